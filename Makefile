@@ -1,0 +1,50 @@
+# Every target sets up .venv by itself (quick when nothing changed).
+# PYTHON=python3.12 picks the interpreter, LOCK=cuda the CUDA packages instead of the CPU ones.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev quickstart test check format bench bench-quickstart lock clean
+
+LOCK ?= cpu
+RUN := .venv/bin/python
+PYTEST := $(RUN) -m pytest -q
+# Two workers share the cheap suites; suites that start Ray, vLLM or whole runs need the machine for themselves.
+CHEAP := tests/unit tests/contract tests/services
+HEAVY := tests/cluster tests/engines tests/e2e
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 20
+
+setup:  ## install what runs need into .venv
+	@scripts/setup.sh $(LOCK)
+
+setup-dev: setup  ## install what tests and checks need as well
+	@scripts/setup.sh dev
+
+quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, collect, phase 2, compare
+	@.venv/bin/rlep quickstart
+
+test: setup-dev  ## every test: cheap suites on two workers, then the heavy ones one by one
+	$(PYTEST) -n 2 $(CHEAP)
+	$(PYTEST) $(HEAVY)
+
+check: setup-dev  ## lint, format, types, unit and contract tests; under a minute
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	$(RUN) -m mypy
+	$(PYTEST) -n 2 tests/unit tests/contract
+
+format: setup-dev  ## mend what ruff can mend
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+bench: setup-dev  ## every benchmark but the quickstart comparison
+	@for script in $(filter-out benchmarks/quickstart.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+
+bench-quickstart: setup-dev  ## replay against the baseline and the controls, over paired seeds
+	$(RUN) benchmarks/quickstart.py
+
+lock: setup-dev  ## resolve requirements/*.txt anew
+	scripts/lock.sh
+
+clean:  ## remove caches and build outputs; keeps .venv and runs/
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find rlep tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

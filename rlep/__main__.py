@@ -1,0 +1,5 @@
+"""``python -m rlep``."""
+
+from rlep.cli import main
+
+main()

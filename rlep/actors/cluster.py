@@ -1,0 +1,171 @@
+"""The Ray cluster of a run: joining or starting it, placing actors by resources and labels, waiting with deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorClass, ActorHandle
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+
+from rlep.actors.places import private_directory
+from rlep.config_roles import ActorConfig, ClusterConfig
+from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
+
+CONNECT_S = 10.0
+
+Report = Callable[[str, str, str], None]
+"""(event, actor, error): how the loss and the restart of an actor become known."""
+
+
+def unreported(event: str, actor: str, error: str) -> None:
+    """Where nobody keeps events."""
+
+
+class Cluster:
+    """A connection to Ray. Actors are named within the namespace of the run."""
+
+    def __init__(self, config: ClusterConfig, run_name: str, report: Report = unreported) -> None:
+        self.config = config
+        self.report = report
+        self.namespace = f"rlep-{run_name}"
+        self.home: Path | None = None
+        """Private directory of a private cluster, removed with it; None where an existing one was joined."""
+
+    def connect(self) -> None:
+        """Join the configured cluster or the one of the surrounding Ray job; otherwise start a private one."""
+        joins = self.config.address is not None or "RAY_ADDRESS" in os.environ
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if joins:
+            address = self.config.address or os.environ["RAY_ADDRESS"]
+            _check_reachable(address)
+            try:
+                ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
+            except (ConnectionError, ValueError) as error:
+                raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
+            return
+        self.home = private_directory("ray")
+        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+            # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
+            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        ray.init(
+            address="local",
+            namespace=self.namespace,
+            num_cpus=self.config.cpus,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            _temp_dir=str(self.home / "ray"),
+        )
+
+    def close(self, logs: Path | None = None) -> None:
+        """Disconnect; end a private cluster with all its processes and files, after saving its logs to ``logs``."""
+        if ray.is_initialized():
+            ray.shutdown()
+        if self.home is not None:
+            if logs is not None:
+                _save_logs(self.home / "ray", logs)
+            shutil.rmtree(self.home, ignore_errors=True)
+            self.home = None
+
+    async def place(self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object) -> ActorHandle[Any]:
+        """Create the named actor and wait until it has a process.
+
+        Raises ``PlacementError`` with the missing resource or label when it is not placed in time, or when an actor of
+        that name is alive (the run's name is taken).
+        """
+        wanted = {"CPU": role.cpus, "GPU": role.gpus}
+        if self.home is not None and (gap := self._infeasible(wanted, role.label_selector)):
+            raise PlacementError(f"actor {name} cannot be placed: {gap}")
+        options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus, "max_restarts": 0}
+        if role.label_selector:
+            options["label_selector"] = dict(role.label_selector)
+        try:
+            handle: ActorHandle[Any] = actor.options(name=name, namespace=self.namespace, **options).remote(*args)
+        except ValueError as error:
+            raise PlacementError(f"actor {name} of {self.namespace} is already running: {error}") from None
+        try:
+            await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
+        except DeadlineExceeded:
+            ray.kill(handle)
+            gap = self._infeasible(wanted, role.label_selector) or f"free now: {_amounts(ray.available_resources())}"
+            raise PlacementError(
+                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: "
+                f"needs {_amounts(wanted)}{_labels(role.label_selector)}; {gap}"
+            ) from None
+        return handle
+
+    def _infeasible(self, wanted: Mapping[str, float], labels: Mapping[str, str]) -> str:
+        """Why no node could ever hold such an actor, or an empty string."""
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        labelled = [n for n in nodes if all(n.get("Labels", {}).get(key) == value for key, value in labels.items())]
+        if not labelled:
+            return f"no node has the labels{_labels(labels)}"
+        for key, amount in wanted.items():
+            most = max(node["Resources"].get(key, 0.0) for node in labelled)
+            if amount > most:
+                return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
+        return ""
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address at which nobody listens; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # ``auto``: Ray looks for the cluster of this machine
+    try:
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            pass
+    except OSError as error:
+        raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
+
+
+async def call(reference: Any, what: str, deadline_s: float) -> Any:
+    """The result of an actor call, with rlep's errors: ``DeadlineExceeded``, ``ActorLost``, or the actor's own."""
+    waiting = asyncio.ensure_future(_awaited(reference))
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    try:
+        return await asyncio.wait_for(asyncio.shield(waiting), deadline_s)
+    except RayTaskError as error:  # first: it is also an instance of its cause's class, which may be a TimeoutError
+        if isinstance(error.cause, RlepError):
+            raise error.cause from None
+        raise
+    except (TimeoutError, GetTimeoutError):
+        raise DeadlineExceeded(f"{what} did not answer within {deadline_s:.0f} s") from None
+    except (ActorDiedError, ActorUnavailableError, RayActorError) as error:
+        raise ActorLost(f"{what}: {_reason(error)}") from None
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+def _reason(error: BaseException) -> str:
+    """The last line of Ray's message that says something: its own causes come first, as a traceback."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "" if not labels else " " + ", ".join(f"{key}={value}" for key, value in labels.items())
+
+
+def _save_logs(home: Path, logs: Path) -> None:
+    for session in home.glob("session_2*"):
+        shutil.copytree(session / "logs", logs, dirs_exist_ok=True, ignore_dangling_symlinks=True)

@@ -1,0 +1,105 @@
+"""rlep commands as Ray jobs: submitted with retries, followed to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from rlep.errors import ConfigError, DeadlineExceeded
+
+EXCLUDED = [
+    "/.venv/",
+    "/.git/",
+    "/runs/",
+    "__pycache__/",
+    ".mypy_cache/",
+    ".ruff_cache/",
+    ".pytest_cache/",
+    ".hypothesis/",
+]
+"""Left out of the working directory beside what .gitignore names: logs and outputs would change its hash."""
+PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE",)
+"""Environment variables that the job inherits; they name files on the cluster, and hold no secret themselves."""
+SUBMIT_DEADLINE_S = 60.0
+
+
+def submit_job(
+    arguments: Sequence[str],
+    *,
+    address: str = "",
+    working_dir: Path = Path(),
+    wait: bool = True,
+    echo: Callable[[str], None] = print,
+) -> int:
+    """Run ``rlep ARGUMENTS…`` on a cluster; the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
+
+    The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
+
+    Raises:
+        ConfigError: no arguments, or no dashboard address.
+        DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
+    """
+    if not arguments:
+        raise ConfigError("nothing to submit: rlep submit -- train CONFIG.toml")
+    where = address or os.environ.get("RAY_API_SERVER_ADDRESS", "")
+    if not where:
+        raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
+    client = _client(where)
+    job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), working_dir)
+    echo(f"submitted {job} to {where}")
+    if not wait:
+        return 0
+    asyncio.run(_follow(client, job, echo))
+    status = _final_status(client, job)
+    echo(f"job {job}: {status.value}")
+    return 0 if status == JobStatus.SUCCEEDED else 1
+
+
+def _client(address: str) -> JobSubmissionClient:
+    deadline = time.monotonic() + SUBMIT_DEADLINE_S
+    while True:
+        try:
+            return JobSubmissionClient(address)
+        except ConnectionError as error:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"no Ray dashboard answers at {address}: {error}") from None
+            time.sleep(1)
+
+
+def _submit(client: JobSubmissionClient, entrypoint: str, working_dir: Path) -> str:
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    runtime = {"working_dir": str(working_dir.absolute()), "excludes": EXCLUDED, "env_vars": environment}
+    deadline = time.monotonic() + SUBMIT_DEADLINE_S
+    identity = (
+        f"rlep-{int(time.time())}-{os.getpid()}"  # chosen here: a retry after a lost answer submits nothing twice
+    )
+    while True:
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime, submission_id=identity))
+        except (RuntimeError, ConnectionError) as error:
+            if "already exists" in str(error):
+                return identity
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"the cluster did not take the job within {SUBMIT_DEADLINE_S:.0f} s: {error}"
+                ) from None
+            time.sleep(1)
+
+
+async def _follow(client: JobSubmissionClient, job: str, echo: Callable[[str], None]) -> None:
+    async for lines in client.tail_job_logs(job):
+        echo(lines.rstrip("\n"))
+
+
+def _final_status(client: JobSubmissionClient, job: str) -> JobStatus:
+    """The log stream ends a moment before the job is marked as ended."""
+    deadline = time.monotonic() + SUBMIT_DEADLINE_S
+    while not (status := client.get_job_status(job)).is_terminal() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return status

@@ -1,0 +1,164 @@
+"""Learner ranks: each FSDP2 rank in its own actor, used as one learner that fails as one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayTaskError
+
+from rlep.actors.cluster import Cluster, call
+from rlep.actors.places import private_directory
+from rlep.actors.supervised import close_actor
+from rlep.config_roles import LearnerConfig
+from rlep.engines.options import LearnerOptions
+from rlep.engines.segment import Publication
+from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost
+from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+
+Probes = Sequence[tuple[Int32Array, Int32Array]]
+"""(prompt ``[P]``, response ``[T]``) token ids."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@ray.remote
+class LearnerActor:
+    """One rank. Every method but ``ping``, ``meeting_point`` and ``close`` is collective."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._segments: Path | None = None
+
+    def ping(self) -> int:
+        """The process id."""
+        return os.getpid()
+
+    def meeting_point(self) -> str:
+        """Where the ranks meet: a free port of rank 0's machine."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return f"tcp://{address}:{probe.getsockname()[1]}"
+
+    def start(self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str) -> None:
+        """Join the group and load the base weights."""
+        if options.threads:
+            os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        from rlep.engines.learner import LearnerRank
+
+        self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
+        self._segments = private_directory("weights", in_memory=True) if self._rank == 0 else None
+
+    def score(self, batch: SequenceBatch) -> Float32Array | None:
+        """See ``LearnerRank.score``; rank 0 answers."""
+        logprobs = self._learner.score(batch)
+        return logprobs if self._rank == 0 else None
+
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
+        """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
+        step = self._learner.sft_update if supervised else self._learner.update
+        report = step(batch, rollout=rollout)
+        if self._rank:
+            return None
+        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats))
+
+    def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication | None:
+        """Write a segment in the generators' ``dtype``; the ones before the last two are removed. Rank 0 answers."""
+        directory = self._segments or Path()
+        publication = self._learner.publish(directory / f"weights-{version}", version, probes, dtype)
+        if self._segments is not None:
+            for old in sorted(self._segments.glob("weights-*"), key=lambda path: path.stat().st_mtime)[:-2]:
+                old.unlink()
+        return publication
+
+    def save(self, directory: Path) -> None:
+        """See ``LearnerRank.save``."""
+        self._learner.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """See ``LearnerRank.load``."""
+        self._learner.load(directory)
+
+    def close(self) -> None:
+        """Remove the segments and leave the group."""
+        if self._segments is not None:
+            shutil.rmtree(self._segments, ignore_errors=True)
+        self._learner.close()
+
+
+class Learners:
+    """All ranks behind the driver's ``Learner`` port."""
+
+    def __init__(self, cluster: Cluster, config: LearnerConfig, model: Path, options: LearnerOptions) -> None:
+        self._cluster, self._config, self._model, self._options = cluster, config, model, options
+        self._ranks: list[ActorHandle[Any]] = []
+        self._restarts_left = config.restarts
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Place and start all ranks. Raises ``PlacementError``, ``ModelError`` or ``LearnerLost``."""
+        names = [f"learner-{rank}" for rank in range(self._config.ranks)]
+        placing = [self._cluster.place(LearnerActor, name, self._config, rank) for rank, name in enumerate(names)]
+        self._ranks = list(await asyncio.gather(*placing))
+        meeting = await call(self._ranks[0].meeting_point.remote(), "learner-0.meeting_point", 60)
+        deadline = self._config.start_deadline_s
+        await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
+
+    async def score(self, batch: SequenceBatch) -> Float32Array:
+        """See the port."""
+        logprobs: Float32Array = await self._all("score", ray.put(batch))
+        return logprobs
+
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+        """See the port; ``supervised`` trains by cross-entropy on the batch's responses instead."""
+        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised)
+        return outcome
+
+    async def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication:
+        """Write the weights where generators load them from."""
+        publication: Publication = await self._all("publish", version, probes, dtype)
+        return publication
+
+    async def save(self, directory: Path) -> None:
+        """See the port; absolute, on a file system that all ranks' machines share."""
+        await self._all("save", directory)
+
+    async def load(self, directory: Path) -> None:
+        """See the port."""
+        await self._all("load", directory)
+
+    async def restart(self) -> None:
+        """See the port."""
+        if not self._restarts_left:
+            raise LearnerLost("the learner was lost and has no restart left")
+        self._restarts_left -= 1
+        for rank in self._ranks:
+            ray.kill(rank)
+        await self.start()
+
+    async def close(self) -> None:
+        """End all ranks."""
+        await asyncio.gather(*(close_actor(rank, f"learner-{n}") for n, rank in enumerate(self._ranks)))
+
+    async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
+        """Call a collective method on every rank; rank 0's answer. One collective at a time."""
+        deadline = deadline_s or self._config.deadline_s
+        async with self._turn:
+            calls = [
+                asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
+                for n, rank in enumerate(self._ranks)
+            ]
+            try:
+                return (await asyncio.gather(*calls))[0]
+            except (ActorLost, DeadlineExceeded, RayTaskError) as error:
+                raise LearnerLost(f"{method}: {error}") from error
+            finally:
+                for waiting in calls:
+                    waiting.cancel()

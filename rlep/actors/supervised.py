@@ -1,0 +1,73 @@
+"""One actor that is started again when it is lost, for roles whose methods are all idempotent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from rlep.actors.cluster import Report, call
+from rlep.errors import ActorLost, DeadlineExceeded
+
+GRACE_S = 20.0
+"""Time an actor gets to close by itself before it is killed."""
+
+
+class Supervised:
+    """Calls an actor; a lost or silent one is replaced and the call made again, at most ``restarts`` times in all."""
+
+    def __init__(
+        self, name: str, start: Callable[[], Awaitable[ActorHandle[Any]]], *, restarts: int, report: Report
+    ) -> None:
+        self.name = name
+        self._report = report
+        self.restarts_left = restarts
+        self._start = start
+        self._handle: ActorHandle[Any] | None = None
+        self._starting = asyncio.Lock()
+
+    async def handle(self) -> ActorHandle[Any]:
+        """The living actor, started if there is none."""
+        async with self._starting:
+            if self._handle is None:
+                self._handle = await self._start()
+            return self._handle
+
+    async def call(self, method: str, *args: object, deadline_s: float) -> Any:
+        """The method's result; the deadline holds for each attempt."""
+        while True:
+            handle = await self.handle()
+            try:
+                return await call(getattr(handle, method).remote(*args), f"{self.name}.{method}", deadline_s)
+            except (ActorLost, DeadlineExceeded) as error:
+                self.replace(handle, error)
+
+    def replace(self, handle: ActorHandle[Any], error: Exception) -> None:
+        """Forget a lost actor so that the next call starts another; raises ``error`` when no restart is left."""
+        if self._handle is not handle:
+            return
+        ray.kill(handle)
+        self._handle = None
+        self._report("actor_lost", self.name, str(error))
+        if not self.restarts_left:
+            raise ActorLost(f"{self.name} was lost and has no restart left: {error}") from error
+        self.restarts_left -= 1
+
+    async def close(self) -> None:
+        """Let the actor close, then end its process."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            await close_actor(handle, self.name)
+
+
+async def close_actor(handle: ActorHandle[Any], name: str) -> None:
+    """Ask an actor to close and end its process, whether it answers or not."""
+    try:
+        await call(handle.close.remote(), f"closing {name}", GRACE_S)
+    except (ActorLost, DeadlineExceeded):
+        pass  # the kill below ends it either way
+    finally:
+        ray.kill(handle)

@@ -1,0 +1,94 @@
+"""DAPO's dynamic sampling (arXiv 2503.14476, section 3.2): drop groups without signal and refill, within a bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlep.errors import ConfigError
+from rlep.types import Group
+
+
+def keep_group(group: Group) -> bool:
+    """Whether a group's verdicts differ; shaped scores play no part."""
+    return len({member.correct for member in group.members}) == 2
+
+
+@dataclass(frozen=True, slots=True)
+class RefillReport:
+    """What dynamic sampling has done so far in a step; reports add up."""
+
+    rounds: int = 0
+    kept: int = 0
+    all_correct: int = 0
+    """Groups dropped because every verdict was correct."""
+    all_wrong: int = 0
+    """Groups dropped because none was."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> RefillReport:
+        """The report of one round."""
+        kept = sum(keep_group(group) for group in groups)
+        correct = sum(all(member.correct for member in group.members) for group in groups)
+        return cls(1, kept, correct, len(groups) - kept - correct)
+
+    def __add__(self, other: RefillReport) -> RefillReport:
+        return RefillReport(
+            self.rounds + other.rounds,
+            self.kept + other.kept,
+            self.all_correct + other.all_correct,
+            self.all_wrong + other.all_wrong,
+        )
+
+    @property
+    def sampled(self) -> int:
+        """Prompts sampled, kept or not."""
+        return self.kept + self.all_correct + self.all_wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """How many groups a step wants, and where it stops trying."""
+
+    target: int
+    """Groups with signal that the step trains on."""
+    max_prompts: int
+    """Most prompts sampled in one step, the first ``target`` included."""
+    prompts_per_update: int
+    """A step that falls short trains on a multiple of this."""
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_update < 1 or self.target < 1 or self.target % self.prompts_per_update:
+            raise ConfigError(
+                f"target = {self.target} groups is not a multiple of prompts_per_update = {self.prompts_per_update}"
+            )
+        if self.max_prompts < self.target:
+            raise ConfigError(f"max_prompts = {self.max_prompts} is below target = {self.target}: raise it")
+
+    def ask(self, report: RefillReport) -> int:
+        """How many more prompts to sample now: enough at the share kept so far (at least 1/4); 0 to stop."""
+        missing = max(0, self.target - report.kept)
+        share = max(report.kept / report.sampled, 0.25) if report.sampled else 1.0
+        return min(math.ceil(missing / share), max(0, self.max_prompts - report.sampled))
+
+    def usable(self, report: RefillReport) -> int:
+        """How many of the kept groups, first asked first, the step trains on: whole updates only."""
+        return min(report.kept, self.target) // self.prompts_per_update * self.prompts_per_update
+
+    def exhausted(self, report: RefillReport) -> bool:
+        """Whether the bound was hit before the target."""
+        return report.kept < self.target and report.sampled >= self.max_prompts
+
+    def describe(self, report: RefillReport) -> str:
+        """One sentence for the log, with the fix where the bound was hit."""
+        text = (
+            f"dynamic sampling kept {report.kept} of {report.sampled} groups in {report.rounds} rounds"
+            f" ({report.all_correct} all correct, {report.all_wrong} all wrong), wanted {self.target}"
+        )
+        if not self.exhausted(report):
+            return text
+        return (
+            f"{text}; stopped at max_prompts = {self.max_prompts} and trains on {self.usable(report)}:"
+            " raise max_prompts, drop solved prompts, or lower the prompts per step"
+        )

@@ -1,0 +1,341 @@
+"""The RLEP loss (arXiv 2507.07451, eq. 4) and its options, in torch, over packed response tokens.
+
+Everything is a sum over tokens of ``weight of the sequence × term of the token``. The weights come from the whole
+update (``normalizers``), so micro-batches and ranks only add up: ``packed_policy_loss`` never divides.
+Terms are computed in float64, where |Δ log-prob| up to the clamp keeps its digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from rlep.algorithms.loss_stats import COLUMNS, LossShares, shares, source_metrics
+from rlep.algorithms.objective import Aggregation, LossOptions, normalizers, sequence_weights
+from rlep.types import Float64Array, SequenceBatch
+
+__all__ = [
+    "LossOptions",
+    "LossSums",
+    "PackedTokens",
+    "normalizers",
+    "packed_policy_loss",
+    "packed_tokens",
+    "policy_loss",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTokens:
+    """R response tokens of S whole sequences, end to end; what stands at masked positions is never read."""
+
+    logprobs: Tensor
+    """``[R]`` under the policy in training; gradients flow through it."""
+    old_logprobs: Tensor
+    """``[R]`` under θ0."""
+    advantages: Tensor
+    """``[R]``"""
+    mask: Tensor
+    """``[R]`` bool: which tokens are in the loss."""
+    sequences: Tensor
+    """``[R]`` int64: the sequence of each token, 0 … S − 1."""
+    weights: Tensor
+    """``[S]``: rows of ``normalizers`` over the whole update."""
+    replayed: Tensor
+    """``[S]`` bool: which sequences came from the pool."""
+    reference_logprobs: Tensor | None = None
+    """``[R]`` under the reference policy; needed by ``kl_coef``."""
+    behaviour_logprobs: Tensor | None = None
+    """``[R]`` under the sampler; needed by ``tis_cap`` on fresh tokens."""
+    entropy: Tensor | None = None
+    """``[R]`` entropy of the policy in training; needed by ``entropy_coef``."""
+    high_entropy: Tensor | None = None
+    """``[R]`` bool, rows of ``high_entropy_mask`` over the whole update; needed by ``high_entropy_fraction``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossSums:
+    """Sums over the unmasked tokens of a part of an update; ranks reduce ``sums`` by SUM and ``ratio_max`` by MAX."""
+
+    sums: Tensor
+    """``[2, columns]`` float64: fresh, replay; the columns are ``loss_stats.COLUMNS``."""
+    ratio_max: Tensor
+    """``[2]`` float64; 0 for a source without tokens."""
+
+    def __add__(self, other: LossSums) -> LossSums:
+        return LossSums(self.sums + other.sums, self.ratio_max.maximum(other.ratio_max))
+
+    def metrics(self) -> dict[str, float]:
+        """``loss_stats.source_metrics`` of these sums."""
+        return source_metrics(self.sums.cpu().numpy(), self.ratio_max.cpu().numpy())
+
+
+def packed_tokens(
+    batch: SequenceBatch,
+    logprobs: Tensor,
+    weights: Float64Array,
+    *,
+    reference_logprobs: Tensor | None = None,
+    entropy: Tensor | None = None,
+    high_entropy: Tensor | None = None,
+) -> PackedTokens:
+    """A micro-batch as the loss reads it, on the device of ``logprobs`` ``[R]``.
+
+    Args:
+        batch: whole sequences with their old log-probs.
+        weights: ``[S]``, the micro-batch's rows of ``normalizers`` over the whole update.
+    """
+    if batch.old_logprobs is None:
+        raise ValueError("the batch has no old_logprobs: score it under θ0 before the first update")
+    lengths, device = batch.response_lengths, logprobs.device
+    sequences = np.repeat(np.arange(len(batch)), lengths)
+    if logprobs.shape != sequences.shape or len(weights) != len(batch):
+        raise ValueError(
+            f"logprobs of shape {tuple(logprobs.shape)} and {len(weights)} weights for {len(batch)} sequences"
+            f" of {len(sequences)} response tokens"
+        )
+
+    def put(array: ArrayLike) -> Tensor:
+        return torch.as_tensor(np.ascontiguousarray(array)).to(device)
+
+    return PackedTokens(
+        logprobs=logprobs,
+        old_logprobs=put(batch.old_logprobs),
+        advantages=put(batch.advantages[sequences]),
+        mask=put(batch.trained[sequences]),
+        sequences=put(sequences),
+        weights=put(weights),
+        replayed=put(batch.replayed),
+        reference_logprobs=reference_logprobs,
+        behaviour_logprobs=None if batch.behaviour_logprobs is None else put(batch.behaviour_logprobs),
+        entropy=entropy,
+        high_entropy=high_entropy,
+    )
+
+
+def packed_policy_loss(packed: PackedTokens, options: LossOptions) -> tuple[Tensor, LossSums]:
+    """This part's share of the update's loss (a float64 scalar with a gradient) and the sums behind its metrics.
+
+    Adding the losses, gradients and sums of all micro-batches of all ranks gives those of the update.
+    """
+    _check_supplied(packed, options)
+    logprobs, old = _masked(packed.logprobs, packed.mask), _constant(packed.old_logprobs, packed.mask)
+    advantages = _constant(packed.advantages, packed.mask)  # [R]
+    log_ratio = logprobs - old
+    if options.level == "sequence":
+        log_ratio = _sequence_mean(log_ratio, packed)
+    ratio = torch.exp(log_ratio.clamp(-options.log_ratio_clamp, options.log_ratio_clamp))
+    if options.surrogate == "cispo":
+        policy = cispo_terms(ratio, logprobs, advantages, options)
+    else:
+        policy = ppo_terms(ratio, advantages, options)
+    if options.tis_cap is not None and packed.behaviour_logprobs is not None:
+        fresh = packed.mask & ~packed.replayed[packed.sequences]
+        policy = policy * truncated_importance(old, packed.behaviour_logprobs.double(), fresh, options.tis_cap)
+    if packed.high_entropy is not None:
+        policy = torch.where(packed.high_entropy, policy, 0.0)
+    terms = policy + _regularisers(packed, logprobs, options)
+    weighted = torch.where(packed.mask, packed.weights.double()[packed.sequences] * terms, 0.0)  # [R]
+    loss = weighted.sum()
+    with torch.no_grad():
+        sums = _sums(packed, options, weighted, ratio)
+    return loss, sums
+
+
+def policy_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+    aggregation: Aggregation = "token-mean",
+    token_count: int | None = None,
+    groups: ArrayLike | Tensor | None = None,
+    fixed_length: int | None = None,
+) -> tuple[Tensor, LossShares]:
+    """The loss of padded sequences, for callers that see a whole update (or, with ``token_count``, a part of one).
+
+    Args:
+        logprobs: ``[S, T]`` under the policy in training.
+        old_logprobs: ``[S, T]`` under θ0.
+        advantages: ``[S]`` or ``[S, T]``.
+        mask: ``[S, T]`` of 0 and 1, holes allowed; masked positions may hold anything.
+        token_count: unmasked tokens in the whole update, for ``token-mean``; by default those of ``mask``.
+        groups: ``[S]`` integer prompt ids, for ``prompt-token-mean``.
+
+    Returns:
+        The scalar loss, float64 for float64 log-probs and float32 otherwise (0, with a gradient of 0, where nothing is
+        unmasked), and the shares of clipped tokens among the unmasked ones.
+    """
+    options = LossOptions(clip_low, clip_high, dual_clip, aggregation=aggregation, fixed_length=fixed_length)
+    keep, spread = _checked_padded(logprobs, old_logprobs, advantages, mask)
+    ids = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else groups
+    weights = sequence_weights(keep.sum(dim=1).cpu().numpy(), ids, options, token_count=token_count)
+    count, length = logprobs.shape
+    device = logprobs.device
+    packed = PackedTokens(
+        logprobs=logprobs.reshape(-1),
+        old_logprobs=old_logprobs.reshape(-1),
+        advantages=spread.reshape(-1),
+        mask=keep.reshape(-1),
+        sequences=torch.arange(count, device=device).repeat_interleave(length),
+        weights=torch.as_tensor(weights, device=device),
+        replayed=torch.zeros(count, dtype=torch.bool, device=device),
+    )
+    loss, sums = packed_policy_loss(packed, options)
+    return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), shares(sums.sums.cpu().numpy())
+
+
+def ppo_terms(ratio: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
+    """p = max(−A·ρ, −A·clip(ρ)) (eq. 4 with clip-higher); where A < 0, at most −A·c (dual clip, arXiv 1912.09729)."""
+    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    terms = torch.maximum(-advantages * ratio, -advantages * clipped)
+    if options.dual_clip is None:
+        return terms
+    return torch.where(advantages < 0, torch.minimum(terms, -advantages * options.dual_clip), terms)
+
+
+def cispo_terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
+    """p = −A · sg(clip(ρ)) · log π (CISPO, arXiv 2506.13585): no token's gradient is dropped."""
+    clipped = ratio.detach().clamp(1 - options.clip_low, 1 + options.clip_high)
+    return -advantages * clipped * logprobs
+
+
+def truncated_importance(old: Tensor, behaviour: Tensor, fresh: Tensor, cap: float) -> Tensor:
+    """min(π_learner / π_sampler, cap) of fresh tokens, detached ``[R]`` (truncated as in IMPALA, arXiv 1802.01561).
+
+    Replayed tokens weigh 1: their sampler was another policy, not another implementation of θ0.
+    """
+    if torch.isnan(behaviour[fresh]).any():
+        raise ValueError("tis_cap needs behaviour_logprobs of every fresh token; some are unknown (NaN)")
+    gap = torch.where(fresh, old - behaviour, 0.0)
+    return torch.where(fresh, gap.clamp(-20.0, 20.0).exp().clamp(max=cap), 1.0).detach()
+
+
+def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """Schulman's estimators of KL(π ‖ reference) per token: k1 = δ, k2 = δ²/2, k3 = e^−δ − 1 + δ with δ = l − l_ref.
+
+    As a loss, k1's gradient is zero in expectation on-policy; k2 has the KL's own gradient; k3 is GRPO's choice.
+    """
+    delta = (logprobs - reference).clamp(-20.0, 20.0)
+    if estimator == "k1":
+        return delta
+    if estimator == "k2":
+        return delta.square() / 2
+    return torch.exp(-delta) - 1 + delta
+
+
+def _masked(values: Tensor, mask: Tensor) -> Tensor:
+    # where, not a product: 0 · NaN is NaN, in the loss and in the gradient.
+    return torch.where(mask, values.double(), 0.0)
+
+
+def _constant(values: Tensor, mask: Tensor) -> Tensor:
+    return _masked(values.detach(), mask)
+
+
+def _sequence_mean(log_ratio: Tensor, packed: PackedTokens) -> Tensor:
+    """GSPO's log-ratio: the mean over the unmasked tokens of a sequence, given to each of them ``[R]``."""
+    zeros = torch.zeros(len(packed.weights), dtype=torch.float64, device=log_ratio.device)
+    totals = zeros.index_add(0, packed.sequences, log_ratio)  # [S]
+    return (totals / _token_counts(packed).clamp(min=1))[packed.sequences]
+
+
+def _regularisers(packed: PackedTokens, logprobs: Tensor, options: LossOptions) -> Tensor:
+    terms = torch.zeros_like(logprobs)
+    if options.kl_coef and packed.reference_logprobs is not None:
+        reference = _constant(packed.reference_logprobs, packed.mask)
+        terms = terms + options.kl_coef * kl_estimate(logprobs, reference, options.kl_estimator)
+    if options.entropy_coef and packed.entropy is not None:
+        terms = terms - options.entropy_coef * _masked(packed.entropy, packed.mask)
+    return terms
+
+
+def _sums(packed: PackedTokens, options: LossOptions, weighted: Tensor, ratio: Tensor) -> LossSums:
+    """Sums ``[2, columns]`` and largest ratios ``[2]`` of fresh and replayed tokens."""
+    mask, advantages = packed.mask, _masked(packed.advantages, packed.mask)
+    logprobs, reference, entropy = _masked(packed.logprobs, mask), packed.reference_logprobs, packed.entropy
+    zeros, ones = torch.zeros_like(ratio), torch.ones_like(ratio)
+    low, high, dual = _clipped(packed, options, ratio, advantages)
+    columns = {
+        "trajectories": (1 / _token_counts(packed).clamp(min=1))[packed.sequences],  # each sequence adds up to 1
+        "tokens": ones,
+        "loss": weighted,
+        "advantage": advantages,
+        "advantage_mass": advantages.abs(),
+        "ratio": ratio,
+        "clip_low": low,
+        "clip_high": high,
+        "dual_clip": dual,
+        "logprob": logprobs,
+        "old_kl": kl_estimate(logprobs, _masked(packed.old_logprobs, mask), "k3"),
+        "reference_tokens": zeros if reference is None else ones,
+        "reference_kl": zeros
+        if reference is None
+        else kl_estimate(logprobs, _masked(reference, mask), options.kl_estimator),
+        "entropy_tokens": zeros if entropy is None else ones,
+        "entropy": zeros if entropy is None else _masked(entropy, mask),
+    }
+    table = torch.stack([columns[name].double() for name in COLUMNS])  # [columns, R]
+    replayed = packed.replayed[packed.sequences]
+    sources = torch.stack([mask & ~replayed, mask & replayed])  # [2, R]
+    largest = torch.where(sources, ratio, 0.0)
+    padded = torch.cat([largest, largest.new_zeros(2, 1)], dim=1)  # a maximum over no token is 0
+    return LossSums(sources.double() @ table.T, padded.amax(dim=1))
+
+
+def _clipped(
+    packed: PackedTokens, options: LossOptions, ratio: Tensor, advantages: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens the clips act on ``[R]``: below, above, dual."""
+    acting = packed.mask if packed.high_entropy is None else packed.mask & packed.high_entropy
+    low, high = acting & (ratio < 1 - options.clip_low), acting & (ratio > 1 + options.clip_high)
+    if options.surrogate == "cispo":
+        return low, high, torch.zeros_like(acting)
+    dual = acting & (advantages < 0) & (ratio > (options.dual_clip or torch.inf))
+    return low & (advantages < 0), high & (advantages > 0), dual
+
+
+def _token_counts(packed: PackedTokens) -> Tensor:
+    zeros = torch.zeros(len(packed.weights), dtype=torch.float64, device=packed.mask.device)
+    return zeros.index_add(0, packed.sequences, packed.mask.double())  # [S]
+
+
+def _check_supplied(packed: PackedTokens, options: LossOptions) -> None:
+    for wanted, value, name in (
+        (options.kl_coef > 0, packed.reference_logprobs, "kl_coef needs reference_logprobs"),
+        (options.tis_cap is not None, packed.behaviour_logprobs, "tis_cap needs behaviour_logprobs"),
+        (options.entropy_coef > 0, packed.entropy, "entropy_coef needs entropy"),
+        (options.high_entropy_fraction < 1, packed.high_entropy, "high_entropy_fraction needs high_entropy"),
+    ):
+        if wanted and value is None:
+            raise ValueError(f"{name} of every response token; none was given")
+    if options.high_entropy_fraction == 1 and packed.high_entropy is not None:
+        raise ValueError("high_entropy was given, but high_entropy_fraction = 1 trains every token")
+
+
+def _checked_padded(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The bool mask and the advantages, both ``[S, T]``."""
+    shape = logprobs.shape
+    if logprobs.ndim != 2 or old.shape != shape or mask.shape != shape or advantages.shape not in (shape, shape[:1]):
+        raise ValueError(
+            f"logprobs {tuple(shape)}, old_logprobs {tuple(old.shape)} and mask {tuple(mask.shape)} must be [S, T];"
+            f" advantages {tuple(advantages.shape)} must be [S] or [S, T]"
+        )
+    keep = mask != 0
+    if not torch.equal(keep.to(mask.dtype), mask):
+        raise ValueError("mask must hold 0 and 1 only")
+    spread = advantages if advantages.ndim == 2 else advantages[:, None].expand(shape)
+    for name, values in (("logprobs", logprobs), ("old_logprobs", old), ("advantages", spread)):
+        bad = keep & ~torch.isfinite(values)
+        if bad.any():
+            at = tuple(int(i) for i in bad.nonzero()[0])
+            raise ValueError(f"{name}{list(at)} = {values[at].item()}: must be finite where the mask is 1")
+    return keep, spread

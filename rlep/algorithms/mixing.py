@@ -1,0 +1,99 @@
+"""Group assembly: the only place that joins fresh and replayed trajectories, and the only on-policy G + M check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from rlep.errors import MixingError, StaleRolloutError
+from rlep.types import Group, Prompt, Trajectory
+
+
+def mix(
+    prompt: Prompt,
+    fresh: Sequence[Trajectory],
+    replays: Sequence[Trajectory],
+    *,
+    policy_version: int,
+    fresh_count: int,
+    max_replays: int,
+    tokenizer_digest: str,
+    max_staleness: int = 0,
+    allow_failed_replays: bool = False,
+    require_replays: bool = False,
+) -> Group:
+    """Join exactly G fresh and at most M replayed trajectories of one prompt (RLEP, arXiv 2507.07451, section 3.2).
+
+    A short pool gives a smaller group and is never padded; ``require_replays`` refuses it instead.
+    Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
+
+    Raises:
+        StaleRolloutError: a fresh one sampled more than ``max_staleness`` versions before ``policy_version``, or after.
+        MixingError: wrong counts, another prompt or tokenizer, duplicates, an unverified or truncated replay.
+    """
+    _check_counts(prompt, fresh, replays, fresh_count, max_replays)
+    if require_replays and len(replays) < max_replays:
+        raise MixingError(
+            f"prompt {prompt.id}: {len(replays)} replays where {max_replays} are required;"
+            f" lower the replay count to {len(replays)}, collect more answers, or stop requiring replays"
+        )
+    for trajectory in (*fresh, *replays):
+        _check_member(prompt, trajectory, tokenizer_digest)
+    for trajectory in fresh:
+        _check_version(prompt, trajectory, policy_version, max_staleness)
+    for trajectory in replays:
+        _check_replay(prompt, trajectory, allow_failed_replays)
+    _check_distinct(prompt, "fresh rollouts with sample id", (t.sample_id for t in fresh))
+    _check_distinct(prompt, "replays with content id", (t.content_id for t in replays))
+    return Group(prompt, policy_version, tuple(fresh), tuple(replays))
+
+
+def _check_counts(
+    prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory], fresh_count: int, max_replays: int
+) -> None:
+    if len(fresh) != fresh_count:
+        raise MixingError(f"prompt {prompt.id}: {len(fresh)} fresh rollouts, the group needs exactly {fresh_count}")
+    if len(replays) > max_replays:
+        raise MixingError(f"prompt {prompt.id}: {len(replays)} replays, the group takes at most {max_replays}")
+
+
+def _check_member(prompt: Prompt, trajectory: Trajectory, tokenizer_digest: str) -> None:
+    if trajectory.prompt_id != prompt.id:
+        raise MixingError(f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} answers {trajectory.prompt_id}")
+    if len(trajectory.tokens) == 0:
+        raise MixingError(f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has no tokens")
+    if trajectory.logprobs is not None and len(trajectory.logprobs) != len(trajectory.tokens):
+        raise MixingError(
+            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
+            f" and {len(trajectory.logprobs)} log-probs"
+        )
+    if trajectory.provenance.tokenizer_digest != tokenizer_digest:
+        raise MixingError(
+            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} was written with tokenizer"
+            f" {trajectory.provenance.tokenizer_digest!r}, the policy reads {tokenizer_digest!r}"
+        )
+
+
+def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:
+    version = trajectory.provenance.policy_version
+    if not 0 <= policy_version - version <= max_staleness:
+        bound = f" with staleness of at most {max_staleness}" if max_staleness else ""
+        raise StaleRolloutError(
+            f"prompt {prompt.id}: rollout from policy {version}, step trains {policy_version}{bound}"
+        )
+
+
+def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool) -> None:
+    if trajectory.finish_reason != "stop":
+        raise MixingError(f"prompt {prompt.id}: replay {trajectory.content_id} is truncated")
+    if not trajectory.correct and not allow_failed:
+        raise MixingError(
+            f"prompt {prompt.id}: replay {trajectory.content_id} has verdict {trajectory.verdict.status!r},"
+            " only verified-correct answers are replayed unless failed replays are allowed"
+        )
+
+
+def _check_distinct(prompt: Prompt, what: str, ids: Iterable[str]) -> None:
+    for identity, count in Counter(ids).items():
+        if count > 1:
+            raise MixingError(f"prompt {prompt.id}: {count} {what} {identity!r}")

@@ -1,0 +1,182 @@
+"""Columnar batches of whole groups, and their division into updates, ranks and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlep.errors import ConfigError
+from rlep.types import BoolArray, Float32Array, Float64Array, Group, Int64Array, SequenceBatch, Trajectory
+
+Assignment = tuple[tuple[Int64Array, ...], ...]
+"""``[ranks][micro-batches]`` arrays of sequence indices; every rank has the same number of micro-batches."""
+
+
+def sequence_batch(
+    groups: Sequence[Group], advantages: ArrayLike, *, trained: ArrayLike | None = None
+) -> SequenceBatch:
+    """Lay whole groups end to end, members in the order of ``Group.members``.
+
+    Args:
+        advantages: ``[S]`` finite numbers, in that order.
+        trained: ``[S]``; False takes a sequence out of the loss; all True by default.
+
+    Behaviour log-probs are NaN for the tokens of a trajectory without any, and None where no trajectory has some.
+    """
+    members = [(index, group, member) for index, group in enumerate(groups) for member in group.members]
+    count = len(members)
+    values = np.asarray(advantages, dtype=np.float64)
+    keep = np.ones(count, np.bool_) if trained is None else np.asarray(trained, dtype=np.bool_)
+    for name, array in (("advantages", values), ("trained", keep)):
+        if array.shape != (count,):
+            raise ValueError(f"{name} of shape {array.shape} for {len(groups)} groups of {count} sequences in all")
+    if not np.isfinite(values).all():
+        at = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"advantages[{at}] = {values[at]}: every advantage must be finite")
+    pieces = [piece for _, group, member in members for piece in (group.prompt.tokens, member.tokens)]
+    lengths = [len(group.prompt.tokens) + len(member.tokens) for _, group, member in members]
+    return SequenceBatch(
+        tokens=np.concatenate(pieces).astype(np.int32, copy=False) if pieces else np.zeros(0, np.int32),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_lengths=np.array([len(group.prompt.tokens) for _, group, _ in members], dtype=np.int32),
+        advantages=values.astype(np.float32),
+        trained=keep,
+        groups=np.array([index for index, _, _ in members], dtype=np.int32),
+        replayed=np.concatenate([_replayed(group) for group in groups]) if groups else np.zeros(0, np.bool_),
+        behaviour_logprobs=_behaviour([member for _, _, member in members]),
+    )
+
+
+def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
+    """The sequences at ``indices``, in that order, with every per-sequence and per-token array cut alike."""
+    chosen = np.asarray(indices, dtype=np.int64)
+    starts, lengths = batch.offsets[:-1][chosen], np.diff(batch.offsets)[chosen]
+    responses = batch.response_lengths
+    response_starts = np.concatenate([[0], np.cumsum(responses)])[:-1][chosen]
+    at = _ranges(response_starts, responses[chosen])  # [R]
+    return SequenceBatch(
+        tokens=batch.tokens[_ranges(starts, lengths)],
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_lengths=batch.prompt_lengths[chosen],
+        advantages=batch.advantages[chosen],
+        trained=batch.trained[chosen],
+        groups=batch.groups[chosen],
+        replayed=batch.replayed[chosen],
+        old_logprobs=None if batch.old_logprobs is None else batch.old_logprobs[at],
+        behaviour_logprobs=None if batch.behaviour_logprobs is None else batch.behaviour_logprobs[at],
+    )
+
+
+def updates(prompts: int, prompts_per_update: int) -> tuple[range, ...]:
+    """Cut the P groups of a step into P / B optimizer updates of whole groups: ranges of group numbers."""
+    if prompts_per_update < 1 or prompts < 1 or prompts % prompts_per_update:
+        raise ConfigError(
+            f"{prompts} prompts per step do not divide into updates of {prompts_per_update} prompts;"
+            " choose prompts per step as a multiple of prompts per update"
+        )
+    return tuple(range(start, start + prompts_per_update, 1) for start in range(0, prompts, prompts_per_update))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How large a micro-batch may be, and what a sequence costs."""
+
+    tokens: int
+    """Most tokens (prompts and responses) in a micro-batch; a longer sequence stands alone."""
+    attention_length: int = 24_576
+    """Length at which attention costs as much as the matrix products: about 6 × the hidden size."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.attention_length < 1:
+            raise ConfigError(f"tokens = {self.tokens}, attention_length = {self.attention_length}: both at least 1")
+
+    def cost(self, lengths: NDArray[np.int64]) -> Float64Array:
+        """Compute of sequences, in units of one token's matrix products: l + l² / attention_length."""
+        return lengths + lengths.astype(np.float64) ** 2 / self.attention_length
+
+
+def pack(batch: SequenceBatch, ranks: int, budget: Budget) -> Assignment:
+    """Divide one update's sequences over ranks and micro-batches; a pure function of the lengths.
+
+    Every rank gets the same number of micro-batches, so that collectives stay in step; micro-batch i is of like cost
+    on every rank. Micro-batches are empty where there are too few sequences. No sequence is lost or split.
+    """
+    if ranks < 1:
+        raise ConfigError(f"ranks = {ranks}: must be at least 1")
+    lengths = np.diff(batch.offsets)
+    costs = budget.cost(lengths)
+    order = np.lexsort((np.arange(len(lengths)), -lengths))
+    tight = _first_fit(order, lengths, budget.tokens)
+    steps = max(1, -(-len(tight) // ranks))
+    bins = _balanced(order, lengths, costs, steps * ranks, budget.tokens) or tight
+    bins = [*bins, *([] for _ in range(steps * ranks - len(bins)))]
+    return _deal(bins, costs, ranks)
+
+
+def _first_fit(order: Int64Array, lengths: Int64Array, budget: int) -> list[list[int]]:
+    """First-fit decreasing: few bins of at most ``budget`` tokens; longer sequences stand alone."""
+    bins: list[list[int]] = []
+    room = np.zeros(len(order), dtype=np.int64)
+    for index in order:
+        fits = np.flatnonzero(room[: len(bins)] >= lengths[index])
+        if fits.size:
+            bins[fits[0]].append(int(index))
+            room[fits[0]] -= lengths[index]
+        else:
+            room[len(bins)] = budget - lengths[index]
+            bins.append([int(index)])
+    return bins
+
+
+def _balanced(
+    order: Int64Array, lengths: Int64Array, costs: Float64Array, count: int, budget: int
+) -> list[list[int]] | None:
+    """Longest first into the cheapest of ``count`` bins that has room; None where that runs out of room."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    room, load = np.full(count, budget), np.zeros(count)
+    empty = np.ones(count, dtype=np.bool_)
+    for index in order:
+        fits = np.flatnonzero((room >= lengths[index]) | empty)
+        if not fits.size:
+            return None
+        chosen = fits[np.argmin(load[fits])]
+        bins[chosen].append(int(index))
+        room[chosen] -= lengths[index]
+        load[chosen] += costs[index]
+        empty[chosen] = False
+    return bins
+
+
+def _deal(bins: list[list[int]], costs: Float64Array, ranks: int) -> Assignment:
+    """Bins of like cost run side by side; within such a row the heaviest goes to the rank with the least work."""
+    work = [float(costs[members].sum()) if members else 0.0 for members in bins]
+    order = sorted(range(len(bins)), key=lambda index: (-work[index], index))
+    dealt: list[list[Int64Array]] = [[] for _ in range(ranks)]
+    load = [0.0] * ranks
+    for start in range(0, len(order), ranks):
+        row = order[start : start + ranks]
+        for rank, index in zip(sorted(range(ranks), key=lambda rank: (load[rank], rank)), row, strict=True):
+            dealt[rank].append(np.array(sorted(bins[index]), dtype=np.int64))
+            load[rank] += work[index]
+    return tuple(tuple(micro_batches) for micro_batches in dealt)
+
+
+def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """``starts[0], starts[0] + 1, …`` for every range, end to end."""
+    shift = starts - np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    return np.repeat(shift, lengths) + np.arange(lengths.sum(), dtype=np.int64)
+
+
+def _replayed(group: Group) -> BoolArray:
+    return np.arange(len(group.members)) >= len(group.fresh)
+
+
+def _behaviour(members: Sequence[Trajectory]) -> Float32Array | None:
+    if all(member.logprobs is None for member in members):
+        return None
+    unknown = np.float32(np.nan)
+    parts = [np.full(len(m.tokens), unknown) if m.logprobs is None else m.logprobs for m in members]
+    return np.concatenate(parts).astype(np.float32, copy=False)

@@ -1,0 +1,91 @@
+"""What a step's groups hold, fresh and replayed apart, before the loss sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlep.algorithms.advantages import zero_variance
+from rlep.algorithms.loss_stats import SOURCES
+from rlep.types import BoolArray, Float64Array, Group
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStats:
+    """The trajectories of one source in one step; means are 0 where it has none."""
+
+    sequences: int
+    tokens: int
+    accuracy: float
+    """Share with a correct verdict."""
+    score: float
+    """Mean shaped reward."""
+    truncated: float
+    """Share cut at the token limit."""
+    length: float
+    """Mean response length in tokens."""
+    advantage_mass: float
+    """Its share of Σ |A_i| · tokens over both sources: how much of the update's pull it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """One step's groups."""
+
+    fresh: SourceStats
+    replay: SourceStats
+    fresh_successes: tuple[int, ...]
+    """``[G + 1]``: number of groups with 0, 1, … G correct fresh answers."""
+    groups: int
+    groups_short: int
+    """Groups with fewer than M replays because the pool has too few answers."""
+    groups_without_replays: int
+    groups_without_signal: int
+    """Groups whose scores are all equal."""
+
+
+def rollout_stats(
+    groups: Sequence[Group], scores: ArrayLike, advantages: ArrayLike, *, max_replays: int
+) -> RolloutStats:
+    """Count groups and their members; ``scores`` and ``advantages`` are ``[S]``, in the order of the groups' members."""
+    members = [member for group in groups for member in group.members]
+    ids = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
+    replayed = np.array([at >= len(g.fresh) for g in groups for at in range(len(g.members))], dtype=np.bool_)
+    lengths = np.array([len(member.tokens) for member in members], dtype=np.float64)
+    correct = np.array([member.correct for member in members], dtype=np.float64)
+    truncated = np.array([member.finish_reason == "length" for member in members], dtype=np.float64)
+    values, pull = np.asarray(scores, dtype=np.float64), np.abs(np.asarray(advantages, dtype=np.float64))
+    if values.shape != lengths.shape or pull.shape != lengths.shape:
+        raise ValueError(f"scores {values.shape} and advantages {pull.shape} for {len(members)} trajectories")
+    pull = pull * lengths
+    by_source = {
+        name: SourceStats(
+            sequences=int(rows.sum()),
+            tokens=int(lengths[rows].sum()),
+            accuracy=_mean(correct, rows),
+            score=_mean(values, rows),
+            truncated=_mean(truncated, rows),
+            length=_mean(lengths, rows),
+            advantage_mass=float(pull[rows].sum() / pull.sum()) if pull.any() else 0.0,
+        )
+        for name, rows in zip(SOURCES, (~replayed, replayed), strict=True)
+    }
+    successes = [sum(member.correct for member in group.fresh) for group in groups]
+    most = max((len(group.fresh) for group in groups), default=0)
+    first = np.unique(ids, return_index=True)[1]
+    return RolloutStats(
+        fresh=by_source["fresh"],
+        replay=by_source["replay"],
+        fresh_successes=tuple(np.bincount(np.array(successes, dtype=np.int64), minlength=most + 1).tolist()),
+        groups=len(groups),
+        groups_short=sum(len(group.replays) < max_replays for group in groups),
+        groups_without_replays=sum(not group.replays for group in groups),
+        groups_without_signal=int(zero_variance(values, ids)[first].sum()),
+    )
+
+
+def _mean(values: Float64Array, rows: BoolArray) -> float:
+    return float(values[rows].mean()) if rows.any() else 0.0

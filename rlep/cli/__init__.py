@@ -1,0 +1,221 @@
+"""``rlep``: every command of the command line. Commands import what they need when they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlep.cli.shell import command_errors
+
+app = typer.Typer(
+    name="rlep",
+    help="RLEP: reinforcement learning with experience replay, as a Ray-native service (arXiv 2507.07451).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at configurations before running them.", no_args_is_help=True)
+pool_app = typer.Typer(help="Look into an experience pool.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+app.add_typer(pool_app, name="pool")
+
+Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
+MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
+]
+PROFILES = "math, dapo, strict-box, exact, regex:PATTERN or python:module:function."
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
+
+
+@app.command()
+@command_errors
+def train(files: Files, overrides: Overrides = None) -> None:
+    """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
+    from rlep.cli.runs import train as run
+    from rlep.settings import load_config
+
+    run(load_config(files, overrides or ()))
+
+
+@app.command()
+@command_errors
+def collect(files: Files, overrides: Overrides = None) -> None:
+    """Let the policy in model.path answer every training question and store the verified answers in the pool."""
+    from rlep.cli.runs import collect as run
+    from rlep.settings import load_config
+
+    run(load_config(files, overrides or ()))
+
+
+@app.command()
+@command_errors
+def sft(files: Files, overrides: Overrides = None) -> None:
+    """Supervised fine-tuning on the pool, on the same learner: the control for what replay itself brings."""
+    from rlep.cli.runs import sft as run
+    from rlep.settings import load_config
+
+    run(load_config(files, overrides or ()))
+
+
+@app.command()
+@command_errors
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Model directory, e.g. a checkpoint's model/.")],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA…", help="Held-out Parquet or JSONL files.")],
+    config: Annotated[list[Path] | None, typer.Option("--config", help="TOML file; may be repeated.")] = None,
+    overrides: Overrides = None,
+    *,
+    out: Annotated[Path, typer.Option(help="Directory for evaluation.json and samples.parquet.")] = Path("evaluation"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure avg@n, maj@n, best@n and pass@k of a model on held-out questions."""
+    from rlep.cli.runs import evaluate as run
+    from rlep.settings import load_config
+
+    run(load_config(config or (), overrides or ()), model, data, out, as_json=as_json)
+
+
+@app.command()
+@command_errors
+def grade(
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
+    profile: Annotated[
+        str, typer.Option(help="math, dapo, strict-box, exact, regex:PATTERN or python:module:function.")
+    ] = "math",
+    workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
+) -> None:
+    """Grade responses: the same rows, in order, with status, extracted answer, path and seconds."""
+    from rlep.cli.grade import grade_file
+
+    grade_file(file, profile, workers, out)
+
+
+@app.command()
+@command_errors
+def quickstart(
+    directory: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of all runs.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
+) -> None:
+    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs nothing but CPUs."""
+    from rlep.quickstart.workflow import run
+
+    run(directory, seed=seed, steps=steps)
+
+
+@app.command()
+@command_errors
+def report(
+    runs: Runs, out: Annotated[Path, typer.Option(help="Directory for report.html and report.png.")] = Path("report")
+) -> None:
+    """Compare runs: one self-contained HTML page and a PNG."""
+    from rlep.cli.tables import show_summary
+    from rlep.services.report import build_report, summary
+
+    files = build_report(runs, out)
+    show_summary(summary(runs))
+    typer.echo(f"report: {files.html}")
+
+
+@app.command()
+@command_errors
+def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Say what a config will do, in numbers, before anything starts."""
+    from rlep.cli.plan import show_plan
+    from rlep.settings import load_config
+
+    show_plan(load_config(files, overrides or ()), as_json=as_json)
+
+
+@app.command()
+@command_errors
+def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
+    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens; what is wrong, how to mend it."""
+    from rlep.cli.doctor import examine
+    from rlep.settings import load_config
+
+    raise typer.Exit(examine(load_config(files or (), overrides or ())))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@command_errors
+def submit(
+    context: typer.Context,
+    address: Annotated[str, typer.Option(help="Dashboard address of the cluster, or RAY_API_SERVER_ADDRESS.")] = "",
+    working_dir: Annotated[Path, typer.Option(help="Directory that travels with the job.")] = Path(),
+    wait: Annotated[bool, typer.Option(help="Follow the logs until the job ends.")] = True,
+) -> None:
+    """Run an rlep command as a Ray job: ``rlep submit -- train configs/rlep.toml``."""
+    from rlep.actors.jobs import submit_job
+
+    raise typer.Exit(submit_job(context.args, address=address, working_dir=working_dir, wait=wait, echo=typer.echo))
+
+
+@config_app.command("show")
+@command_errors
+def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
+    """Print the resolved config as JSON."""
+    from rlep.settings import dump_config, load_config
+
+    typer.echo(dump_config(load_config(files or (), overrides or ())), nl=False)
+
+
+@config_app.command("check")
+@command_errors
+def config_check(files: Files, overrides: Overrides = None) -> None:
+    """Fail, with the reason, where the config cannot be run."""
+    from rlep.settings import load_config
+
+    load_config(files, overrides or ())
+    typer.echo("ok")
+
+
+@config_app.command("schema")
+@command_errors
+def config_schema() -> None:
+    """Print the JSON schema: every key with its meaning, unit, default and bounds."""
+    import json
+
+    from rlep.config import Config
+
+    typer.echo(json.dumps(Config.model_json_schema(), indent=2))
+
+
+@pool_app.command("stats")
+@command_errors
+def pool_stats(
+    files: MaybeFiles = None,
+    overrides: Overrides = None,
+    attach: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """What a pool holds: trajectories, coverage, by policy and by verifier."""
+    from rlep.cli.pool import show_stats
+    from rlep.settings import load_config
+
+    show_stats(load_config(files or (), overrides or ()), attach=attach, as_json=as_json)
+
+
+@pool_app.command("show")
+@command_errors
+def pool_show(
+    identity: Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")],
+    files: MaybeFiles = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print the stored answers of one question, decoded where model.path has the tokenizer."""
+    from rlep.cli.pool import show_record
+    from rlep.settings import load_config
+
+    show_record(load_config(files or (), overrides or ()), identity)
+
+
+def main() -> None:
+    """Console entry."""
+    app()

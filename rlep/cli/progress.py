@@ -1,0 +1,59 @@
+"""Progress bars on a terminal, nothing elsewhere but one line of news at a time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+class Advance(Protocol):
+    """Moves a bar."""
+
+    def __call__(self, by: int = 1) -> None: ...
+
+
+class Bars:
+    """The driver's ``Progress`` port on standard error."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description:<9}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[unit]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    @contextmanager
+    def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
+        """A bar that goes when the block ends."""
+        task = self._progress.add_task(name, total=total, unit=unit)
+
+        def advance(by: int = 1) -> None:
+            self._progress.advance(task, by)
+
+        try:
+            yield advance
+        finally:
+            self._progress.remove_task(task)
+
+    def note(self, text: str) -> None:
+        """One line of news."""
+        self.console.print(text, markup=False)

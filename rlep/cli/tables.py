@@ -1,0 +1,43 @@
+"""Tables on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from rlep.services.report import Summary
+
+WIDEST = 160
+"""Columns a table may take: a narrower terminal wraps its lines, rather than rich its cells."""
+
+
+def show_table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
+    """Rows with the same columns; nothing for no rows."""
+    if not rows:
+        return
+    table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    for number, name in enumerate(rows[0]):
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row.values())
+    Console(highlight=False, width=WIDEST).print(table)
+
+
+def show_summary(found: Summary) -> None:
+    """The comparison of runs: a row each, and what they say together."""
+    show_table([_compact(row) for row in found.rows()])
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(found.headline())
+    for note in found.notes:
+        console.print(f"note: {note}", markup=False)
+
+
+def _compact(row: Mapping[str, str]) -> dict[str, str]:
+    """A summary's row in a terminal's width."""
+    short = {"mean over steps": "mean", "s per step": "s/step", "minutes": "min"}
+    return {short.get(name, name): cell.replace(" at step ", " @") for name, cell in row.items() if name != "role"}

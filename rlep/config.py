@@ -1,0 +1,278 @@
+"""The whole run as one frozen tree. Defaults are the paper's phase 2 (Qwen2.5-Math-7B); see ``docs/fidelity.md``.
+
+Every field's docstring says what it is, its unit, and what 0 or None means; ``rlep config schema`` prints them.
+Secrets have no field here: the Redis password comes from ``RLEP_REDIS_PASSWORD`` or ``RLEP_REDIS_PASSWORD_FILE``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rlep.config_roles import (
+    ClusterConfig,
+    Count,
+    GeneratorConfig,
+    LearnerConfig,
+    PoolConfig,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+    VerifierConfig,
+)
+from rlep.errors import ConfigError
+
+
+class RunConfig(Section):
+    """What this run is called, where it writes, and how long it goes on."""
+
+    name: str = Field("rlep", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Label in reports, trackers and Ray actor names."""
+    directory: Path = Path("runs/rlep")
+    """Run directory: metrics, events, checkpoints, resolved config. The same directory resumes the run."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of every random draw: prompt order, samples, replay draws."""
+    steps: Positive = 400
+    """Training steps; one step is one rollout of ``rollout.prompts`` prompts and its updates."""
+
+
+class ModelConfig(Section):
+    """The base policy."""
+
+    path: Path = Path("models/Qwen2.5-Math-7B")
+    """Hugging Face directory with safetensors weights, config.json and tokenizer."""
+    chat_template: bool = True
+    """Wrap each question in the tokenizer's chat template; False feeds the question as it stands."""
+    system_prompt: str | None = None
+    """System message put before each question; needs ``chat_template``."""
+
+
+class DataConfig(Section):
+    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL)."""
+
+    train: Path = Path("data/dapo-math-17k.parquet")
+    """Training questions; duplicates are merged by content hash."""
+    evaluation: tuple[Path, ...] = ()
+    """Held-out files; each may hold several data sources, reported one by one."""
+    max_prompt_tokens: Positive = 1024
+    """Longer prompts are filtered and counted."""
+
+
+class RolloutConfig(Section):
+    """What the current policy writes in every step."""
+
+    prompts: Positive = 512
+    """P: prompts per step."""
+    fresh: Positive = 16
+    """G: answers the current policy writes for each prompt."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
+    top_k: Count = 0
+    """Most probable tokens kept; 0 keeps all."""
+    max_tokens: Positive = 3072
+    """Longest response in tokens, EOS included."""
+    deadline_s: Seconds = 3600
+    """A step whose rollout takes longer ends with an error that says what was missing."""
+    dynamic_sampling: bool = False
+    """DAPO: drop prompts whose verdicts are all equal and draw others."""
+    refill_limit: Positive = 4
+    """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
+
+
+class ReplayConfig(Section):
+    """How successes come back from the experience pool."""
+
+    count: Count = 0
+    """M: replays mixed into each group. 0 is phase 1 (the pool is not asked)."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """``linear`` lowers M to 0 over ``run.steps``."""
+    selection: Literal["uniform"] = "uniform"
+    """How M are chosen from a prompt's pool: uniformly without replacement, as in the paper."""
+    minimum: Positive = 2
+    """A prompt needs this many verified answers in the pool to be replayed at all."""
+    require: bool = False
+    """Fail when a prompt has fewer than M answers, instead of training a smaller group."""
+    only_below: float | None = Field(None, gt=0, le=1)
+    """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
+    old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
+    """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
+
+
+class RewardConfig(Section):
+    """From verdict to reward."""
+
+    correct: float = 1.0
+    """Reward of a correct answer."""
+    otherwise: float = -1.0
+    """Reward of every other verdict, timeouts included."""
+    overlong_buffer: Count = 512
+    """Lc: tokens before ``rollout.max_tokens`` over which the penalty grows linearly; 0 switches it off."""
+    overlong_factor: float = Field(1.0, ge=0)
+    """Largest overlong penalty."""
+    mask_truncated: bool = False
+    """Take responses without EOS out of the loss instead of penalising them."""
+
+
+class AdvantageConfig(Section):
+    """One baseline over the mixed group (eq. 5)."""
+
+    estimator: Literal["group", "leave-one-out"] = "group"
+    """``group``: GRPO. ``leave-one-out``: RLOO."""
+    ddof: Literal[0, 1] = 1
+    """Degrees of freedom taken off in the standard deviation."""
+    eps: float = Field(1e-6, ge=0)
+    """Added to the standard deviation."""
+    scale: bool = True
+    """Divide by the standard deviation; False is Dr.GRPO."""
+    drop_constant: bool = False
+    """Leave groups whose rewards are all equal out of the token count; they have no gradient either way."""
+
+
+class LossConfig(Section):
+    """Eq. 4 and its variants."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """Lower clip: ratios below 1 - clip_low are clipped."""
+    clip_high: float = Field(0.28, ge=0)
+    """Upper clip (clip-higher): ratios above 1 + clip_high are clipped."""
+    dual_clip: float | None = Field(10.0, gt=1)
+    """Bound of the loss where the advantage is negative; None (``"none"`` in TOML) is eq. 4 literally."""
+    aggregation: Literal[
+        "token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"
+    ] = "token-mean"
+    """How token losses are averaged over one update."""
+    level: Literal["token", "sequence"] = "token"
+    """Importance ratio per token, or per sequence (GSPO)."""
+    surrogate: Literal["ppo", "cispo"] = "ppo"
+    """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
+    tis_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling between sampler and learner, capped here; None is off."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus; 0 is off."""
+    high_entropy_fraction: float = Field(1.0, gt=0, le=1)
+    """Train only on this share of tokens, those of highest entropy (the 80/20 paper uses 0.2)."""
+
+    @field_validator("dual_clip", mode="before")
+    @classmethod
+    def _none_word(cls, value: object) -> object:
+        return None if value == "none" else value
+
+
+class UpdateConfig(Section):
+    """How a rollout is cut into optimizer steps, and the optimizer."""
+
+    prompts: Positive = 64
+    """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    lr: float = Field(1e-6, gt=0)
+    """AdamW learning rate."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """AdamW moment decays."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay."""
+    warmup_rollouts: Count = 10
+    """Linear warm-up in rollouts (first factor 1/this); 0 starts at full rate."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Global gradient norm is clipped here; a non-finite gradient skips the update."""
+
+
+class EvaluationConfig(Section):
+    """Held-out accuracy during training and in ``rlep evaluate``."""
+
+    every: Count = 10
+    """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
+    samples: Positive = 32
+    """n: answers per question."""
+    final_samples: Positive | None = None
+    """n after the last step; None takes ``samples``."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus."""
+    seed: Count = 0
+    """Seed of the evaluation's samples: the same in runs that are to be compared."""
+
+
+class CollectionConfig(Section):
+    """``rlep collect``: answers of the trained policy that go into the pool."""
+
+    samples: Positive = 64
+    """Candidates per question."""
+    temperature: float = Field(0.7, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus."""
+    cap: Positive = 64
+    """Most answers kept for one question."""
+
+
+class CheckpointConfig(Section):
+    """Resumable state of a training run."""
+
+    every: Positive = 10
+    """Steps between checkpoints; the last step is always written."""
+    keep: Positive = 2
+    """Newest checkpoints kept."""
+
+
+class TrackingConfig(Section):
+    """Where metrics go beside ``metrics.jsonl``, which is always written."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Extra sinks; each needs the extra of its name installed."""
+    project: str = "rlep"
+    """Project or experiment name in the tracker."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    replay: ReplayConfig = ReplayConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    update: UpdateConfig = UpdateConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    collection: CollectionConfig = CollectionConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    learner: LearnerConfig = LearnerConfig()
+    pool: PoolConfig = PoolConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        rollout, update, reward = self.rollout, self.update, self.reward
+        if rollout.prompts % update.prompts:
+            raise ConfigError(
+                f"update.prompts = {update.prompts} does not divide rollout.prompts = {rollout.prompts}: "
+                "an optimizer step takes whole groups"
+            )
+        if reward.overlong_buffer >= rollout.max_tokens:
+            raise ConfigError(
+                f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
+                f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
+            )
+        if rollout.fresh == 1 and self.replay.count == 0:
+            raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
+        if self.replay.require and not self.replay.count:
+            raise ConfigError("replay.require is set but replay.count = 0")
+        if self.model.system_prompt is not None and not self.model.chat_template:
+            raise ConfigError("model.system_prompt needs model.chat_template = true")
+        if self.reward.correct <= self.reward.otherwise:
+            raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
+        return self

@@ -1,0 +1,133 @@
+"""The part of the config tree that says who does the work: generators, verifiers, learners, pool, cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class ActorConfig(Section):
+    """What every role asks of the cluster."""
+
+    cpus: float = Field(1.0, ge=0)
+    """CPU cores reserved for each actor."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs reserved for each actor."""
+    label_selector: dict[str, str] = Field(default_factory=dict)
+    """Only nodes with these Ray labels are used, e.g. ``{"rlep-role" = "generator"}``."""
+    start_deadline_s: Seconds = 600
+    """An actor that is not up by then ends the run with what was missing."""
+
+
+class GeneratorConfig(ActorConfig):
+    """vLLM engines, each its own actor."""
+
+    count: Positive = 1
+    """Number of generators; may differ from the number of learners."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute type; ``auto`` is bfloat16 on GPU and float32 on CPU."""
+    tensor_parallel: Positive = 1
+    """GPUs that one generator spreads its layers over."""
+    memory_utilization: float = Field(0.85, gt=0, le=1)
+    """Share of GPU memory for weights and KV cache."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """KV cache on CPU, GiB, allocated at start."""
+    max_sequences: Positive = 256
+    """Sequences decoded at once by one generator."""
+    max_batched_tokens: Positive = 8192
+    """Tokens that one engine step may process."""
+    threads: Count = 0
+    """CPU threads of the engine; 0 takes ``cpus`` rounded down, at least 1."""
+    eager: bool = True
+    """Run without CUDA graphs and compilation; turn off on GPU for speed."""
+    restarts: Count = 3
+    """Times a dead generator is started again before the run ends."""
+    silence_s: Seconds = 60
+    """A generator that answers no heartbeat for this long is taken for dead and replaced."""
+
+
+class VerifierConfig(ActorConfig):
+    """Verifier actors; each supervises killable worker processes."""
+
+    cpus: float = Field(0.5, ge=0)
+    """CPU cores reserved for each actor."""
+    count: Positive = 1
+    """Number of verifier actors."""
+    workers: Positive = 1
+    """math-verify processes in each actor."""
+    profile: Literal["math", "dapo", "strict-box"] = "math"
+    """Which text counts as the answer; see ``docs/verifier.md``."""
+    cpu_seconds: Seconds = 1.0
+    """CPU time one verdict may take before it is ``timeout``."""
+    restarts: Count = 3
+    """Times a dead verifier is started again before the run ends."""
+
+
+class LearnerConfig(ActorConfig):
+    """FSDP2 ranks, each its own actor; together they are one learner."""
+
+    ranks: Positive = 1
+    """Number of ranks."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; master weights and reductions are float32. ``auto`` is bfloat16 on GPU, float32 on CPU."""
+    micro_batch_tokens: Positive = 16384
+    """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence stands alone."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    cpu_offload: bool = False
+    """Keep parameters and optimizer state in host memory."""
+    threads: Count = 0
+    """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
+    collective_timeout_s: Seconds = 300
+    """A rank that stays silent in a collective for this long fails the group."""
+    deadline_s: Seconds = 3600
+    """Longest wait for one score, update, weight publication or checkpoint."""
+    restarts: Count = 2
+    """Times all ranks are started again together from the last checkpoint before the run ends."""
+
+
+class PoolConfig(Section):
+    """The experience pool."""
+
+    name: str = Field("pool", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Namespace within the Redis; several runs may share one."""
+    directory: Path | None = None
+    """Data of the embedded Redis; None keeps it in the run directory. Ignored with ``url``."""
+    url: str | None = None
+    """An existing Redis, ``redis://host:port/db`` or ``rediss://…``; None starts an embedded one."""
+    deadline_s: Seconds = 30
+    """Longest wait for one pool operation, retries included."""
+
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, value: str | None) -> str | None:
+        if value is not None and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("a Redis URL starts with redis://, rediss:// or unix://")
+        if value is not None and (urlsplit(value).password or "password" in parse_qs(urlsplit(value).query)):
+            raise ValueError("holds a password; give it in RLEP_REDIS_PASSWORD or RLEP_REDIS_PASSWORD_FILE instead")
+        return value
+
+
+class ClusterConfig(Section):
+    """The Ray cluster."""
+
+    address: str | None = None
+    """``auto`` or ``ray://…`` joins a running cluster; None starts a private one on this machine (inside a Ray job: joins)."""
+    cpus: Positive | None = None
+    """Logical CPUs of a private cluster; None takes the machine's."""
+    place_deadline_s: Seconds = 60
+    """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""

@@ -1,0 +1,140 @@
+"""Experience collection: the policy answers every question many times, and what may enter goes into the pool."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlep.algorithms.admission import Admission, Coverage, admit
+from rlep.driver.checkpoint import write_json
+from rlep.driver.ports import ReplayPool
+from rlep.driver.rollout import Bars, Clock, Run, raise_first, requests_for, verified
+from rlep.driver.run_directory import RunDirectory
+from rlep.errors import PoolError
+from rlep.jsonl import JsonLines, read_lines
+from rlep.types import Prompt, Sampling, Trajectory
+
+CHUNK = 64
+"""Questions in one wave; two waves run at once, so that generators do not idle at a wave's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A finished collection."""
+
+    coverage: Coverage
+    pool_digest: str
+    candidates: int
+    correct: int
+
+
+class Collection:
+    """One collection over an open run directory; continued where it stopped, question by question."""
+
+    def __init__(self, run: Run, pool: ReplayPool, store: RunDirectory, prompts: Sequence[Prompt]) -> None:
+        self._run, self._pool, self._store = run, pool, store
+        self._ledger = JsonLines(store.path / "collection.jsonl")
+        self._done: dict[str, dict[str, Any]] = {str(line["prompt_id"]): line for line in read_lines(self._ledger.path)}
+        self._prompts = prompts
+        self._begun = time.monotonic() - max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
+        config = run.config
+        self._admission = Admission(config.rollout.max_tokens, config.replay.minimum, config.collection.cap)
+
+    async def run(self) -> Collected:
+        """Ask every question that was not asked before; returns and writes (``collection.json``) what the pool covers."""
+        left = [prompt for prompt in self._prompts if prompt.id not in self._done]
+        if len(left) < len(self._prompts):
+            self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
+        with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
+            await raise_first(self._waves(left, shown))
+        return await self._finish(asked=len(left))
+
+    async def _waves(self, prompts: Sequence[Prompt], shown: Bars) -> None:
+        free = asyncio.Semaphore(2)
+        async with asyncio.TaskGroup() as group:
+            for start in range(0, len(prompts), CHUNK):
+                await free.acquire()
+                wave = group.create_task(self._wave(prompts[start : start + CHUNK], shown))
+                wave.add_done_callback(lambda _: free.release())
+
+    async def _wave(self, prompts: Sequence[Prompt], shown: Bars) -> None:
+        rule = self._run.config.collection
+        sampling = Sampling(rule.temperature, rule.top_p, 0, self._run.config.rollout.max_tokens)
+        requests = requests_for(
+            prompts, rule.samples, label="collect", seed=self._run.config.run.seed, address=("collect",)
+        )
+        admitted: dict[str, tuple[tuple[Trajectory, ...], dict[str, Any]]] = {}
+        async with aclosing(verified(self._run, prompts, requests, sampling, bars=shown, clock=Clock())) as graded:
+            async for prompt, members in graded:
+                accepted, coverage = admit([prompt.id], members, self._admission)
+                admitted[prompt.id] = (
+                    accepted,
+                    {
+                        "prompt_id": prompt.id,
+                        "candidates": len(members),
+                        "correct": sum(member.correct for member in members),
+                        "admitted": len(accepted),
+                        "refused": dict(coverage.refused),
+                    },
+                )
+        report = await self._pool.add([member for accepted, _ in admitted.values() for member in accepted])
+        if report.refused:
+            raise PoolError(f"the pool refused {len(report.refused)} admitted answers, first: {report.refused[0]}")
+        for prompt_id, (_, line) in admitted.items():  # only now: a question asked again adds nothing but duplicates
+            line["wall_s"] = round(time.monotonic() - self._begun, 3)
+            self._ledger.append(line)
+            self._done[prompt_id] = line
+
+    async def _finish(self, *, asked: int) -> Collected:
+        answers: dict[int, int] = {}
+        refused: dict[str, int] = {}
+        for line in self._done.values():
+            answers[line["admitted"]] = answers.get(line["admitted"], 0) + 1
+            for reason, count in line["refused"].items():
+                refused[reason] = refused.get(reason, 0) + count
+        admitted = sum(count * questions for count, questions in answers.items())
+        coverage = Coverage(answers, refused, admitted)  # type: ignore[arg-type]
+        collected = Collected(
+            coverage,
+            await self._pool.digest(),
+            candidates=sum(line["candidates"] for line in self._done.values()),
+            correct=sum(line["correct"] for line in self._done.values()),
+        )
+        wall_s = max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
+        summary = as_json(collected, self._run.config.replay.minimum) | {"wall_s": wall_s}
+        new = asked or not (self._store.path / "collection.json").exists()
+        write_json(self._store.path / "collection.json", summary)
+        if new:
+            self._store.events.log("collection_finished", questions=coverage.questions, admitted=admitted)
+        return collected
+
+    @contextmanager
+    def _bars(self, samples: int) -> Iterator[Bars]:
+        progress = self._run.progress
+        with (
+            progress.phase("collect", samples, "answers") as written,
+            progress.phase("verify", samples, "answers") as ok,
+        ):
+            yield Bars(written, ok)
+
+
+def as_json(collected: Collected, minimum: int) -> dict[str, object]:
+    """What ``collection.json`` holds."""
+    coverage = collected.coverage
+    return {
+        "questions": coverage.questions,
+        "candidates": collected.candidates,
+        "correct": collected.correct,
+        "admitted": coverage.accepted,
+        "covered": coverage.covered,
+        "eligible": sum(questions for count, questions in coverage.answers.items() if count >= minimum),
+        "minimum": minimum,
+        "buckets": coverage.buckets(),
+        "answers_per_question": [coverage.answers.get(n, 0) for n in range(max(coverage.answers, default=0) + 1)],
+        "refused": dict(coverage.refused),
+        "pool_digest": collected.pool_digest,
+    }

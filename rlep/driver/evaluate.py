@@ -1,0 +1,77 @@
+"""Held-out accuracy: n samples of every question, the statistics over questions, and every sample kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
+from rlep.driver.rollout import Clock, Run, bars, requests_for, verified
+from rlep.types import Int32Array, Prompt, Sampling, Trajectory
+
+Decode = Callable[[Int32Array], str]
+"""Response tokens ``[T]`` to text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The statistics and what they were taken from."""
+
+    report: EvaluationReport
+    prompts: tuple[Prompt, ...]
+    samples: tuple[tuple[Trajectory, ...], ...]
+    """``[Q][n]``, in the order of ``prompts``."""
+
+
+async def evaluate_policy(run: Run, prompts: Sequence[Prompt], samples: int) -> Evaluated:
+    """Sample the generators' present policy ``samples`` times on every prompt and grade it."""
+    rule = run.config.evaluation
+    sampling = Sampling(rule.temperature, rule.top_p, 0, run.config.rollout.max_tokens)
+    # The seeds do not depend on the policy: compared runs are paired.
+    requests = requests_for(prompts, samples, label="evaluate", seed=rule.seed, address=("evaluate",))
+    graded: dict[str, tuple[Trajectory, ...]] = {}
+    with bars(run.progress, len(requests), "evaluate") as shown:
+        async with aclosing(verified(run, prompts, requests, sampling, bars=shown, clock=Clock())) as finished:
+            async for prompt, members in finished:
+                graded[prompt.id] = tuple(members)
+    rows = tuple(graded[prompt.id] for prompt in prompts)
+    questions = [
+        Question(
+            prompt_id=prompt.id,
+            data_source=prompt.data_source,
+            correct=np.array([member.correct for member in members], dtype=np.bool_),
+            answers=tuple(member.verdict.extracted for member in members),
+        )
+        for prompt, members in zip(prompts, rows, strict=True)
+    ]
+    return Evaluated(evaluate(questions, seed=rule.seed), tuple(prompts), rows)
+
+
+def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
+    """Every sample as one Parquet row; the file appears whole."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pairs = [(p, n, t) for p, ts in zip(evaluated.prompts, evaluated.samples, strict=True) for n, t in enumerate(ts)]
+    columns = {
+        "prompt_id": [prompt.id for prompt, _, _ in pairs],
+        "data_source": [prompt.data_source for prompt, _, _ in pairs],
+        "question": [prompt.question for prompt, _, _ in pairs],
+        "reference": [prompt.reference for prompt, _, _ in pairs],
+        "sample": [number for _, number, _ in pairs],
+        "response": [decode(member.tokens) for _, _, member in pairs],
+        "extracted": [member.verdict.extracted for _, _, member in pairs],
+        "status": [member.verdict.status for _, _, member in pairs],
+        "finish_reason": [member.finish_reason for _, _, member in pairs],
+        "tokens": [len(member.tokens) for _, _, member in pairs],
+        "policy_version": [member.provenance.policy_version for _, _, member in pairs],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    pq.write_table(pa.table(columns), part)
+    os.replace(part, path)

@@ -1,0 +1,140 @@
+"""What the driver asks of the world. The actors' facades implement these; tests put fakes behind the same ports."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rlep.types import (
+    Completion,
+    Float32Array,
+    Prompt,
+    Request,
+    Sampling,
+    SequenceBatch,
+    Trajectory,
+    UpdateOutcome,
+    Verdict,
+)
+
+
+class Generators(Protocol):
+    """Engines that write answers under the policy version they hold."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
+    ) -> AsyncIterator[Completion]:
+        """Exactly one completion per request, each as it finishes, in any order.
+
+        Raises ``DeadlineExceeded`` naming how many are missing, ``ActorLost`` when no generator is left.
+        """
+        ...
+
+
+class Verifiers(Protocol):
+    """Graders of answers."""
+
+    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
+        """One verdict per completion, in order."""
+        ...
+
+
+class AddReport(Protocol):
+    """What became of the trajectories of one ``add``."""
+
+    @property
+    def inserted(self) -> int: ...
+    @property
+    def duplicates(self) -> int: ...
+    @property
+    def refused(self) -> Sequence[tuple[str, str]]: ...
+
+
+class ReplayPool(Protocol):
+    """The experience pool."""
+
+    async def sample(
+        self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
+    ) -> Mapping[str, Sequence[Trajectory]]:
+        """At most ``count`` trajectories per prompt; a pure function of (snapshot, seed, step, prompt id)."""
+        ...
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
+        """Store; idempotent."""
+        ...
+
+    async def digest(self) -> str:
+        """Names the pool's present content."""
+        ...
+
+
+class Learner(Protocol):
+    """All ranks as one: they fail together and are restored together."""
+
+    async def score(self, batch: SequenceBatch) -> Float32Array:
+        """Log-probs ``[R]`` of the response tokens under the present weights, temperature 1."""
+        ...
+
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+        """One optimizer step on whole groups with their old log-probs; ``rollout`` counts for the warm-up.
+
+        ``supervised`` minimises the cross-entropy of the responses instead.
+        """
+        ...
+
+    async def save(self, directory: Path) -> None:
+        """Write ``model/`` (Hugging Face) and ``trainer/`` into an existing directory."""
+        ...
+
+    async def load(self, directory: Path) -> None:
+        """Take both up again."""
+        ...
+
+    async def restart(self) -> None:
+        """Start all ranks again from the base weights; raises ``LearnerLost`` when no restart is left."""
+        ...
+
+
+class Weights(Protocol):
+    """The way of the learner's weights to the generators."""
+
+    async def publish(self, version: int) -> float:
+        """Bring every generator to ``version``; returns the largest log-prob gap of the handshake (nats)."""
+        ...
+
+
+class Progress(Protocol):
+    """Progress bars; silent where there is no terminal."""
+
+    def phase(self, name: str, total: int, unit: str) -> AbstractContextManager[Advance]: ...
+
+    def note(self, text: str) -> None:
+        """One line of news."""
+        ...
+
+
+class Advance(Protocol):
+    """Moves a bar."""
+
+    def __call__(self, by: int = 1) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Who writes answers and who judges them: enough for evaluation and collection."""
+
+    generators: Generators
+    verifiers: Verifiers
+
+
+@dataclass(frozen=True, slots=True)
+class Trainers:
+    """Who else a training step needs."""
+
+    learner: Learner
+    weights: Weights
+    pool: ReplayPool | None
+    """None where nothing is replayed."""

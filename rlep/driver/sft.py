@@ -1,0 +1,40 @@
+"""Supervised fine-tuning on the pool: the same prompts, draws, learner and evaluations as phase 2, without rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlep.algorithms.packing import sequence_batch
+from rlep.driver.rollout import Step, draw
+from rlep.driver.step_metrics import update_metrics
+from rlep.driver.train import Trained
+from rlep.types import Group, Prompt
+
+
+async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
+    """Cross-entropy on up to M stored answers of each prompt, in the same updates as phase 2 would make."""
+    clock, size = step.clock, step.run.config.update.prompts
+    with clock.phase("step"):
+        with clock.phase("replay"):
+            drawn = await draw(step, prompts)
+        groups = [Group(prompt, step.number, (), tuple(drawn.get(prompt.id, ()))) for prompt in prompts]
+        outcomes = []
+        with clock.phase("update"), step.run.progress.phase("update", len(prompts) // size, "updates") as advance:
+            for start in range(0, len(groups), size):
+                part = [group for group in groups[start : start + size] if group.replays]
+                batch = sequence_batch(part, np.zeros(sum(len(group.replays) for group in part)))
+                outcomes.append(await step.trainers.learner.update(batch, rollout=step.number, supervised=True))
+                advance()
+        with clock.phase("publish"):
+            gap = await step.trainers.weights.publish(step.number + 1)
+    replays = [member for group in groups for member in group.replays]
+    metrics = update_metrics(outcomes, supervised=True) | {f"time/{name}": s for name, s in clock.seconds.items()}
+    metrics |= {
+        "weights/version": step.number,
+        "weights/logprob_gap": gap,
+        "replay/trajectories": len(replays),
+        "replay/tokens": sum(len(member.tokens) for member in replays),
+    }
+    return Trained(tuple(outcomes), metrics)

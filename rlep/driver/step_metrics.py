@@ -1,0 +1,132 @@
+"""The numbers of one step, by the names of ``rlep.metrics``: among them the proof that replays reached the loss."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlep.algorithms.loss_stats import SOURCES
+from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
+from rlep.driver.step import StepOutcome
+from rlep.metrics import MetricValue
+from rlep.types import STATUSES, Group, Trajectory, UpdateOutcome
+
+_BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's tokens of that source
+    "update/clip_fraction_low": "clip_fraction_low",
+    "update/clip_fraction_high": "clip_fraction_high",
+    "update/clip_fraction_dual": "dual_clip_fraction",
+    "ratio/mean": "ratio_mean",
+}
+
+
+def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """Everything ``metrics.jsonl`` says of a step, except evaluation and checkpoint times."""
+    groups = [group for prepared in outcome.sets for group in prepared.groups]
+    values: dict[str, MetricValue] = {f"time/{name}": seconds for name, seconds in outcome.step.clock.seconds.items()}
+    values["weights/version"] = outcome.step.number
+    values["weights/logprob_gap"] = outcome.logprob_gap
+    values["selection/rounds"] = outcome.step.refills.rounds or 1
+    values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
+    if groups:
+        scores = np.concatenate([prepared.rewards.scores for prepared in outcome.sets])
+        advantages = np.concatenate([prepared.batch.advantages for prepared in outcome.sets])
+        stats = rollout_stats(groups, scores, advantages, max_replays=outcome.step.replays)
+        values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
+        values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
+    values |= update_metrics(outcome.updates)
+    return values
+
+
+def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajectory]) -> dict[str, MetricValue]:
+    statuses = Counter(member.verdict.status for member in fresh)
+    values: dict[str, MetricValue] = {
+        "rollout/prompts": stats.groups,
+        "rollout/samples": stats.fresh.sequences,
+        "rollout/tokens": stats.fresh.tokens,
+        "rollout/accuracy": stats.fresh.accuracy,
+        "rollout/reward": stats.fresh.score,
+        "rollout/length_mean": stats.fresh.length,
+        "rollout/length_max": max(len(member.tokens) for member in fresh),
+        "rollout/truncated": stats.fresh.truncated,
+        "verifier/fast": sum(member.verdict.path == "fast" for member in fresh) / len(fresh),
+        "verifier/seconds": sum(member.verdict.seconds for member in fresh) / len(fresh),
+    }
+    if seconds := outcome.step.clock.seconds.get("generate"):
+        values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
+    return values | {f"verifier/status/{status}": statuses[status] for status in STATUSES}
+
+
+def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
+    replays = Counter(len(group.replays) for group in groups)
+    rescued = sum(bool(group.replays) and not any(member.correct for member in group.fresh) for group in groups)
+    return {
+        "group/fresh_successes": list(stats.fresh_successes),
+        "group/replays": [replays[count] for count in range(outcome.step.run.config.replay.count + 1)],
+        "group/informative": 1 - stats.groups_without_signal / stats.groups,
+        "group/rescued": rescued / stats.groups,
+    }
+
+
+def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
+    replays = [member for group in groups for member in group.replays]
+    values: dict[str, MetricValue] = {"replay/trajectories": len(replays), "replay/tokens": stats.replay.tokens}
+    if outcome.step.replays:
+        values["pool/hit"] = 1 - stats.groups_without_replays / stats.groups
+        values["pool/short"] = stats.groups_short
+    if replays:
+        values["replay/distinct"] = len({member.content_id for member in replays})
+        values["replay/length_mean"] = stats.replay.length
+        known = [member.logprobs for member in replays if member.logprobs is not None]
+        if known:
+            values["logprob/replay_behaviour"] = float(np.concatenate(known).mean(dtype=np.float64))
+    return values
+
+
+def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """Mean log-probs per token at θ0 and advantage means, by source."""
+    values: dict[str, MetricValue] = {}
+    for name, replayed in zip(SOURCES, (False, True), strict=True):
+        tokens, advantages = [], []
+        for prepared in outcome.sets:
+            rows = prepared.batch.replayed == replayed
+            tokens.append(prepared.current_logprobs[np.repeat(rows, prepared.batch.response_lengths)])
+            advantages.append(prepared.batch.advantages[rows])
+        if sum(map(len, tokens)):
+            values[f"logprob/{name}"] = float(np.concatenate(tokens).mean(dtype=np.float64))
+            values[f"advantage/mean/{name}"] = float(np.concatenate(advantages).mean(dtype=np.float64))
+    return values
+
+
+def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False) -> dict[str, MetricValue]:
+    """The numbers of a step's optimizer updates; ``supervised``: their loss is the cross-entropy."""
+    applied = [update for update in updates if not update.skipped]
+    values: dict[str, MetricValue] = {"update/count": len(applied), "update/skipped": len(updates) - len(applied)}
+    if applied:
+        values["loss/sft" if supervised else "loss/policy"] = float(np.mean([update.loss for update in applied]))
+        values["update/grad_norm"] = float(np.mean([update.grad_norm for update in applied]))
+        values["update/grad_norm_max"] = max(update.grad_norm for update in applied)
+        values["update/learning_rate"] = applied[-1].learning_rate
+    for source in () if supervised else SOURCES:
+        values |= _by_source([update.sources for update in updates], source)
+    return values
+
+
+def _by_source(updates: Sequence[Mapping[str, float]], source: str) -> dict[str, MetricValue]:
+    rows = [row for row in updates if row.get(f"{source}/tokens")]
+    tokens = np.array([row[f"{source}/tokens"] for row in rows])
+    values: dict[str, MetricValue] = {
+        f"loss/tokens/{source}": int(tokens.sum()),
+        f"loss/trajectories/{source}": round(sum(row[f"{source}/trajectories"] for row in rows)),
+    }
+    if rows:
+        values[f"loss/part/{source}"] = sum(row[f"{source}/loss"] for row in rows) / len(updates)
+        mass = np.array([row[f"{source}/advantage_mass"] for row in rows])
+        values[f"advantage/mass/{source}"] = float((mass * tokens).sum())
+        values[f"ratio/max/{source}"] = max(row[f"{source}/ratio_max"] for row in rows)
+        for name, key in _BY_TOKENS.items():
+            values[f"{name}/{source}"] = float(
+                (np.array([row[f"{source}/{key}"] for row in rows]) * tokens).sum() / tokens.sum()
+            )
+    return values

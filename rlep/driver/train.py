@@ -1,0 +1,171 @@
+"""A training run: steps, evaluations and checkpoints in their order, from wherever the run directory stands."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlep.algorithms.evaluation import EvaluationReport
+from rlep.driver.checkpoint import Checkpoint, RunState
+from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
+from rlep.driver.ports import Trainers
+from rlep.driver.rollout import Run, Step
+from rlep.driver.run_directory import RunDirectory
+from rlep.driver.step import replays_at, run_step
+from rlep.driver.step_metrics import step_metrics
+from rlep.errors import CheckpointError, LearnerLost
+from rlep.metrics import MetricValue, evaluation_metrics
+from rlep.prompts import PromptOrder, PromptSet
+from rlep.types import Int64Array, Prompt, UpdateOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """What a run trains on and is judged by."""
+
+    train: PromptSet
+    evaluation: tuple[Prompt, ...]
+    pool_digest: str
+    """Content of the replay pool; empty with M = 0."""
+    decode: Decode
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run keeps of a step."""
+
+    updates: tuple[UpdateOutcome, ...]
+    metrics: dict[str, MetricValue]
+
+
+TrainStep = Callable[[Step, Sequence[Prompt]], Awaitable[Trained]]
+"""Trains on a step's prompts under version k and leaves every generator at k + 1."""
+
+
+async def rlep_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
+    """The step of phases 1 and 2."""
+    outcome = await run_step(step, prompts)
+    return Trained(outcome.updates, step_metrics(outcome))
+
+
+class Training:
+    """One training run over an open run directory."""
+
+    def __init__(self, run: Run, trainers: Trainers, data: TrainingData, store: RunDirectory, train: TrainStep) -> None:
+        """``train`` makes one step. Raises ``DataError`` when a step wants more prompts than there are."""
+        self._run, self._trainers, self._data, self._store, self._train = run, trainers, data, store, train
+        self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
+        self._started = store.resumed
+        self._unlogged: dict[str, MetricValue] = {}
+        """What goes into the next step's line, because this step's is already written."""
+
+    async def run(self) -> Checkpoint:
+        """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one."""
+        final: Checkpoint | None = None
+        while final is None:
+            try:
+                final = await self._until_done()
+            except LearnerLost as error:
+                self._store.events.log("actor_lost", actor="learner", error=str(error))
+                self._run.progress.note(f"learner lost ({error}); starting its ranks again")
+                await self._trainers.learner.restart()
+                self._store.events.log("actor_restarted", actor="learner")
+        self._store.events.log("run_finished", self._run.config.run.steps)
+        return final
+
+    async def _until_done(self) -> Checkpoint:
+        checkpoint = await self._restore()
+        step = checkpoint.state.step if checkpoint else 0
+        if step < self._run.config.run.steps:
+            await self._trainers.weights.publish(step)
+        if step == 0:
+            await self._evaluate(0)
+        steps, every = self._run.config.run.steps, self._run.config.checkpoint.every
+        while step < steps:
+            metrics = await self._step(step) | self._unlogged
+            self._unlogged.clear()
+            step += 1
+            metrics |= await self._evaluate(step)
+            self._store.metrics.log(step - 1, metrics)
+            if step % every == 0 or step == steps:
+                checkpoint = await self._save(step)
+        if checkpoint is None:
+            raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
+        return checkpoint
+
+    async def _step(self, step: int) -> dict[str, MetricValue]:
+        prompts = self._prompts(self._order.step(step))
+        position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
+
+        def more(round_number: int, count: int, used: Sequence[Prompt]) -> list[Prompt]:
+            taken = [position[prompt.id] for prompt in used]
+            return self._prompts(self._order.refill(step, round_number, count, taken))
+
+        number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more)
+        trained = await self._train(number, prompts)
+        for index, update in enumerate(trained.updates):
+            if update.skipped:
+                self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
+        return trained.metrics | {"prompts/epoch": step // self._order.steps_per_epoch}
+
+    async def _evaluate(self, step: int) -> dict[str, MetricValue]:
+        """Evaluate when it is due after ``step`` steps."""
+        rule, last = self._run.config.evaluation, step == self._run.config.run.steps
+        due = step == 0 or last or (rule.every > 0 and step % rule.every == 0)
+        if not due or not self._data.evaluation:
+            return {}
+        samples = (rule.final_samples or rule.samples) if last else rule.samples
+        begun = time.perf_counter()
+        evaluated = await evaluate_policy(self._run, self._data.evaluation, samples)
+        rows = evaluated.report.to_json()
+        self._store.evaluations.log(step, rows, wall_s=self._store.metrics.wall_s)
+        write_samples(self._store.path / "samples" / f"step-{step:06d}.parquet", evaluated, self._data.decode)
+        self._store.events.log("evaluation_finished", step, avg=rows[-1]["avg"])
+        self._run.progress.note(f"step {step}: {_headline(evaluated.report)}")
+        return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
+
+    async def _save(self, step: int) -> Checkpoint:
+        state = RunState(step, self._data.train.digest, self._run.tokenizer_digest, self._data.pool_digest)
+        begun = time.perf_counter()
+        checkpoint = await self._store.checkpoints.save(self._trainers.learner, state)
+        self._unlogged["time/checkpoint"] = time.perf_counter() - begun
+        self._store.events.log("checkpoint_saved", step, path=checkpoint.path.name)
+        return checkpoint
+
+    async def _restore(self) -> Checkpoint | None:
+        self._unlogged.clear()
+        checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
+        for reason in refused:
+            self._store.events.log("checkpoint_refused", reason=reason)
+            self._run.progress.note(f"passed over: {reason}")
+        step = checkpoint.state.step if checkpoint else 0
+        if checkpoint is not None:
+            self._check_state(checkpoint.path, checkpoint.state)
+            await self._trainers.learner.load(checkpoint.path)
+            self._run.progress.note(f"resuming after step {step}")
+        self._store.truncate_from(step)
+        self._store.events.log("run_resumed" if self._started else "run_started", step)
+        self._started = True
+        return checkpoint
+
+    def _check_state(self, path: Path, state: RunState) -> None:
+        expected = {
+            "data_digest": self._data.train.digest,
+            "tokenizer_digest": self._run.tokenizer_digest,
+            "pool_digest": self._data.pool_digest,
+        }
+        for name, value in expected.items():
+            if getattr(state, name) != value:
+                raise CheckpointError(
+                    f"checkpoint {path} was made with {name} {getattr(state, name)}, now it is {value}"
+                )
+
+    def _prompts(self, indices: Int64Array) -> list[Prompt]:
+        return [self._data.train.prompts[index] for index in indices]
+
+
+def _headline(report: EvaluationReport) -> str:
+    return ", ".join(f"{row.data_source} avg@{row.samples} {100 * row.avg.value:.1f} %" for row in report.sources)

@@ -1,0 +1,193 @@
+"""Attention over packed rows: many sequences end to end in one row, no padding token in the model, no dense mask.
+
+transformers calls ``packed_attention`` through its ``AttentionInterface``. Because no mask function is registered under
+the same name, transformers builds no mask at all: a ``Layout``, handed through the model's keyword arguments, says which
+tokens belong together. On a GPU in half precision torch's variable-length flash attention runs; everywhere else sequences
+of similar length are attended together by causal SDPA, in buckets that are padded only inside the attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from rlep.errors import ModelError
+from rlep.types import Int64Array
+
+PACKED_ATTENTION = "rlep_packed"
+"""The name under which transformers knows ``packed_attention``."""
+
+_SHORTEST_SHARE = 0.75
+"""Sequences shorter than this share of their bucket's longest start the next bucket."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Neighbouring sequences of the row that are attended together."""
+
+    start: int
+    stop: int
+    """The row's tokens ``[start, stop)``."""
+    count: int
+    length: int
+    """``count`` sequences, the longest of ``length`` tokens."""
+    slots: Tensor | None
+    """Row token of every padded slot, ``[count * length]``; None when all have the same length."""
+    filled: Tensor | None
+    """Padded slot of every token of the bucket, ``[stop - start]``; None when all have the same length."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How one row of N tokens is cut into sequences, longest first."""
+
+    positions: Tensor
+    """Position of every token within its sequence, ``[1, N]``."""
+    boundaries: Tensor
+    """Where sequences start and the row ends, int32 ``[S + 1]``."""
+    longest: int
+    buckets: tuple[Bucket, ...]
+
+
+def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """The concatenation of ``arange(start, start + length)`` over all pairs, ``[sum(lengths)]``."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    result: Int64Array = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
+    return result
+
+
+def layout_of(lengths: Int64Array, device: torch.device) -> Layout:
+    """The layout of a row of sequences with these ``lengths`` ``[S]``, which must not increase.
+
+    Raises:
+        ValueError: the lengths increase somewhere, or one is not positive.
+    """
+    if len(lengths) == 0 or np.any(np.diff(lengths) > 0) or lengths[-1] < 1:
+        raise ValueError("a packed row needs at least one sequence, longest first, none empty")
+    bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    positions = spans(np.zeros_like(lengths), lengths)
+    cuts = [0]
+    for index, length in enumerate(lengths):
+        if length < _SHORTEST_SHARE * lengths[cuts[-1]]:
+            cuts.append(index)
+    buckets = tuple(_bucket(lengths[a:b], int(bounds[a]), device) for a, b in pairwise([*cuts, len(lengths)]))
+    return Layout(
+        positions=torch.from_numpy(positions).to(device).unsqueeze(0),
+        boundaries=torch.from_numpy(bounds.astype(np.int32)).to(device),
+        longest=int(lengths[0]),
+        buckets=buckets,
+    )
+
+
+def _bucket(lengths: Int64Array, start: int, device: torch.device) -> Bucket:
+    count, longest, total = len(lengths), int(lengths[0]), int(lengths.sum())
+    if total == count * longest:
+        return Bucket(start, start + total, count, longest, None, None)
+    first = start + np.cumsum(lengths) - lengths
+    within = np.minimum(np.arange(longest), lengths[:, None] - 1)  # [count, longest]; pads repeat the last token
+    slots = (first[:, None] + within).reshape(-1)
+    filled = spans(np.arange(count, dtype=np.int64) * longest, lengths)
+    return Bucket(
+        start,
+        start + total,
+        count,
+        longest,
+        torch.from_numpy(slots).to(device),
+        torch.from_numpy(filled).to(device),
+    )
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **settings: object,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of the row.
+
+    Args:
+        module: the attention module; unused, part of transformers' interface.
+        query: ``[1, H, N, D]``.
+        key: ``[1, K, N, D]``, K key heads, each shared by H / K query heads.
+        value: ``[1, K, N, D]``.
+        attention_mask: always None: the layout says it all.
+        settings: ``layout``, ``scaling`` and ``sliding_window`` are used; ``softcap`` and ``s_aux`` must be unset.
+
+    Returns:
+        The attended values ``[1, N, H, D]``, and None in place of the attention weights.
+
+    Raises:
+        ModelError: the model wants an attention variant that is not computed here.
+    """
+    layout = settings["layout"]
+    if not isinstance(layout, Layout) or attention_mask is not None:
+        raise ModelError("packed attention needs a layout and no mask")
+    for variant in ("softcap", "s_aux"):
+        if settings.get(variant) is not None:
+            raise ModelError(f"models with {variant!r} in their attention are not supported by the learner")
+    scaling, window = settings.get("scaling"), settings.get("sliding_window")
+    scale = float(scaling) if isinstance(scaling, int | float) else None
+    reach = window if isinstance(window, int) and window < layout.longest else None
+    row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _flash(row, layout, scale, reach), None
+    parts = [_bucketed(row, bucket, scale, reach) for bucket in layout.buckets]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+
+
+def _bucketed(row: tuple[Tensor, ...], bucket: Bucket, scale: float | None, reach: int | None) -> Tensor:
+    """Causal SDPA over one bucket: ``[stop - start, H, D]``. A pad follows every real token, so none attends to it."""
+    shape = (bucket.count, bucket.length)
+    if bucket.slots is None:
+        query, key, value = (x[bucket.start : bucket.stop].unflatten(0, shape).transpose(1, 2) for x in row)
+    else:
+        query, key, value = (x.index_select(0, bucket.slots).unflatten(0, shape).transpose(1, 2) for x in row)
+    mask = None
+    if reach is not None and bucket.length > reach:
+        ones = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device)
+        mask = ones.tril().triu(1 - reach)  # a token sees itself and the reach - 1 before it
+    attended = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    flat = attended.transpose(1, 2).flatten(0, 1)
+    return flat if bucket.filled is None else flat.index_select(0, bucket.filled)
+
+
+def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float | None, reach: int | None) -> Tensor:
+    # Imported here: the module loads GPU kernels that a machine without one need not have.
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = row
+    attended = varlen_attn(
+        query,
+        key,
+        value,
+        layout.boundaries,
+        layout.boundaries,
+        layout.longest,
+        layout.longest,
+        scale=scale,
+        window_size=(-1, 0) if reach is None else (reach - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    if not isinstance(attended, Tensor):
+        raise ModelError("variable-length attention returned auxiliary outputs nobody asked for")
+    return attended.unsqueeze(0)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)

@@ -1,0 +1,301 @@
+"""One rank of the learner. Every public method is collective: all ranks call it at the same time with equal arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_stats import COLUMNS, SOURCES
+from rlep.algorithms.objective import LossOptions, high_entropy_mask
+from rlep.algorithms.packing import Budget, pack
+from rlep.engines.checkpoint import Position, read_trainer, write_model, write_trainer
+from rlep.engines.optimizer import ShardedAdamW
+from rlep.engines.options import LearnerOptions
+from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
+from rlep.engines.report import UpdateReport, model_flops, peak_memory
+from rlep.engines.rows import Row, pack_row
+from rlep.engines.segment import Probe, Publication
+from rlep.engines.weights import WeightDtype, publish_segment
+from rlep.errors import UpdateError
+from rlep.seeds import seed_for
+from rlep.types import Float32Array, Int32Array, SequenceBatch
+
+_PartLoss = Callable[[Row, Tensor, Tensor], tuple[Tensor, LossSums]]
+
+
+class LearnerRank:
+    """The policy's shards, their optimizer, and the process group of one rank; one per process."""
+
+    def __init__(self, model: Path, options: LearnerOptions, *, rank: int, world_size: int, init_method: str) -> None:
+        """Join the group and load the base weights; blocks until all ranks are there.
+
+        Args:
+            model: Hugging Face directory of a causal LM.
+            options: equal on all ranks.
+            rank: 0 … world_size - 1.
+            world_size: number of ranks.
+            init_method: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+
+        Raises:
+            ModelError: the model cannot be used.
+        """
+        self.options = options
+        self._source, self._rank, self._world = model, rank, world_size
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        if options.device == "cuda":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.manual_seed(seed_for(options.seed, "learner", rank))
+        with ExitStack() as undo:
+            dist.init_process_group(
+                "nccl" if options.device == "cuda" else "gloo",
+                init_method=init_method,
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=options.collective_timeout_s),
+            )
+            undo.callback(dist.destroy_process_group)
+            self._build()
+            undo.pop_all()
+
+    def _build(self) -> None:
+        options = self.options
+        mesh = init_device_mesh(options.device, (self._world,))
+        self._policy = build_policy(self._source, options.policy, mesh)
+        self._reference = None if options.reference is None else build_policy(options.reference, options.policy, mesh)
+        self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
+        self._optimizer = ShardedAdamW(self._shards, options.optimizer)
+        self._updates = 0
+        hidden_size = self._policy.model.config.hidden_size
+        self._budget = Budget(options.micro_batch_tokens, attention_length=6 * hidden_size)
+        self._device = torch.device(options.device, torch.cuda.current_device() if options.device == "cuda" else None)
+
+    def score(self, batch: SequenceBatch) -> Float32Array:
+        """Log-probs ``[R]`` of all response tokens under the present weights at temperature 1, on every rank."""
+        return self._no_grad_pass(batch, entropy=False)
+
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+        """One optimizer update on whole groups with their old log-probs.
+
+        Args:
+            batch: the whole update; ranks take their parts of it themselves.
+            rollout: number of the training step (from 0), which warm-up and schedule may count.
+
+        Raises:
+            UpdateError: the batch has no old log-probs.
+        """
+        options = self.options.loss
+        if batch.old_logprobs is None:
+            raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
+        weights = normalizers(batch, options)  # [S]
+        high_entropy = None
+        if options.high_entropy_fraction < 1:
+            mask = np.repeat(batch.trained, batch.response_lengths)
+            high_entropy = high_entropy_mask(
+                self._no_grad_pass(batch, entropy=True), mask, options.high_entropy_fraction
+            )
+
+        def part_loss(row: Row, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+            part = packed_tokens(
+                row.part,
+                logprobs,
+                row.of_sequences(weights),
+                reference_logprobs=self._reference_logprobs(row),
+                entropy=entropy if options.entropy_coef > 0 else None,
+                high_entropy=None
+                if high_entropy is None
+                else torch.from_numpy(row.of_responses(high_entropy)).to(self._device),
+            )
+            return packed_policy_loss(part, options)
+
+        return self._step(batch, rollout, part_loss)
+
+    def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+        """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
+        weights = normalizers(batch, LossOptions())
+
+        def part_loss(row: Row, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+            per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
+            loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
+            return loss, _no_sums(self._device)
+
+        return self._step(batch, rollout, part_loss)
+
+    def publish(
+        self,
+        path: Path,
+        version: int,
+        probes: Sequence[tuple[Int32Array, Int32Array]],
+        dtype: WeightDtype | None = None,
+    ) -> Publication | None:
+        """Write the weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
+
+        Args:
+            path: file of the new segment, on the machine of rank 0.
+            version: the policy version.
+            probes: (prompt ``[P]``, response ``[T]``) token ids, at least one.
+            dtype: of the generators; None takes the learner's compute type.
+
+        Returns:
+            The publication on rank 0, None on the others.
+
+        Raises:
+            WeightSyncError: the segment cannot be written.
+        """
+        batch = _probe_batch(probes)
+        logprobs = np.split(self.score(batch), np.cumsum(batch.response_lengths)[:-1])
+        checks = [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
+        return publish_segment(self._shards, path, version, checks, dtype or self.options.policy.dtype)
+
+    def save(self, directory: Path) -> None:
+        """Write ``model/`` (Hugging Face, in the compute type) and ``trainer/`` (float32 weights, moments, RNG, position).
+
+        Raises:
+            CheckpointError: they cannot be written.
+        """
+        write_model(self._shards, self._source, directory / "model", self.options.policy.dtype)
+        position = Position(updates=self._updates, applied=self._optimizer.steps)
+        write_trainer(self._state() | self._random_state(), position, directory / "trainer")
+
+    def load(self, directory: Path) -> None:
+        """Go on from what ``save`` wrote, on any number of ranks; to the bit on the same number.
+
+        Raises:
+            CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
+        """
+        random_state = self._random_state()
+        position, absent = read_trainer(self._state() | random_state, frozenset(random_state), directory / "trainer")
+        self._optimizer.set_steps(position.applied)
+        self._updates = position.updates
+        if not absent:
+            self._set_random_state(random_state)
+
+    def reset(self, model: Path) -> None:
+        """Start over from the weights of ``model`` (same architecture) with a fresh optimizer.
+
+        Raises:
+            ModelError: the weights are missing or of another shape.
+        """
+        read_weights(self._policy, model)
+        self._source = model
+        self._optimizer.restart()
+        self._updates = 0
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+    def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:
+        result = torch.zeros(int(batch.response_lengths.sum()), dtype=torch.float32)
+        with torch.no_grad():
+            for sequences in pack(batch, self._world, self._budget)[self._rank]:
+                row = pack_row(batch, sequences, self._device)
+                values = self._policy(row, entropy)[1 if entropy else 0]
+                result[torch.from_numpy(row.responses)] = values[: len(row.responses)].cpu()
+            reshard(self._policy)
+            if self._world > 1:
+                # Every token is scored by one rank and zero on the others, so the sum is exact.
+                shared = result.to(self._device)
+                dist.all_reduce(shared)
+                result = shared.cpu()
+        return result.numpy()
+
+    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss) -> UpdateReport:
+        started = time.perf_counter()
+        index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
+        self._updates += 1
+        trained = int(batch.response_lengths[batch.trained].sum())
+        if trained == 0:
+            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index), tokens=len(batch.tokens))
+        loss, sums = self._accumulate(batch, part_loss)
+        step = self._optimizer.step(index)
+        clip = self.options.optimizer.clip_norm
+        return UpdateReport(
+            skipped="" if step.applied else "non-finite gradient",
+            loss=loss,
+            grad_norm=step.grad_norm,
+            clipped=step.applied and 0 < clip < step.grad_norm,
+            lr=step.lr,
+            trained_tokens=trained,
+            tokens=len(batch.tokens),
+            seconds=time.perf_counter() - started,
+            model_flops=model_flops(self._policy.model.config, sum(shard.numel() for _, shard in self._shards), batch),
+            peak_memory_bytes=peak_memory(self._device),
+            stats=sums.metrics() if sums.sums.any() else {},
+        )
+
+    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss) -> tuple[float, LossSums]:
+        """Gradients of the whole update into the shards; its loss and sums over all ranks."""
+        loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), _no_sums(self._device)
+        plan = pack(batch, self._world, self._budget)[self._rank]
+        with_entropy = self.options.loss.entropy_coef > 0
+        for number, sequences in enumerate(plan, start=1):
+            last = number == len(plan)
+            self._policy.set_requires_gradient_sync(last)
+            self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
+            row = pack_row(batch, sequences, self._device)
+            part, part_sums = part_loss(row, *self._policy(row, with_entropy))
+            part.backward()
+            loss, sums = loss + part.detach(), sums + part_sums
+        if self._reference is not None:
+            reshard(self._reference)
+        if self._world > 1:
+            shared = torch.cat([loss.view(1), sums.sums.view(-1)])
+            largest = sums.ratio_max.clone()
+            dist.all_reduce(shared)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            loss, sums = shared[0], LossSums(shared[1:].view_as(sums.sums), largest)
+        return float(loss.item()), sums
+
+    def _reference_logprobs(self, row: Row) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            logprobs: Tensor = self._reference(row, False)[0]
+        return logprobs
+
+    def _state(self) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}
+        return weights | self._optimizer.moments()
+
+    def _random_state(self) -> dict[str, Tensor]:
+        state = {f"rng.cpu.{self._rank}": torch.get_rng_state()}
+        if self._device.type == "cuda":
+            state[f"rng.cuda.{self._rank}"] = torch.cuda.get_rng_state()
+        return state
+
+    def _set_random_state(self, state: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(state[f"rng.cpu.{self._rank}"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state[f"rng.cuda.{self._rank}"])
+
+
+def _probe_batch(probes: Sequence[tuple[Int32Array, Int32Array]]) -> SequenceBatch:
+    lengths = np.array([len(prompt) + len(response) for prompt, response in probes], dtype=np.int64)
+    return SequenceBatch(
+        tokens=np.concatenate([part for probe in probes for part in probe]).astype(np.int32),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
+        prompt_lengths=np.array([len(prompt) for prompt, _ in probes], dtype=np.int32),
+        advantages=np.zeros(len(probes), dtype=np.float32),
+        trained=np.zeros(len(probes), dtype=np.bool_),
+        groups=np.arange(len(probes), dtype=np.int32),
+        replayed=np.zeros(len(probes), dtype=np.bool_),
+    )
+
+
+def _no_sums(device: torch.device) -> LossSums:
+    return LossSums(
+        torch.zeros(len(SOURCES), len(COLUMNS), dtype=torch.float64, device=device),
+        torch.zeros(len(SOURCES), dtype=torch.float64, device=device),
+    )

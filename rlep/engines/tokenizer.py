@@ -1,0 +1,129 @@
+"""A model directory's tokenizer: chat messages to ids, ids to text, and a digest that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlep.errors import ModelError
+from rlep.types import Int32Array, Message
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""A model directory without any of these has no tokenizer."""
+
+
+class Tokenizer:
+    """The tokenizer of one model directory; made by ``load_tokenizer``."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    @property
+    def eos_id(self) -> int:
+        """The id of the token that ends a response."""
+        return int(self._backend.eos_token_id)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash (32 hex digits) of what each token id stands for, and of the EOS.
+
+        Taken over the vocabulary, not over files: a checkpoint's tokenizer, saved anew, keeps its digest.
+        """
+        digest = hashlib.blake2b(digest_size=16, person=b"rlep.tokenizer")
+        for token, index in sorted(self._backend.get_vocab().items(), key=lambda item: (item[1], item[0])):
+            encoded = token.encode()
+            digest.update(f"{index}:{len(encoded)}:".encode() + encoded)
+        digest.update(f"eos:{self.eos_id}".encode())
+        return digest.hexdigest()
+
+    def encode_prompt(
+        self, messages: Sequence[Message], *, chat_template: bool = True, system: str | None = None
+    ) -> Int32Array:
+        """Token ids the model is shown, ready to be continued by its answer, ``[prompt_length]``.
+
+        Args:
+            messages: the question.
+            chat_template: apply the model's chat template; without it the contents are joined by blank lines.
+            system: a system message put first, where the question has none of its own.
+
+        Raises:
+            ModelError: the template is asked for and the tokenizer has none, or it refuses these messages.
+        """
+        if system is not None and (not messages or messages[0].role != "system"):
+            messages = (Message("system", system), *messages)
+        if chat_template:
+            ids = self._backend.encode(self._render(messages), add_special_tokens=False)
+        else:
+            ids = self._backend.encode("\n\n".join(message.content for message in messages))
+        return np.asarray(ids, dtype=np.int32)
+
+    def decode(self, tokens: Int32Array) -> str:
+        """The text of response tokens ``[T]``, special tokens left out, spaces as they are."""
+        return str(self._backend.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        if self._backend.chat_template is None:
+            raise ModelError(
+                f"{self._backend.name_or_path}: the tokenizer has no chat template; turn the chat template off, or add "
+                "one to its tokenizer_config.json"
+            )
+        conversation = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return str(self._backend.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise ModelError(f"{self._backend.name_or_path}: the chat template refuses a prompt: {error}") from error
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """The tokenizer of a local model directory; nothing is downloaded and no code of the directory is run.
+
+    A ``tokenizer.json`` is taken as it stands. ``AutoTokenizer`` would put the model type's own splitting rules in place
+    of the file's: with a ``qwen2`` config it turns any other tokenizer's text into wrong ids, without a word.
+
+    Raises:
+        ModelError: no such directory, no tokenizer in it, one that cannot be read, or one without EOS.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    _check_directory(model_dir)
+    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(f"{model_dir}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
+    loader = PreTrainedTokenizerFast if (model_dir / "tokenizer.json").is_file() else AutoTokenizer
+    try:
+        backend = loader.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
+    if backend.eos_token_id is None:
+        raise ModelError(f"{model_dir}: the tokenizer names no EOS token, so no response could end")
+    return Tokenizer(backend)
+
+
+def context_length(model_dir: Path) -> int:
+    """The longest sequence, prompt and response together, that the model's config allows, in tokens.
+
+    Raises:
+        ModelError: no such directory, or no readable ``config.json`` that states it.
+    """
+    _check_directory(model_dir)
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        length = config.get("max_position_embeddings") or config["text_config"]["max_position_embeddings"]
+        return int(length)
+    except FileNotFoundError as error:
+        raise ModelError(f"{model_dir}: no config.json, so this is not a model directory") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: no readable max_position_embeddings: {error!r}") from error
+
+
+def _check_directory(model_dir: Path) -> None:
+    if not model_dir.is_dir():
+        raise ModelError(f"{model_dir}: no such model directory")

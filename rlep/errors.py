@@ -1,0 +1,69 @@
+"""The errors a caller of rlep can meet. Each leaf is also a standard kind, and each pickles (one message argument).
+
+``ValueError`` kin are the user's input: the message names the setting and the fix.
+``RuntimeError`` and ``TimeoutError`` kin are the state of a run: the message names who, what, and the numbers.
+"""
+
+
+class RlepError(Exception):
+    """Anything rlep raises on purpose."""
+
+
+class ConfigError(RlepError, ValueError):
+    """A configuration that cannot be run; the message names the key."""
+
+
+class DataError(RlepError, ValueError):
+    """A dataset that is missing, empty, or not of a known shape; the message names the columns found."""
+
+
+class ModelError(RlepError, ValueError):
+    """A model directory that cannot be used: missing, without tokenizer, too short a context."""
+
+
+class MixingError(RlepError, ValueError):
+    """A group that is not exactly G fresh and at most M replayed trajectories of one prompt."""
+
+
+class StaleRolloutError(MixingError):
+    """A fresh rollout sampled under another policy version than the step trains."""
+
+
+class RecordRefused(RlepError, ValueError):
+    """A trajectory that the pool does not take; the message is the reason."""
+
+
+class PoolError(RlepError, RuntimeError):
+    """The experience pool cannot do what was asked: unreachable, full, sealed, or another tokenizer."""
+
+
+class VerifierError(RlepError, RuntimeError):
+    """The verifier itself failed (not the answer it was given)."""
+
+
+class ActorLost(RlepError, RuntimeError):
+    """An actor died or stopped answering, and its supervised restarts are spent."""
+
+
+class LearnerLost(ActorLost):
+    """A learner rank died or fell silent; all ranks have to be started again together."""
+
+
+class PlacementError(RlepError, RuntimeError):
+    """The cluster has no room for a requested actor; the message names the missing resource or label."""
+
+
+class DeadlineExceeded(RlepError, TimeoutError):
+    """A wait ran out; the message says what was waited for and how long."""
+
+
+class WeightSyncError(RlepError, RuntimeError):
+    """A weight update was refused, or its log-probs do not match the learner's."""
+
+
+class CheckpointError(RlepError, RuntimeError):
+    """A checkpoint that is torn, corrupt, or belongs to another run."""
+
+
+class UpdateError(RlepError, RuntimeError):
+    """An optimizer update that cannot be applied."""

@@ -1,0 +1,331 @@
+"""Every number a run records: one table of names, units and meanings, and the append-only files they go to.
+
+``METRICS`` and ``EVENTS`` are the only homes of metric and event names; a name that is not there is refused.
+``docs/metrics.md`` shows the same tables and describes the files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import numbers
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rlep.errors import DataError
+from rlep.jsonl import JsonLines, read_lines
+from rlep.types import STATUSES
+
+Number = float | int
+MetricValue = Number | Sequence[Number]
+Recorded = Number | Sequence[Number | None] | None
+"""A value as read back: None stands where it was NaN or infinite."""
+
+PLACEHOLDERS: dict[str, str] = {
+    "source": "fresh|replay",
+    "status": "|".join(STATUSES),
+    "role": "generator|verifier|pool|learner",
+    "data_source": r"\S(?:.*\S)?",
+    "k": "[1-9][0-9]*",
+}
+"""What may stand where a name says ``<source>``, ``<status>``, …: a regular expression each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row of the table: a name (with ``<placeholders>``), its unit, and what it means for one training step."""
+
+    name: str
+    unit: str
+    help: str
+    kind: Literal["number", "list"] = "number"
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("rollout/prompts", "prompts", "Prompts of the step (P)"),
+    Metric("rollout/samples", "trajectories", "Fresh rollouts of the step (P x G)"),
+    Metric("rollout/tokens", "tokens", "Response tokens of the fresh rollouts"),
+    Metric("rollout/tokens_per_second", "tokens/s", "Fresh response tokens over the time generation was running"),
+    Metric("rollout/accuracy", "share", "Fresh rollouts that the verifier found correct, before any shaping"),
+    Metric("rollout/reward", "reward", "Mean shaped reward of the fresh rollouts (verdict plus overlong penalty)"),
+    Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
+    Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
+    Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
+    Metric("rollout/retried", "requests", "Requests given to another generator after theirs was lost"),
+    Metric(
+        "rollout/dropped", "trajectories", "Completions thrown away: duplicates of a request, or a stale policy version"
+    ),
+    Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
+    Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
+    Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
+    Metric(
+        "selection/discarded", "groups", "Dynamic sampling: groups thrown away because all fresh rewards were equal"
+    ),
+    Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
+    Metric("group/replays", "groups", "Groups with 0, 1, … M replays", "list"),
+    Metric("group/informative", "share", "Groups whose advantages are not all zero"),
+    Metric("group/rescued", "share", "Groups without a fresh success that a replay gave one"),
+    Metric("replay/trajectories", "trajectories", "Replays handed out by the pool and mixed into groups"),
+    Metric("replay/tokens", "tokens", "Response tokens of those replays"),
+    Metric("replay/distinct", "trajectories", "Different replays among them"),
+    Metric("replay/length_mean", "tokens", "Mean length of the replays, EOS included"),
+    Metric("loss/policy", "loss", "Policy loss, mean over the updates of the step"),
+    Metric("loss/part/<source>", "loss", "Part of the policy loss that the tokens of this source contribute"),
+    Metric("loss/trajectories/<source>", "trajectories", "Trajectories of this source that reached the loss"),
+    Metric("loss/tokens/<source>", "tokens", "Response tokens of this source that reached the loss"),
+    Metric("loss/sft", "nats/token", "Supervised fine-tuning: mean negative log-prob of the target tokens"),
+    Metric("update/count", "updates", "Optimizer updates applied in the step"),
+    Metric("update/skipped", "updates", "Updates not applied: no token to train on, or a non-finite gradient"),
+    Metric("update/grad_norm", "norm", "Gradient norm before clipping, mean over the updates"),
+    Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),
+    Metric("update/learning_rate", "rate", "Learning rate of the last update"),
+    Metric("update/clip_fraction_low/<source>", "share", "Tokens of this source whose loss is clipped at 1 - low"),
+    Metric("update/clip_fraction_high/<source>", "share", "Tokens of this source whose loss is clipped at 1 + high"),
+    Metric("update/clip_fraction_dual/<source>", "share", "Tokens of this source stopped by the dual clip"),
+    Metric(
+        "update/entropy/<source>", "nats/token", "Mean entropy of the policy over the trained tokens of this source"
+    ),
+    Metric(
+        "update/old_kl/<source>", "nats/token", "Estimated divergence from the step's policy on this source's tokens"
+    ),
+    Metric("update/reference_kl/<source>", "nats/token", "Estimated divergence from the reference policy"),
+    Metric("ratio/mean/<source>", "ratio", "Mean importance ratio of the tokens of this source"),
+    Metric("ratio/max/<source>", "ratio", "Largest importance ratio of the tokens of this source"),
+    Metric(
+        "advantage/mass/<source>",
+        "advantage x tokens",
+        "Sum of absolute advantages over the trained tokens of this source",
+    ),
+    Metric("advantage/mean/<source>", "advantage", "Mean advantage of the trajectories of this source"),
+    Metric("logprob/fresh", "nats/token", "Mean log-prob of the fresh tokens under the step's policy"),
+    Metric("logprob/replay", "nats/token", "Mean log-prob of the replayed tokens under the step's policy"),
+    Metric("logprob/replay_behaviour", "nats/token", "Mean stored log-prob of the replayed tokens (their own sampler)"),
+    Metric("weights/version", "version", "Policy version the step's rollouts were sampled under"),
+    Metric(
+        "weights/logprob_gap", "nats", "Largest log-prob difference between generator and learner on the same tokens"
+    ),
+    Metric("weights/bytes", "bytes", "Bytes of one published set of weights"),
+    Metric("pool/prompts", "prompts", "Prompts with at least one stored trajectory"),
+    Metric("pool/eligible", "prompts", "Prompts with enough stored trajectories to be replayed"),
+    Metric("pool/trajectories", "trajectories", "Stored trajectories"),
+    Metric("pool/bytes", "bytes", "Bytes of the stored records"),
+    Metric("pool/hit", "share", "Prompts of the step that got at least one replay"),
+    Metric("pool/short", "prompts", "Prompts of the step that got fewer than M replays"),
+    Metric("verifier/status/<status>", "trajectories", "Fresh rollouts with this verdict"),
+    Metric("verifier/fast", "share", "Verdicts decided without the full grader"),
+    Metric("verifier/seconds", "s", "Mean time of one verdict"),
+    Metric("actors/alive/<role>", "actors", "Actors of this role that answer"),
+    Metric("actors/restarts/<role>", "restarts", "Supervised restarts of this role since the run began"),
+    Metric("time/generate", "s", "From the first request to the last fresh completion"),
+    Metric("time/verify", "s", "Waiting for verdicts after the last completion"),
+    Metric("time/replay", "s", "Waiting for replays after the last verdict"),
+    Metric("time/score", "s", "Old log-probs by the learner, as far as nothing else was waited for"),
+    Metric("time/update", "s", "Optimizer updates"),
+    Metric("time/publish", "s", "New weights to every generator, and the log-prob check"),
+    Metric("time/checkpoint", "s", "Writing the checkpoint"),
+    Metric("time/evaluate", "s", "Evaluation on held-out prompts"),
+    Metric("time/step", "s", "The whole step without evaluation and checkpoint; what its parts leave is waiting"),
+    Metric("evaluation/<data_source>/questions", "questions", "Questions evaluated"),
+    Metric("evaluation/<data_source>/samples", "samples/question", "Samples of each question (n)"),
+    Metric("evaluation/<data_source>/avg", "share", "avg@n: correct samples, mean over questions"),
+    Metric("evaluation/<data_source>/ci_low", "share", "Lower end of the 95 % interval of avg@n over questions"),
+    Metric("evaluation/<data_source>/ci_high", "share", "Upper end of the 95 % interval of avg@n over questions"),
+    Metric("evaluation/<data_source>/maj", "share", "maj@n: questions whose most frequent answer is correct"),
+    Metric("evaluation/<data_source>/best", "share", "best@n: questions with at least one correct sample"),
+    Metric("evaluation/<data_source>/pass/<k>", "share", "pass@k, unbiased, mean over questions"),
+    Metric("collection/questions", "questions", "Collection: questions answered so far"),
+    Metric("collection/candidates", "trajectories", "Collection: candidates sampled so far"),
+    Metric("collection/correct", "trajectories", "Collection: candidates found correct"),
+    Metric("collection/admitted", "trajectories", "Collection: candidates stored in the pool"),
+    Metric("collection/eligible", "questions", "Collection: questions with enough stored answers to be replayed"),
+    Metric("metrics/nonfinite", "values", "Values of this line that were NaN or infinite and are written as null"),
+)
+
+EVENTS: dict[str, str] = {
+    "run_started": "The run began in an empty run directory",
+    "run_resumed": "The run continues from a checkpoint",
+    "run_finished": "The last step is done",
+    "run_interrupted": "The run was asked to stop and did, resumable",
+    "run_failed": "The run ended with an error",
+    "data_loaded": "Prompts were read; how many were filtered or merged",
+    "pool_opened": "The experience pool is open; where, and what it holds",
+    "pool_sealed": "The experience pool is complete and takes no more records",
+    "collection_finished": "Candidates of every question are sampled and judged",
+    "actor_started": "An actor answers for the first time",
+    "actor_lost": "An actor died or stopped answering",
+    "actor_restarted": "An actor was started again in place of a lost one",
+    "rollout_retried": "Requests of a lost generator were given to another",
+    "rollout_dropped": "A completion was thrown away: a duplicate or a stale policy version",
+    "update_skipped": "An optimizer update was not applied",
+    "weights_published": "Every generator confirmed the new weights by log-probs",
+    "weights_refused": "A generator's log-probs did not match the learner's",
+    "checkpoint_saved": "A checkpoint is complete on disk",
+    "checkpoint_refused": "A checkpoint was torn or corrupt and was passed over",
+    "evaluation_finished": "Held-out prompts were evaluated",
+    "metrics_truncated": "Lines of steps after the checkpoint were dropped before the run continued",
+}
+
+
+class Tracker(Protocol):
+    """A second home for metrics (TensorBoard, W&B, MLflow, …); the JSONL file is always written too."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record finite numbers of one step; lists arrive flattened (``flatten``)."""
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+
+
+@lru_cache(maxsize=4096)
+def metric_for(name: str) -> Metric:
+    """The table's row for a name such as ``verifier/status/timeout``; ValueError with the nearest names if none."""
+    for metric, pattern in _patterns():
+        if pattern.fullmatch(name):
+            return metric
+    near = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=2)
+    raise ValueError(f"unknown metric {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+@lru_cache(maxsize=1)
+def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
+    def pattern(name: str) -> str:
+        parts = re.split(r"<(\w+)>", name)
+        return "".join(f"(?:{PLACEHOLDERS[p]})" if i % 2 else re.escape(p) for i, p in enumerate(parts))
+
+    return tuple((metric, re.compile(pattern(metric.name))) for metric in METRICS)
+
+
+def flatten(metrics: Mapping[str, Recorded]) -> dict[str, float]:
+    """The finite numbers by name; entry i of a list becomes ``name/i``. What trackers are given."""
+    flat: dict[str, float] = {}
+    for name, value in metrics.items():
+        entries = {f"{name}/{i}": v for i, v in enumerate(value)} if isinstance(value, Sequence) else {name: value}
+        flat.update((key, float(v)) for key, v in entries.items() if v is not None and math.isfinite(v))
+    return flat
+
+
+def evaluation_metrics(rows: Iterable[Mapping[str, object]]) -> dict[str, MetricValue]:
+    """The ``evaluation/…`` metrics of rows in the shape of ``evaluations.jsonl``."""
+    metrics: dict[str, MetricValue] = {}
+    for row in rows:
+        low, high = _numbers(row["ci"]) if row.get("ci") else (None, None)
+        values = {"questions": row.get("questions"), "samples": row.get("n"), "avg": row.get("avg")}
+        values |= {"ci_low": low, "ci_high": high, "maj": row.get("maj"), "best": row.get("best")}
+        passes = row.get("pass")
+        if isinstance(passes, Mapping):
+            values |= {f"pass/{k}": value for k, value in passes.items()}
+        prefix = f"evaluation/{row['data_source']}"
+        metrics.update((f"{prefix}/{key}", v) for key, v in values.items() if isinstance(v, int | float))
+    return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsLine:
+    """One line of ``metrics.jsonl``."""
+
+    step: int
+    time: float
+    """Seconds since the epoch."""
+    wall_s: float
+    """Seconds the run has worked up to here; the pause between a kill and its resume does not count."""
+    metrics: Mapping[str, Recorded]
+
+
+class MetricsLog(JsonLines):
+    """``metrics.jsonl``: one line per step, steps increasing, plus any trackers."""
+
+    def __init__(
+        self, path: Path, trackers: Sequence[Tracker] = (), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(path)
+        self._trackers = tuple(trackers)
+        self._clock = clock
+        self._last_step = -1
+        self._rebase()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds the run has worked so far: the last line's when the file was opened, and the time since then."""
+        return self._base + self._clock() - self._opened
+
+    def log(self, step: int, metrics: Mapping[str, MetricValue]) -> None:
+        """Append the step's line; ValueError for a name not in ``METRICS`` or a step not after the last one."""
+        if step <= self._last_step:
+            raise ValueError(
+                f"{self.path}: step {step} does not follow step {self._last_step}; truncate_from({step}) first"
+            )
+        values: dict[str, Recorded] = {name: _cleaned(name, value) for name, value in metrics.items()}
+        lost = sum(v is None for value in values.values() for v in (value if isinstance(value, Sequence) else [value]))
+        if lost:
+            values["metrics/nonfinite"] = lost
+        self.append({"step": step, "time": round(time.time(), 3), "wall_s": round(self.wall_s, 3), "metrics": values})
+        self._last_step = step
+        for tracker in self._trackers:
+            tracker.log(step, flatten(values))
+
+    def truncate_from(self, step: int) -> int:
+        """Drop the lines of step ``step`` and later: what a run that continues with that step calls first."""
+        dropped = super().truncate_from(step)
+        self._rebase()
+        return dropped
+
+    def close(self) -> None:
+        """Close the file and every tracker."""
+        super().close()
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _rebase(self) -> None:
+        lines = read_metrics(self.path)
+        self._last_step = lines[-1].step if lines else -1
+        self._base = lines[-1].wall_s if lines else 0.0
+        self._opened = self._clock()
+
+
+class EvaluationsLog(JsonLines):
+    """``evaluations.jsonl``: one line per evaluation and data source."""
+
+    def log(self, step: int, rows: Iterable[Mapping[str, object]], *, wall_s: float) -> None:
+        """Append rows of ``EvaluationReport.to_json()``; ``wall_s`` is the run's clock (``MetricsLog.wall_s``)."""
+        for row in rows:
+            self.append({"step": step, "wall_s": round(wall_s, 3), **row})
+
+
+class EventLog(JsonLines):
+    """``events.jsonl``: what happened, when; never truncated, so that it tells the whole history of a run."""
+
+    def log(self, event: str, step: int | None = None, **fields: object) -> None:
+        """Append one event; ValueError for a name that is not in ``EVENTS``."""
+        if event not in EVENTS:
+            raise ValueError(f"unknown event {event!r}; known: {', '.join(EVENTS)}")
+        self.append({"time": round(time.time(), 3), "event": event, "step": step, **fields})
+
+
+def read_metrics(path: Path) -> list[MetricsLine]:
+    """The complete lines of a ``metrics.jsonl``, oldest first."""
+    try:
+        return [MetricsLine(**line) for line in read_lines(path)]
+    except TypeError as error:
+        raise DataError(f"{path} is not a metrics file: {error}") from error
+
+
+def _cleaned(name: str, value: MetricValue) -> Recorded:
+    kind = metric_for(name).kind
+    if isinstance(value, Sequence) != (kind == "list"):
+        raise ValueError(f"metric {name} is a {kind}, got {value!r}")
+    return [_finite(v) for v in value] if isinstance(value, Sequence) else _finite(value)
+
+
+def _finite(value: Number) -> Number | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _numbers(value: object) -> list[float]:
+    return [float(v) for v in value if isinstance(v, int | float)] if isinstance(value, Sequence) else []

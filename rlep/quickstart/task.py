@@ -1,0 +1,93 @@
+"""The quickstart's files: a tiny base model, training and held-out questions, all in the formats a 7B run reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from rlep.prompt_files import Row, write_verl
+from rlep.quickstart.problems import Problem, draw_task
+from rlep.types import Message
+
+TRAIN_COUNT = 512
+HELDOUT_COUNT = 200
+DATA_SOURCE = "quickstart"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFiles:
+    """Where the quickstart's files are."""
+
+    model_dir: Path
+    """The base policy: Hugging Face config, safetensors weights, tokenizer."""
+    train: Path
+    """512 questions, verl-style Parquet."""
+    heldout: Path
+    """200 other questions, verl-style Parquet."""
+
+
+def build_task(directory: Path, *, seed: int = 0) -> TaskFiles:
+    """Write the task into ``directory`` unless it is already there, whole and of the same seed.
+
+    The base model is the same for every seed; ``seed`` chooses the problems. Every file is replaced in one go and the
+    manifest of digests is written last, so that an interrupted build is noticed and repeated.
+    """
+    files = TaskFiles(directory / "model", directory / "train.parquet", directory / "heldout.parquet")
+    manifest = directory / MANIFEST
+    if _is_whole(manifest, seed):
+        return files
+    manifest.unlink(missing_ok=True)
+    files.model_dir.mkdir(parents=True, exist_ok=True)
+    written = [files.train, files.heldout]
+    train, heldout = task_problems(seed)
+    _write_problems(files.train, train, "train")
+    _write_problems(files.heldout, heldout, "heldout")
+    for source in resources.files("rlep.quickstart").joinpath("model").iterdir():
+        written.append(files.model_dir / source.name)
+        _replace(written[-1], source.read_bytes())
+    digests = {path.relative_to(directory).as_posix(): _digest(path) for path in sorted(written)}
+    _replace(manifest, json.dumps({"seed": seed, "files": digests}, indent=2).encode())
+    return files
+
+
+def task_problems(seed: int) -> tuple[list[Problem], list[Problem]]:
+    """The 512 training and 200 held-out problems of a seed: distinct keys, none seen by the base model."""
+    problems = draw_task(seed, TRAIN_COUNT + HELDOUT_COUNT)
+    return problems[:TRAIN_COUNT], problems[TRAIN_COUNT:]
+
+
+def _is_whole(manifest: Path, seed: int) -> bool:
+    try:
+        stored = json.loads(manifest.read_text(encoding="utf-8"))
+        if stored["seed"] != seed:
+            return False
+        return all(_digest(manifest.parent / name) == digest for name, digest in stored["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _write_problems(path: Path, problems: list[Problem], split: str) -> None:
+    rows = [Row((Message("user", problem.question),), str(problem.answer), DATA_SOURCE) for problem in problems]
+    temporary = _temporary(path)
+    write_verl(temporary, rows, split=split)
+    os.replace(temporary, path)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = _temporary(path)
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,60 @@
+"""``rlep quickstart``: the commands of a real project, one after the other, on a problem that two cores can learn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import typer
+
+from rlep.cli.runs import collect, train
+from rlep.cli.tables import show_summary
+from rlep.config import Config
+from rlep.quickstart.task import build_task
+from rlep.services.report import build_report, summary
+from rlep.settings import load_config
+
+CONFIGS = resources.files("rlep.quickstart")
+
+
+def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
+    """Build the task, train without replay, collect, train with replay, compare; continues what was interrupted."""
+    begun = time.monotonic()
+    task = build_task(directory / "task")
+    typer.echo(
+        f"task: 512 word problems to train on, 200 held out, base model of 109,888 weights, in {directory / 'task'}"
+    )
+    common = [
+        f"run.seed={seed}",
+        f'model.path="{task.model_dir}"',
+        f'data.train="{task.train}"',
+        f'data.evaluation=["{task.heldout}"]',
+        f'pool.directory="{directory / "pool"}"',
+        *([] if steps is None else [f"run.steps={steps}"]),
+    ]
+    runs = [directory / name for name in ("baseline", "collect", "rlep")]
+    trained = train(_stage("phase 1: train without replay", "train", "phase1", [*common, _at(runs[0])]))
+    policy = f'model.path="{trained.model}"'
+    collect(
+        _stage("collect: its verified answers fill the pool", "collect", "collect", [*common, policy, _at(runs[1])])
+    )
+    train(_stage("phase 2: from the base again, with replay", "train", "phase2", [*common, _at(runs[2])]))
+    files = build_report(runs, directory / "report")
+    typer.echo("")
+    show_summary(summary(runs))
+    typer.echo(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
+
+
+def _at(directory: Path) -> str:
+    return f'run.directory="{directory}"'
+
+
+def _stage(title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
+    """Announce a stage as the command that does the same, and read its config."""
+    files = [Path(str(CONFIGS / "base.toml")), Path(str(CONFIGS / f"{name}.toml"))]
+    given = " ".join(f"--set {text!r}" if '"' in text else f"--set {text}" for text in overrides)
+    typer.secho(f"\n{title}", bold=True)
+    typer.echo(f"$ rlep {command} {' '.join(str(file) for file in files)} {given}")
+    return load_config(files, overrides)

@@ -1,0 +1,302 @@
+"""The experience pool: verified trajectories of many prompts, stored once each, drawn uniformly."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
+from rlep.services.pool.checks import check_server
+from rlep.services.pool.codec import decode, encode
+from rlep.services.pool.connection import Client, Link, connect, until_deadline
+from rlep.services.pool.draw import Index
+from rlep.services.pool.sample import Sample, columns
+from rlep.services.pool.store import Entry, Meta, Store
+from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
+from rlep.types import Trajectory, content_id_of
+
+_BUCKETS = 1
+_CLUSTER_BUCKETS = 16
+_RECORDS_A_CALL = 512
+_COVERAGE = (1, 2, 4, 8)
+
+
+class Pool:
+    """One pool in one Redis. Safe to share between threads; every operation is idempotent and has a deadline."""
+
+    def __init__(self, link: Link, store: Store, meta: Meta, options: PoolOptions) -> None:
+        """``Pool.open`` is the way in."""
+        self.name = store.name
+        self.tokenizer_digest = meta.tokenizer_digest
+        self.cap = meta.cap
+        self.store = store
+        """The keys below, for backup and interchange."""
+        self._link, self._options = link, options
+        self._index = Index(store)
+        self._sealed = meta.digest
+        if meta.digest:
+            self._freeze(meta.digest)
+
+    @classmethod
+    def open(
+        cls,
+        server: str | Client,
+        name: str,
+        *,
+        tokenizer_digest: str | None,
+        password_file: Path | None = None,
+        options: PoolOptions = DEFAULT_OPTIONS,
+    ) -> Self:
+        """Open a pool, making it if there is none and ``options`` allow writing.
+
+        ``server`` is a Redis URL (``redis://``, ``rediss://``, ``unix://``) or a client with its own retries off.
+        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``. Raises ``ConfigError``
+        for the options, ``PoolError`` for a server that would lose records, another tokenizer, or a fenced epoch,
+        and ``DeadlineExceeded`` where nobody answers.
+        """
+        _check_options(options, tokenizer_digest)
+        if isinstance(server, str):
+            url, timeout = server, min(5.0, options.deadline)
+            client = until_deadline(
+                f"pool {name}: connecting",
+                lambda: connect(url, password_file=password_file, timeout=timeout),
+                deadline=options.deadline,
+            )
+        else:
+            client = server
+        link = Link(client, deadline=options.deadline)
+        check_server(link, allow_volatile=options.allow_volatile, read_only=options.read_only)
+        store = Store(link, name)
+        meta = _opened(store, tokenizer_digest, options, buckets=_CLUSTER_BUCKETS if link.clustered else _BUCKETS)
+        if options.writer_epoch is not None and not options.read_only and not meta.digest:
+            store.fence(options.writer, options.writer_epoch)
+        return cls(link, store, meta, options)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._link.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
+        """Store verified trajectories, each at most once, however often it is delivered.
+
+        One that cannot be stored is refused with its reason; the others still land. When this returns, all that it
+        reports as inserted is in the server's append-only file. Raises ``PoolError`` (sealed, fenced, read-only, full)
+        or ``DeadlineExceeded``; the same batch may then be added again.
+        """
+        self._check_writable()
+        refused: list[tuple[str, str]] = []
+        entries = [entry for trajectory in trajectories if (entry := self._entry(trajectory, refused)) is not None]
+        report = self.add_entries(entries)
+        return AddReport(report.inserted, report.duplicates, (*refused, *report.refused), report.evicted)
+
+    def add_entries(self, entries: Sequence[Entry]) -> AddReport:
+        """Store records that are encoded already, as a backup holds them. Otherwise like ``add``."""
+        self._check_writable()
+        inserted = duplicates = evicted = 0
+        refused: list[tuple[str, str]] = []
+        reasons = {"q": "quarantined: it did not pass a later verification", "c": f"its prompt has {self.cap} already"}
+        for start in range(0, len(entries), _RECORDS_A_CALL):
+            batch = entries[start : start + _RECORDS_A_CALL]
+            letters, removed = self.store.insert(
+                batch, cap=self.cap, writer=self._options.writer, epoch=self._options.writer_epoch
+            )
+            inserted += letters.count("i")
+            duplicates += letters.count("d")
+            evicted += removed
+            refused += (
+                (entry.content_id.hex(), reasons[letter])
+                for entry, letter in zip(batch, letters, strict=True)
+                if letter in reasons
+            )
+        return AddReport(inserted, duplicates, tuple(refused), evicted)
+
+    def sample(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Sample:
+        """At most ``count`` trajectories of each prompt, uniformly and without replacement.
+
+        A pure function of (the pool's content, seed, step, prompt id): neither the order of the prompts nor retries or
+        restarts change it. Raises ``PoolError`` or ``DeadlineExceeded``.
+        """
+        if count < 0:
+            raise ConfigError(f"count = {count}: a sample has 0 or more trajectories a prompt")
+        start = time.monotonic()
+        while time.monotonic() - start < self._link.deadline:
+            self._index.refresh()
+            minimum = self._options.minimum
+            counts, drawn = self._index.draw(prompt_ids, count, minimum=minimum, seed=seed, step=step)
+            blobs = self.store.fetch(list(zip(prompt_ids, drawn, strict=True)))
+            if None not in blobs:
+                found = [blob for blob in blobs if blob is not None]
+                return columns(prompt_ids, counts, [content_id for ids in drawn for content_id in ids], found)
+            if self._sealed:
+                raise PoolError(f"pool {self.name} is sealed, but {blobs.count(None)} of its records are gone")
+        raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
+
+    def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
+        """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
+        (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
+        if blob is None:
+            return None
+        trajectory = decode(blob, prompt_id)
+        if trajectory.content_id != content_id:
+            raise RecordRefused(f"trajectory {content_id}: the stored tokens have id {trajectory.content_id}")
+        return trajectory
+
+    def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
+        """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
+        self._check_writable()
+        return self.store.remove(prompt_id, [_raw(content_id) for content_id in content_ids], quarantine=quarantine)
+
+    def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
+        """Keep trajectories when their prompt is over its cap, or let them go again; how many of them there are."""
+        self._check_writable()
+        return self.store.pin(prompt_id, [_raw(content_id) for content_id in content_ids], pinned=pinned)
+
+    def seal(self) -> str:
+        """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
+        if self._options.read_only:
+            raise PoolError(f"pool {self.name} was opened read-only: it cannot be sealed here")
+        self.store.seal()
+        self._index.freeze()
+        digest = self._index.digest()
+        self.store.set_digest(digest)
+        self._sealed = digest
+        return digest
+
+    @property
+    def sealed(self) -> str | None:
+        """The digest of a sealed pool, as far as this opener knows."""
+        return self._sealed
+
+    def digest(self) -> str:
+        """32 hex digits that name the pool's present content: equal where the sets of content ids are equal."""
+        self._index.refresh()
+        return self._index.digest()
+
+    def prompt_ids(self) -> list[str]:
+        """Prompts with at least one trajectory, ascending."""
+        self._index.refresh()
+        return self._index.prompt_ids()
+
+    def content_ids(self, prompt_id: str) -> list[str]:
+        """Content ids of a prompt's trajectories, ascending."""
+        self._index.refresh()
+        return [content_id.hex() for content_id in self._index.content_ids(prompt_id)]
+
+    def names(self) -> list[str]:
+        """Names of all pools in this Redis."""
+        return self.store.names()
+
+    def ping(self) -> float:
+        """Seconds that one empty round trip took."""
+        start = time.perf_counter()
+        self._link.call(f"pool {self.name}: ping", self._link.client.ping)
+        return time.perf_counter() - start
+
+    def stats(self) -> PoolStats:
+        """Coverage, size, and where the trajectories come from."""
+        by_policy: dict[str, int] = {}
+        by_verifier: dict[str, int] = {}
+        labels = self.store.labels()
+        self._index.refresh()
+        for text, label in labels.items():
+            policy, verifier = text.split("\n")
+            by_policy[policy] = by_policy.get(policy, 0) + label.records
+            by_verifier[verifier] = by_verifier.get(verifier, 0) + label.records
+        return PoolStats(
+            trajectories=sum(label.records for label in labels.values()),
+            bytes=sum(label.bytes for label in labels.values()),
+            questions_with={n: self._index.questions_with(n) for n in _COVERAGE},
+            by_policy={name: held for name, held in sorted(by_policy.items()) if held},
+            by_verifier={name: held for name, held in sorted(by_verifier.items()) if held},
+            sealed=self._sealed,
+        )
+
+    def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> Entry | None:
+        """What the store takes of a trajectory, or None with the reason in ``refused``."""
+        try:
+            provenance, verdict = trajectory.provenance, trajectory.verdict
+            if not trajectory.correct:
+                raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only correct answers")
+            if provenance.tokenizer_digest != self.tokenizer_digest:
+                raise RecordRefused(
+                    f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
+                )
+            return entry_of(trajectory, encode(trajectory, precision=self._options.precision))
+        except RecordRefused as error:
+            refused.append((_name(trajectory), str(error)))
+            return None
+
+    def _check_writable(self) -> None:
+        if self._options.read_only:
+            raise PoolError(f"pool {self.name} was opened read-only")
+        if self._sealed:
+            raise PoolError(f"pool {self.name} is sealed; nothing can be added to it or removed")
+
+    def _freeze(self, digest: str) -> None:
+        self._index.freeze()
+        if (found := self._index.digest()) != digest:
+            raise PoolError(f"pool {self.name} was sealed with digest {digest}, but its content has {found}")
+
+
+def entry_of(trajectory: Trajectory, record: bytes) -> Entry:
+    """What the store takes of a trajectory and its record."""
+    provenance, verdict = trajectory.provenance, trajectory.verdict
+    policy = f"{provenance.policy_digest}@{provenance.policy_version}"
+    label = "\n".join(part.replace("\n", " ") for part in (policy, f"{verdict.verifier}@{verdict.version}"))
+    return Entry(trajectory.prompt_id, bytes.fromhex(trajectory.content_id), label, record)
+
+
+def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
+    if tokenizer_digest is None and not options.read_only:
+        raise ConfigError("a pool that is written to needs tokenizer_digest; only read_only goes without")
+    if options.minimum < 1 or (options.cap is not None and options.cap < options.minimum):
+        raise ConfigError(f"minimum = {options.minimum}, cap = {options.cap}: wanted 1 <= minimum <= cap")
+    if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
+        raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
+
+
+def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions, *, buckets: int) -> Meta:
+    """The pool's own settings, the pool being made where there is none."""
+    meta = store.meta()
+    if meta is None and not options.read_only and tokenizer_digest is not None:
+        store.create(Meta(tokenizer_digest, buckets, options.cap or DEFAULT_CAP, None))
+        meta = store.meta()
+    if meta is None:
+        raise PoolError(
+            f"there is no pool {store.name} in this Redis; pools found: {', '.join(store.names()) or 'none'}"
+        )
+    if tokenizer_digest is not None and meta.tokenizer_digest != tokenizer_digest:
+        raise PoolError(
+            f"pool {store.name} holds token ids of tokenizer {meta.tokenizer_digest}; this run's is {tokenizer_digest}. "
+            "Use another pool name, or collect again with this model"
+        )
+    if options.cap is not None and options.cap != meta.cap:
+        raise PoolError(f"pool {store.name} was made with at most {meta.cap} trajectories a prompt, not {options.cap}")
+    return meta
+
+
+def _raw(content_id: str) -> bytes:
+    """The 16 bytes of a content id."""
+    try:
+        raw = bytes.fromhex(content_id)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raise RecordRefused(f"content id {content_id!r:.60} is not 32 hex digits")
+    return raw
+
+
+def _name(trajectory: Trajectory) -> str:
+    """The content id of a trajectory that may not have one because its arrays are not what they should be."""
+    try:
+        return content_id_of(trajectory.prompt_id, trajectory.tokens)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return ""

@@ -1,0 +1,24 @@
+-- Take records of one prompt out of the pool; with 'quarantine' they are kept aside and refused if they come again.
+-- KEYS: state index totals pins records quarantine
+-- ARGV: prompt id, 'remove' or 'quarantine', content ids
+-- Returns how many there were.
+local state, index, totals, pins, key, aside = unpack(KEYS)
+if redis.call('HEXISTS', state, 'sealed') == 1 then return redis.error_reply('SEALED pool') end
+local removed = 0
+for at = 3, #ARGV do
+  local id = ARGV[at]
+  local value = redis.call('HGET', key, id)
+  if value then
+    if ARGV[2] == 'quarantine' then redis.call('HSET', aside, id, value) end
+    local label = struct.unpack('<I4', value)
+    redis.call('HINCRBY', totals, 'n:' .. label, -1)
+    redis.call('HINCRBY', totals, 'b:' .. label, -#value)
+    redis.call('HDEL', key, id)
+    redis.call('SREM', pins, id)
+    removed = removed + 1
+  end
+end
+if removed > 0 then
+  redis.call('ZADD', index, redis.call('HINCRBY', state, 'generation', 1), ARGV[1])
+end
+return removed

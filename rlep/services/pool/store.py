@@ -1,0 +1,264 @@
+"""Every Redis key of a pool, and the commands on them. Nothing above this file knows a key; nothing here knows a field.
+
+For a pool ``N`` with bucket ``B`` (hash-tagged: a script touches one bucket, which is one slot of a Redis Cluster; one server
+needs no more than one bucket)::
+
+    rlep:pools                set     names of the pools of this Redis
+    rlep:{N}:meta             hash    format, buckets, tokenizer, cap, digest (when sealed)
+    rlep:{N/B}:state          hash    generation, sealed, labels (last number given), epoch:<writer>
+    rlep:{N/B}:index          zset    prompt id -> the bucket's generation when its records last changed
+    rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
+    rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
+    rlep:{N/B}:pins           set     content ids that no cap removes
+    rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
+    rlep:{N/B}:x:<prompt>     hash    the same, quarantined
+    rlep:{N/B}:reply:<nonce>  string  answer to a thread's last insert, for an hour: a repeated call gets it again
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from rlep.errors import ConfigError, PoolError
+from rlep.services.pool.connection import Link
+
+FORMAT = 1
+"""Layout of the keys; a pool of another format is refused."""
+
+_NAMES = "rlep:pools"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL_BYTES = 4
+_PROMPTS_A_CALL = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is fixed when a pool is made, and its digest once it is sealed."""
+
+    tokenizer_digest: str
+    buckets: int
+    cap: int
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record on its way into the store."""
+
+    prompt_id: str
+    content_id: bytes
+    label: str
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """How many records, and how many bytes of them, carry one label."""
+
+    records: int
+    bytes: int
+
+
+class Store:
+    """The keys of one pool."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        """Raises ``ConfigError`` for a name that is not 1 to 64 letters, digits or ``._-``."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"pool name {name!r:.80} is not 1 to 64 letters, digits or ._- (first a letter or digit)")
+        self.name = name
+        self.buckets = 0
+        self._link = link
+        self._calls = count()
+        self._local = threading.local()
+
+    def names(self) -> list[str]:
+        """Names of all pools of this Redis."""
+        return sorted(name.decode() for name in self._link.one("listing pools", "SMEMBERS", _NAMES))
+
+    def meta(self) -> Meta | None:
+        """What the pool was made with, or None where there is no such pool. Raises ``PoolError`` for another format."""
+        answer = self._link.one(f"pool {self.name}: opening", "HGETALL", self._meta)
+        fields = dict(zip(answer[::2], answer[1::2], strict=True)) if isinstance(answer, list) else answer
+        if not fields:
+            return None
+        if int(fields[b"format"]) != FORMAT:
+            raise PoolError(f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}")
+        self.buckets = int(fields[b"buckets"])
+        digest = fields.get(b"digest")
+        return Meta(
+            fields[b"tokenizer"].decode(), self.buckets, int(fields[b"cap"]), digest.decode() if digest else None
+        )
+
+    def create(self, meta: Meta) -> None:
+        """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction."""
+        fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
+
+        def send() -> None:
+            with self._link.client.pipeline(transaction=True) as pipeline:
+                for field, value in fields.items():
+                    pipeline.hsetnx(self._meta, field, value)  # type: ignore[arg-type]
+                pipeline.execute()
+
+        self._link.call(f"pool {self.name}: making", send)
+        self._link.one(f"pool {self.name}: making", "SADD", _NAMES, self.name)
+
+    def insert(self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None) -> tuple[list[str], int]:
+        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed."""
+        by_bucket: dict[int, dict[str, list[int]]] = {}
+        for position, entry in enumerate(entries):
+            prompts = by_bucket.setdefault(self._bucket(entry.prompt_id), {})
+            prompts.setdefault(entry.prompt_id, []).append(position)
+        number, calls = next(self._calls), []
+        for bucket, prompts in by_bucket.items():
+            keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "labels", "pins")]
+            keys.append(self._key(bucket, f"reply:{self._nonce()}"))
+            arguments: list[str | int | bytes] = [writer, "" if epoch is None else epoch, cap, number]
+            for prompt_id, positions in prompts.items():
+                keys += (self._records(prompt_id), self._quarantine(prompt_id))
+                arguments += (prompt_id, len(positions))
+                for position in positions:
+                    entry = entries[position]
+                    arguments += (entry.content_id, entry.label, entry.record)
+            calls.append((keys, arguments))
+        replies = self._link.scripts(f"pool {self.name}: adding", "add", calls)
+        letters, evicted = [""] * len(entries), 0
+        for prompts, reply in zip(by_bucket.values(), replies, strict=True):
+            _, removed, answers = reply.decode().split(":")
+            evicted += int(removed)
+            order = [position for positions in prompts.values() for position in positions]
+            for position, letter in zip(order, answers, strict=True):
+                letters[position] = letter
+        return letters, evicted
+
+    def fetch(self, wanted: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes | None]:
+        """Records of the given content ids of each prompt, in this order; None where one is gone."""
+        commands = [("HMGET", self._records(prompt_id), *ids) for prompt_id, ids in wanted if ids]
+        answers = self._link.many(f"pool {self.name}: reading", commands)
+        return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
+
+    def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
+        """Take records out, or aside; how many there were."""
+        bucket = self._bucket(prompt_id)
+        keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "pins")]
+        keys += (self._records(prompt_id), self._quarantine(prompt_id))
+        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", *ids])
+        return int(self._link.scripts(f"pool {self.name}: removing", "remove", [call])[0])
+
+    def set_aside(self, entries: Sequence[Entry]) -> int:
+        """Quarantine records that the pool does not hold; how many were not quarantined before."""
+        unlabelled = bytes(_LABEL_BYTES)
+        commands = [
+            ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
+            for entry in entries
+        ]
+        return sum(map(int, self._link.many(f"pool {self.name}: quarantining", commands)))
+
+    def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
+        """Keep records from the cap's removal or let them go; how many of them are in the pool."""
+        keys = [self._key(self._bucket(prompt_id), "pins"), self._records(prompt_id)]
+        return int(self._link.scripts(f"pool {self.name}: pinning", "pin", [(keys, [int(pinned), *ids])])[0])
+
+    def fence(self, writer: str, epoch: int) -> None:
+        """Refuse this writer's older incarnations from now on, in every bucket."""
+        calls = [([self._key(bucket, "state")], [writer, epoch]) for bucket in range(self.buckets)]
+        self._link.scripts(f"pool {self.name}: opening for writer {writer} at epoch {epoch}", "fence", calls)
+
+    def seal(self) -> None:
+        """Close every bucket for inserts and removals."""
+        self._everywhere("sealing", "HSET", "state", "sealed", 1)
+
+    def set_digest(self, digest: str) -> None:
+        """Record the digest of a sealed pool."""
+        self._link.one(f"pool {self.name}: sealing", "HSET", self._meta, "digest", digest)
+
+    def generations(self) -> list[int]:
+        """Per bucket, a number that grows whenever its records change."""
+        answers = self._everywhere("looking for changes", "HGET", "state", "generation")
+        return [int(answer or 0) for answer in answers]
+
+    def changed(self, bucket: int, since: int) -> list[str]:
+        """Prompts of a bucket whose records changed after generation ``since``."""
+        key = self._key(bucket, "index")
+        answer = self._link.one(f"pool {self.name}: reading the index", "ZRANGEBYSCORE", key, f"({since}", "+inf")
+        return [prompt_id.decode() for prompt_id in answer]
+
+    def content_ids(self, prompt_ids: Sequence[str]) -> list[list[bytes]]:
+        """Per prompt, its content ids in ascending order."""
+        found: list[list[bytes]] = []
+        for start in range(0, len(prompt_ids), _PROMPTS_A_CALL):
+            commands = [
+                ("HKEYS", self._records(prompt_id)) for prompt_id in prompt_ids[start : start + _PROMPTS_A_CALL]
+            ]
+            found += (sorted(ids) for ids in self._link.many(f"pool {self.name}: reading the index", commands))
+        return found
+
+    def everything(self, prompt_id: str) -> tuple[dict[bytes, bytes], dict[bytes, bytes], set[bytes]]:
+        """Records and quarantined records of a prompt by content id, and which ids of its bucket are pinned."""
+        pins = self._key(self._bucket(prompt_id), "pins")
+        commands = [("HGETALL", self._records(prompt_id)), ("HGETALL", self._quarantine(prompt_id)), ("SMEMBERS", pins)]
+        held, aside, pinned = self._link.many(f"pool {self.name}: reading", commands)
+        records, quarantined = (
+            {content_id: value[_LABEL_BYTES:] for content_id, value in _pairs(answer).items()}
+            for answer in (held, aside)
+        )
+        return records, quarantined, set(pinned)
+
+    def all_prompts(self) -> list[str]:
+        """Every prompt that ever had a record, ascending."""
+        return sorted(prompt_id for bucket in range(self.buckets) for prompt_id in self.changed(bucket, 0))
+
+    def labels(self) -> dict[str, Label]:
+        """Records and bytes by label."""
+        names = self._everywhere("counting", "HGETALL", "labels")
+        totals = self._everywhere("counting", "HGETALL", "totals")
+        sums: dict[str, Label] = {}
+        for name_answer, total_answer in zip(names, totals, strict=True):
+            total = _pairs(total_answer)
+            for name, number in _pairs(name_answer).items():
+                before = sums.get(name.decode(), Label(0, 0))
+                records, size = (int(total.get(kind + number, 0)) for kind in (b"n:", b"b:"))
+                sums[name.decode()] = Label(before.records + records, before.bytes + size)
+        return sums
+
+    def _everywhere(self, doing: str, command: str, kind: str, *arguments: str | int) -> list[Any]:
+        """One command on the same kind of key of every bucket."""
+        commands = [(command, self._key(bucket, kind), *arguments) for bucket in range(self.buckets)]
+        return self._link.many(f"pool {self.name}: {doing}", commands)
+
+    @property
+    def _meta(self) -> str:
+        return f"rlep:{{{self.name}}}:meta"
+
+    def _bucket(self, prompt_id: str) -> int:
+        return zlib.crc32(prompt_id.encode()) % self.buckets
+
+    def _key(self, bucket: int, kind: str) -> str:
+        return f"rlep:{{{self.name}/{bucket}}}:{kind}"
+
+    def _records(self, prompt_id: str) -> str:
+        return self._key(self._bucket(prompt_id), f"q:{prompt_id}")
+
+    def _quarantine(self, prompt_id: str) -> str:
+        return self._key(self._bucket(prompt_id), f"x:{prompt_id}")
+
+    def _nonce(self) -> str:
+        """Names this thread's inserts: it waits for each answer before the next call, so one answer kept is enough."""
+        if not hasattr(self._local, "nonce"):
+            self._local.nonce = secrets.token_hex(8)
+        return str(self._local.nonce)
+
+
+def _pairs(answer: Mapping[bytes, bytes] | Iterable[bytes]) -> dict[bytes, bytes]:
+    """A hash as redis-py gives it: a mapping, or field, value, field, value."""
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    flat = list(answer)
+    return dict(zip(flat[::2], flat[1::2], strict=True))

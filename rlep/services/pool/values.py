@@ -1,0 +1,66 @@
+"""What a pool's callers give and get, wherever the pool is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlep.services.pool.codec import Precision
+
+DEFAULT_CAP = 64
+"""Most trajectories kept for one prompt. Beyond it those with the smallest content ids stay, whatever came first."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddReport:
+    """What became of a batch of trajectories."""
+
+    inserted: int
+    duplicates: int
+    """Stored before, by this call or another; the stored one was kept."""
+    refused: tuple[tuple[str, str], ...]
+    """(content id, reason) of each that the pool does not take."""
+    evicted: int = 0
+    """Others that had to go because their prompt was over its cap."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """What a pool holds."""
+
+    trajectories: int
+    bytes: int
+    """Size of the stored records."""
+    questions_with: Mapping[int, int]
+    """n -> prompts with at least n trajectories, for n = 1, 2, 4, 8."""
+    by_policy: Mapping[str, int]
+    """``digest@version`` of the policy -> trajectories."""
+    by_verifier: Mapping[str, int]
+    """``name@version`` of the verifier -> trajectories."""
+    sealed: str | None
+    """The digest of a sealed pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool is opened; the defaults suit a training run that reads and appends."""
+
+    cap: int | None = None
+    """Most trajectories a prompt; None takes the pool's own (64 where it is new). Fixed when the pool is made."""
+    minimum: int = 2
+    """A prompt with fewer verified trajectories than this gives none."""
+    read_only: bool = False
+    """Never writes; the pool must exist."""
+    writer: str = "main"
+    """Names a writer whose incarnations fence each other, e.g. the run."""
+    writer_epoch: int | None = None
+    """This incarnation's number: once a newer one has opened the pool, this one's inserts are refused. None: unfenced."""
+    precision: Precision = "float16"
+    """How log-probs are stored."""
+    deadline: float = 30.0
+    """Longest wait for one operation in seconds, retries included."""
+    allow_volatile: bool = False
+    """Accept a Redis without append-only file, which loses acknowledged trajectories in a crash."""
+
+
+DEFAULT_OPTIONS = PoolOptions()

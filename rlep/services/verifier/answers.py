@@ -1,0 +1,144 @@
+"""Which text of a response counts as its answer; the written contract is ``docs/verifier.md``."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Profile = Literal["math", "strict-box"]
+
+MAX_ANSWER_CHARS = 4000
+"""Longer answers are never graded (``unparsable``)."""
+
+_BOX_TAIL = re.compile(r"\\boxed\s*\{([^{}\\]*)\}")
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_ANSWER_LINE = re.compile(
+    r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}:(.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
+_LAST_OF_WRAPPED = frozenset(".$)]*`")
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
+
+
+def answer_of(text: str, *, truncated: bool, profile: Profile = "math", bare_number: bool = False) -> str | None:
+    """The answer a response commits to, or None.
+
+    In order: the text after the last closed think block; its last balanced box; its last ``Answer:`` line
+    (not under ``strict-box``); a number at the very end if ``bare_number``. Of a truncated response only a closed
+    box or a finished ``Answer:`` line counts.
+    """
+    final = _after_thinking(text)
+    if final is None:
+        return None
+    boxed = last_box(final)
+    if boxed is not None:
+        return clean(boxed) or None
+    if profile == "strict-box":
+        return None
+    line = _answer_line(final, truncated)
+    if line is not None:
+        return line or None
+    if bare_number and not truncated and (match := _FINAL_NUMBER.search(final[-200:])):
+        return match.group(1)
+    return None
+
+
+def _after_thinking(text: str) -> str | None:
+    """What follows the last ``</think>``; None where a block was opened and not closed."""
+    if "think>" not in text:
+        return text
+    closed = text.rfind("</think>")
+    opened = text.rfind("<think>")
+    if opened > closed:
+        return None
+    return text[closed + 8 :] if closed >= 0 else text
+
+
+def last_box(text: str) -> str | None:
+    """The content of the outermost box that closes last, inner box commands removed; None without one."""
+    start = text.rfind("\\boxed")
+    if start < 0:
+        return None
+    if (simple := _BOX_TAIL.match(text, start)) and text.find("\\boxed") == start:
+        return simple.group(1)
+    found = _last_closed_box(text)
+    if found is None:
+        return None
+    return _without_boxes(text[found[0] : found[1]])
+
+
+def _without_boxes(content: str) -> str:
+    """Balanced content with every inner ``\\boxed{x}`` replaced by ``x``; one linear pass."""
+    if "\\boxed" not in content:
+        return content
+    kept: list[str] = []
+    is_box: list[bool] = []
+    position = 0
+    for match in _BRACES.finditer(content):
+        mark = match.group()
+        drop = False
+        if mark.startswith("\\boxed"):
+            is_box.append(True)
+            drop = True
+        elif mark == "{":
+            is_box.append(False)
+        elif mark == "}" and is_box:
+            drop = is_box.pop()
+        if drop:
+            kept.append(content[position : match.start()])
+            position = match.end()
+    kept.append(content[position:])
+    return "".join(kept)
+
+
+def _last_closed_box(text: str) -> tuple[int, int] | None:
+    """``(start, end)`` of the content of the box whose closing brace comes last; one linear pass."""
+    open_braces: list[int] = []  # start of content for a box, -1 for any other brace
+    found = None
+    for match in _BRACES.finditer(text):
+        mark = match.group()
+        if mark == "}":
+            if open_braces and (start := open_braces.pop()) >= 0:
+                found = (start, match.start())
+        elif mark == "{":
+            open_braces.append(-1)
+        elif mark.startswith("\\boxed"):
+            open_braces.append(match.end())
+    return found
+
+
+def _answer_line(text: str, truncated: bool) -> str | None:
+    """The cleaned content of the last ``Answer:`` line, empty where it says nothing; None without such a line."""
+    if "nswer" not in text and "NSWER" not in text:
+        return None
+    last = None
+    for match in _ANSWER_LINE.finditer(text):
+        last = match
+    if last is None or (truncated and last.end() == len(text)):
+        return None
+    return clean(last.group(1).strip(" \t*_"))
+
+
+def clean(answer: str) -> str:
+    """Trim white space, math and markdown delimiters around the whole answer, and a trailing period."""
+    answer = answer.strip()
+    changed = answer[-1:] in _LAST_OF_WRAPPED and len(answer) <= MAX_ANSWER_CHARS
+    while changed and answer:
+        changed = False
+        if answer[-1] == "." and not answer.endswith(".."):
+            answer, changed = answer[:-1].rstrip(), True
+        if answer.endswith("**") and "**" not in answer[:-2]:
+            answer, changed = answer[:-2].rstrip(), True
+        for opening, closing in _WRAPPERS:
+            inner = answer[len(opening) : -len(closing)]
+            wrapped = answer.startswith(opening) and answer.endswith(closing) and len(answer) > len(opening + closing)
+            if wrapped and opening not in inner and closing not in inner:
+                answer, changed = inner.strip(), True
+    return answer
+
+
+def reference_of(text: str) -> str:
+    """The answer a reference states: its box if it has one, else all of it."""
+    boxed = last_box(text)
+    return clean(text if boxed is None else boxed)

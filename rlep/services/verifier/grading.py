@@ -1,0 +1,180 @@
+"""The full path, for worker processes only: plain LaTeX in, math-verify between, exact guards behind.
+
+Nothing here formats a symbolic object: ``str`` of a parsed tower can take for ever, and only a kill stops it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from math_verify.grader import should_treat_as_complex, verify
+
+from rlep.services.verifier import guards, notation, quantity, words
+from rlep.services.verifier.quantity import Quantity
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+
+Found = Literal["correct", "wrong", "unparsable"]
+
+_NORMALISATION = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_FUNCTION_LIKE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\s*\(")
+_OR = re.compile(r"\\(?:text|mathrm|mbox)\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An answer as the full path sees it."""
+
+    latex: str
+    """In plain LaTeX."""
+    quantity: Quantity
+    phrase: str | None
+    """Its words, where it is nothing else."""
+    expression: Any | None
+    """Its symbolic form; None where the engine cannot read it."""
+
+
+def judge(reference: str, answer: str) -> tuple[Found, str | None]:
+    """``(status, answer)``. Raises MemoryError; may never return."""
+    return compare(read_reference(reference), read(answer)), answer
+
+
+@lru_cache(maxsize=256)
+def read_reference(text: str) -> Reading:
+    """A reference, read once per process."""
+    return read(text)
+
+
+def read(text: str) -> Reading:
+    """Take an answer apart and parse its body."""
+    latex = notation.to_latex(text)
+    parts = quantity.read(latex)
+    phrase = words.phrase_of(latex)
+    return Reading(latex, parts, phrase, parse(parts.body) if phrase is None else None)
+
+
+def compare(gold: Reading, target: Reading) -> Found:
+    """The contract's order: words, then values, then what stands around them."""
+    if gold.latex == target.latex:
+        return "correct"
+    if gold.phrase is not None or target.phrase is not None:
+        return "correct" if gold.phrase == target.phrase else "wrong"
+    choice = words.choice_of(gold.latex)
+    if choice is not None and choice == words.choice_of(target.latex):
+        return "correct"
+    if target.quantity.base is not None or gold.quantity.base is not None:
+        same = gold.quantity.body.lstrip("0") == target.quantity.body.upper().lstrip("0")
+        return "correct" if same and not quantity.disagree(gold.quantity, target.quantity) else "wrong"
+    if target.expression is None:
+        return "unparsable"
+    if gold.expression is None or quantity.disagree(gold.quantity, target.quantity):
+        return "wrong"
+    return "correct" if _equal(gold, target) else "wrong"
+
+
+def _equal(gold: Reading, target: Reading) -> bool:
+    left, right = gold.quantity.body, target.quantity.body
+    if verify(gold.expression, target.expression, timeout_seconds=None, allow_set_relation_comp=True):
+        if guards.is_relation(gold.expression) != guards.is_relation(target.expression):
+            wanted, found = _solution_set(gold), _solution_set(target)
+            if wanted is not None and found is not None:
+                return _same_set(wanted, found)
+        return guards.stands(left, right, gold.expression, target.expression)
+    return guards.consistent(target.expression) and _missed(gold, target)
+
+
+def _missed(gold: Reading, target: Reading) -> bool:
+    """Whether two answers are equal in a way the engine does not see; every way is exact."""
+    one, two = guards.exact_value(gold.expression), guards.exact_value(target.expression)
+    if one is not None and two is not None:
+        return one == two
+    if _flipped(gold.expression, target.expression) or _as_sets(gold, target):
+        return True
+    if _equal_complex(gold.expression, target.expression):
+        return True
+    return _equal_products(gold.quantity.body, target.quantity.body)
+
+
+def _flipped(gold: Any, target: Any) -> bool:
+    """``42 = x`` for 42."""
+    if not (isinstance(target, sympy.Eq) and isinstance(target.rhs, sympy.Symbol)) or guards.is_relation(gold):
+        return False
+    value, wanted = guards.exact_value(target.lhs), guards.exact_value(gold)
+    return value is not None and value == wanted
+
+
+def _as_sets(gold: Reading, target: Reading) -> bool:
+    """An inequality in one unknown, or several joined by ``or``, for an interval or a union."""
+    wanted = _solution_set(gold)
+    found = _solution_set(target)
+    return wanted is not None and found is not None and _same_set(wanted, found)
+
+
+def _same_set(one: Any, other: Any) -> bool:
+    return bool(one == other) or one.symmetric_difference(other) is sympy.S.EmptySet
+
+
+def _solution_set(reading: Reading) -> Any | None:
+    parts = [parse(part.strip(" ,")) for part in _OR.split(reading.quantity.body)]
+    sets = [_real_set(part) for part in parts]
+    return None if None in sets else sympy.Union(*sets)
+
+
+def _real_set(expression: Any) -> Any | None:
+    if isinstance(expression, (sympy.Interval, sympy.Union, sympy.Complement)):
+        return guards.with_exact_decimals(expression)
+    if isinstance(expression, sympy.FiniteSet) or not guards.is_relation(expression):
+        return None
+    if len(expression.free_symbols) != 1 or expression.has(sympy.Eq):
+        return None
+    try:
+        return guards.with_exact_decimals(expression).as_set()
+    except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _equal_complex(gold: Any, target: Any) -> bool:
+    """``i`` as the imaginary unit: ``|3+4i|``, ``i^2``, ``e^{i\\pi}``."""
+    if not (isinstance(gold, sympy.Expr) and isinstance(target, sympy.Expr)):
+        return False
+    names = gold.free_symbols | target.free_symbols
+    if not any(name.name == "i" for name in names) or not all(name.name in ("i", "z") for name in names):
+        return False
+    unit = {name: sympy.I for name in names if name.name == "i"}
+    left, right = gold.doit().subs(unit), target.doit().subs(unit)
+    return bool(sympy.simplify(left - right).is_zero) and guards.stands("", "", left, right)
+
+
+def _equal_products(gold: str, target: str) -> bool:
+    """A letter before a bracket as a factor, ``k(2)`` as ``2k``, where the engine reads a function."""
+    if "=" in gold or "=" in target:
+        return False
+    rewritten = [_FUNCTION_LIKE.sub(r"\1\\cdot (", text) for text in (gold, target)]
+    if rewritten == [gold, target]:
+        return False
+    left, right = parse(rewritten[0]), parse(rewritten[1])
+    if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
+        return False
+    return bool(verify(left, right, timeout_seconds=None)) and guards.stands(gold, target, left, right)
+
+
+def parse(text: str) -> Any | None:
+    """The symbolic form of plain LaTeX, or None where the engine cannot read it."""
+    try:
+        latex = normalize_latex(text, config=_NORMALISATION)
+        return latex2sympy(
+            latex, is_real=not should_treat_as_complex(latex), convert_degrees=False, normalization_config=None
+        )
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - the grammar raises bare Exception for whatever it does not know
+        return None

@@ -1,0 +1,214 @@
+"""Exact checks behind the symbolic engine, in worker processes only.
+
+``stands`` turns an equality that the engine found into ``wrong`` where exact arithmetic or more digits refute it; it
+never turns anything into ``correct``. Nothing here formats an expression, other than single numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.logic import And
+from sympy.core.relational import Relational
+
+_MAX_BITS = 40_000
+"""Larger exact powers are left to numerics."""
+_DIGITS = 40
+_RELATIVE = sympy.Float("1e-12")
+_RELATIVE_DECIMAL = sympy.Float("1e-6")
+"""How far a decimal may be from the irrational number it stands for, relative to that number."""
+_VANISHING = sympy.Float("1e-60")
+_WITNESSES = tuple(Fraction(top, bottom) for top, bottom in ((7, 5), (13, 4), (23, 7), (31, 9), (41, 17), (53, 12)))
+
+
+def stands(reference: str, answer: str, gold: Any, target: Any) -> bool:
+    """Whether ``gold == target``, as found by the engine, stands."""
+    if not (consistent(target) and _one_value(answer)):
+        return False
+    if _kind_of_brackets(reference, answer) or _repeats_itself(reference, answer, target):
+        return False
+    pairs = list(_parts(_right_side(gold, target), _right_side(target, gold)))
+    return not any(_refuted(left, right) for left, right in pairs)
+
+
+def consistent(expression: Any) -> bool:
+    """Whether neighbouring sides of a chain of ``=`` without unknowns agree: ``43 = 42`` and ``n = 41 = 42`` do not."""
+    links = expression._unsorted_args if isinstance(expression, And) else (expression,)
+    for link in links:
+        if isinstance(link, sympy.Eq) and not _has_unknowns(link.lhs) and not _has_unknowns(link.rhs):
+            if not (isinstance(link.lhs, sympy.Expr) and isinstance(link.rhs, sympy.Expr)):
+                continue
+            if _refuted(link.lhs, link.rhs):
+                return False
+    return True
+
+
+def _one_value(answer: str) -> bool:
+    """Whether an approximation, where the answer states one, is one: ``42 \\approx 41`` states two values."""
+    sides = re.split(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])", answer)
+    numbers = [float(side) for side in sides if re.fullmatch(r"\s*[+-]?\d{1,15}(?:\.\d{1,15})?\s*", side)]
+    return all(math.isclose(number, numbers[0], rel_tol=0.01) for number in numbers)
+
+
+def _kind_of_brackets(reference: str, answer: str) -> bool:
+    """Whether one side is a set in braces and the other an ordered tuple or interval in parentheses or brackets."""
+    kinds = {_brackets(reference), _brackets(answer)}
+    return kinds == {"set", "tuple"}
+
+
+def _repeats_itself(reference: str, answer: str, target: Any) -> bool:
+    """Whether the answer lists a value more often than the reference: ``2, 2`` is not 2. Braces make a set of it."""
+    if not isinstance(target, sympy.FiniteSet) or "\\{" in answer or any(mark in answer for mark in "([|"):
+        return False
+    return answer.count(",") + 1 > len(target.args) and answer.count(",") > reference.count(",")
+
+
+def _brackets(latex: str) -> str | None:
+    latex = latex.strip()
+    if latex.startswith("\\{") and latex.endswith("\\}"):
+        return "set"
+    if latex[:1] in "([" and latex[-1:] in ")]" and latex[:1] and "," in latex and _closes_last(latex):
+        return "tuple"
+    return None
+
+
+def _closes_last(latex: str) -> bool:
+    depth = 0
+    for position, character in enumerate(latex):
+        depth += (character in "([") - (character in ")]")
+        if depth == 0:
+            return position == len(latex) - 1
+    return False
+
+
+def _right_side(expression: Any, other: Any) -> Any:
+    """The value of ``x = value`` where the other side is no equation; the engine compares that."""
+    if isinstance(expression, And):
+        expression = expression._unsorted_args[-1]
+    if isinstance(expression, sympy.Eq) and not isinstance(other, (sympy.Eq, And)):
+        return expression.rhs
+    return expression
+
+
+def _parts(gold: Any, target: Any) -> Iterator[tuple[Any, Any]]:
+    """The pairs of scalar expressions two equal objects are made of, where their order says which belong together."""
+    if isinstance(gold, sympy.MatrixBase) and isinstance(target, sympy.MatrixBase):
+        if gold.shape == target.shape:
+            yield from zip(gold.flat(), target.flat(), strict=True)
+    elif isinstance(gold, sympy.Interval) and isinstance(target, sympy.Interval):
+        yield from ((gold.start, target.start), (gold.end, target.end))
+    elif isinstance(gold, sympy.Tuple) and isinstance(target, sympy.Tuple) and len(gold) == len(target):
+        for left, right in zip(gold, target, strict=True):
+            yield from _parts(left, right)
+    elif isinstance(gold, sympy.FiniteSet) and isinstance(target, sympy.FiniteSet):
+        yield from _matched(list(gold.args), list(target.args))
+    elif isinstance(gold, sympy.Eq) and isinstance(target, sympy.Eq) and gold.lhs == target.lhs:
+        yield gold.rhs, target.rhs
+    elif isinstance(gold, sympy.Expr) and isinstance(target, sympy.Expr):
+        yield gold, target
+
+
+def _matched(gold: list[Any], target: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Elements of two sets in order of their exact values; nothing unless all of them are rational."""
+    left, right = [exact_value(item) for item in gold], [exact_value(item) for item in target]
+    if len(left) == len(right) and None not in left and None not in right:
+        yield from zip(sorted(left), sorted(right), strict=True)  # type: ignore[type-var]
+
+
+def _refuted(left: Any, right: Any) -> bool:
+    """Whether two scalars are certainly different."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left != right
+    exact_left, exact_right = exact_value(left), exact_value(right)
+    if exact_left is not None and exact_right is not None:
+        return exact_left != exact_right
+    tolerance = _RELATIVE_DECIMAL if left.has(sympy.Float) or right.has(sympy.Float) else _RELATIVE
+    names = sorted(left.free_symbols | right.free_symbols, key=lambda symbol: str(symbol.name))
+    if len(names) > len(_WITNESSES) or not all(isinstance(name, sympy.Symbol) for name in names):
+        return False
+    values = {name: sympy.Rational(w.numerator, w.denominator) for name, w in zip(names, _WITNESSES, strict=False)}
+    return _differ_numerically(left, right, values, tolerance)
+
+
+def _differ_numerically(left: Any, right: Any, values: dict[Any, Any], tolerance: Any) -> bool:
+    try:
+        one = left.doit().subs(values).evalf(_DIGITS, maxn=200)
+        two = right.doit().subs(values).evalf(_DIGITS, maxn=200)
+        if not (one.is_number and two.is_number and one.is_finite and two.is_finite):
+            return False
+        size = max(abs(one), abs(two))
+        return bool(size > _VANISHING and abs(one - two) > tolerance * size)
+    except (ValueError, TypeError, ArithmeticError, AttributeError, NotImplementedError):
+        return False  # not a number the engine can compute: its own verdict stands
+
+
+def exact_value(expression: Any) -> Fraction | None:
+    """The exact rational value of an expression in numbers only, decimals taken as written; None for anything else."""
+    if isinstance(expression, Fraction):
+        return expression
+    if isinstance(expression, sympy.Rational):
+        return Fraction(int(expression.p), int(expression.q))
+    if isinstance(expression, sympy.Float):
+        return _written(expression)
+    if isinstance(expression, sympy.UnevaluatedExpr):
+        return exact_value(expression.args[0])
+    if isinstance(expression, sympy.Abs):
+        inner = exact_value(expression.args[0])
+        return None if inner is None else abs(inner)
+    if isinstance(expression, sympy.factorial):
+        inner = exact_value(expression.args[0])
+        small = inner is not None and inner.denominator == 1 and 0 <= inner <= 1000
+        return Fraction(math.factorial(int(inner))) if inner is not None and small else None
+    if isinstance(expression, (sympy.Add, sympy.Mul)):
+        return _fold(expression)
+    if isinstance(expression, sympy.Pow):
+        return _power(exact_value(expression.base), exact_value(expression.exp))
+    return None
+
+
+def with_exact_decimals(expression: Any) -> Any:
+    """The expression with every decimal as the fraction that was written."""
+    exact = {number: _written(number) for number in expression.atoms(sympy.Float)}
+    return expression.xreplace(
+        {n: sympy.Rational(f.numerator, f.denominator) for n, f in exact.items() if f is not None}
+    )
+
+
+def _written(number: Any) -> Fraction | None:
+    """A decimal as it was written, not its nearest binary fraction."""
+    if not number.is_finite or abs(int(sympy.Float(number)._mpf_[2])) > _MAX_BITS:
+        return None
+    return Fraction(str(number))
+
+
+def _fold(expression: Any) -> Fraction | None:
+    total = Fraction(0) if isinstance(expression, sympy.Add) else Fraction(1)
+    for argument in expression.args:
+        value = exact_value(argument)
+        if value is None:
+            return None
+        total = total + value if isinstance(expression, sympy.Add) else total * value
+        if max(total.numerator.bit_length(), total.denominator.bit_length()) > _MAX_BITS:
+            return None
+    return total
+
+
+def _power(base: Fraction | None, exponent: Fraction | None) -> Fraction | None:
+    if base is None or exponent is None or exponent.denominator != 1 or (base == 0 and exponent <= 0):
+        return None
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    return base ** int(exponent) if bits * abs(int(exponent)) <= _MAX_BITS else None
+
+
+def _has_unknowns(expression: Any) -> bool:
+    return bool(getattr(expression, "free_symbols", True))
+
+
+def is_relation(expression: Any) -> bool:
+    """Whether this is an inequality or equation, or a chain of them."""
+    return isinstance(expression, (Relational, And))

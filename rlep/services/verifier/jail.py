@@ -1,0 +1,111 @@
+"""What a worker process may use: CPU time, memory, files, and nothing of the network. Linux; each limit is inherited.
+
+Network, new processes and signals to others are refused by a seccomp filter where the kernel and the machine type
+allow one (x86-64 and AArch64); elsewhere the resource limits stand alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import resource
+import signal
+import struct
+from dataclasses import dataclass
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_SECCOMP = 22
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+
+# BPF instructions (linux/bpf_common.h) and seccomp return values (linux/seccomp.h)
+_LOAD_WORD = 0x20
+_JUMP_EQUAL = 0x15
+_RETURN = 0x06
+_ALLOW = 0x7FFF0000
+_REFUSE = 0x00050000 | 1  # errno EPERM
+
+_REFUSED_CALLS = {
+    # socket, socketpair, clone, fork, vfork, execve, kill, ptrace, execveat, clone3
+    "x86_64": (0xC000003E, (41, 53, 56, 57, 58, 59, 62, 101, 322, 435)),
+    # socket, socketpair, clone, execve, kill, ptrace, execveat, clone3
+    "aarch64": (0xC00000B7, (198, 199, 220, 221, 129, 117, 281, 435)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one job, and the process that runs it, may use."""
+
+    cpu_seconds: float = 1.0
+    """CPU time of one job, in seconds."""
+    wall_seconds: float = 30.0
+    """Backstop for a job that waits instead of computing, in seconds."""
+    memory_mb: int = 768
+    """Address space of the process, in MiB."""
+    recycle_mb: int = 384
+    """A process larger than this after a batch is replaced, in MiB of resident memory."""
+    recycle_jobs: int = 2000
+    """A process is replaced after this many jobs."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; exit now if ``parent`` is gone already."""
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def confine(limits: Limits) -> None:
+    """Apply the limits that hold for a process's whole life; there is no way back."""
+    memory = limits.memory_mb << 20
+    for kind, value in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
+    refuse_network()
+
+
+def start_clock(cpu_seconds: float) -> None:
+    """Have the kernel kill this process once it has used ``cpu_seconds`` more of CPU time, whatever it is doing then."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    last_resort = math.ceil(used.ru_utime + used.ru_stime + cpu_seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (last_resort, resource.RLIM_INFINITY))
+    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+
+
+def stop_clock() -> None:
+    """The job is done."""
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def refuse_network() -> bool:
+    """Install the seccomp filter; False where this machine has none to offer."""
+    architecture, calls = _REFUSED_CALLS.get(platform.machine(), (0, ()))
+    if not calls:
+        return False
+    program = [
+        (_LOAD_WORD, 0, 0, 4),
+        (_JUMP_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD_WORD, 0, 0, 0),
+    ]
+    for index, call in enumerate(calls):
+        program.append((_JUMP_EQUAL, len(calls) - index, 0, call))
+    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
+    libc = _libc()
+    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        return False
+    return bool(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0) == 0)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

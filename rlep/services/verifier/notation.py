@@ -1,0 +1,132 @@
+"""One notation for what people and models write: unicode, spacing, repeating decimals and old commands as plain LaTeX."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from fractions import Fraction
+
+_SYMBOLS = {
+    "π": "\\pi ", "∞": "\\infty ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "λ": "\\lambda ",
+    "μ": "\\mu ", "φ": "\\phi ", "ω": "\\omega ", "Δ": "\\Delta ", "ε": "\\epsilon ", "σ": "\\sigma ", "τ": "\\tau ",
+    "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "/", "∕": "/", "⁄": "/", "±": "\\pm ",
+    "∓": "\\mp ", "−": "-", "–": "-", "‐": "-", "‑": "-", "≤": "\\le ", "≥": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ",
+    "≠": "\\ne ", "≈": "\\approx ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ", "ø": "\\emptyset ",
+    "Ø": "\\emptyset ", "∖": "\\setminus ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}",
+    "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "°": "^\\circ ", "º": "^\\circ ", "∣": "|", "⟨": "(", "⟩": ")", "′": "'",
+    "“": '"', "”": '"', "‘": "'", "’": "'", "∫": "\\int ", "∑": "\\sum ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
+    "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": "\\text{ or }", "∧": "\\text{ and }", "…": "\\ldots ", "¢": "\\text{ cents}",
+}  # fmt: skip
+_TRANSLATION = str.maketrans(_SYMBOLS)
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ"
+_LOWERED = "₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ"
+_RAISED_TO_PLAIN = str.maketrans(_RAISED, "0123456789+-()nix")
+_LOWERED_TO_PLAIN = str.maketrans(_LOWERED, "0123456789+-()nx")
+_RAISED_RUN = re.compile(f"[{_RAISED}]+")
+_LOWERED_RUN = re.compile(f"[{_LOWERED}]+")
+_ROOT = re.compile(r"([√∛∜])\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
+_ROOT_DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
+
+_COMMANDS = (
+    (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut)(?![a-zA-Z])\.?"), ""),
+    (re.compile(r"\\!"), ""),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\ |~)(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|\\(?:thin|med|thick|enspace)space|\\hspace\{[^{}]*\}"), " "),
+    (re.compile(r"\\varnothing(?![a-zA-Z])|\\O(?![a-zA-Z])|\\\{\s*\\\}"), r"\\emptyset "),
+    (re.compile(r"\\(?:geqslant|geqq|geq)(?![a-zA-Z])"), r"\\ge "),
+    (re.compile(r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])"), r"\\le "),
+    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne "),
+    (re.compile(r"\\(?:text|mathrm|mbox)\{\s*(?:percent|per cent|pct|\\?%)\s*\}"), r"\\%"),
+    (re.compile(r"\\(?:[lr]?vert|mid)(?![a-zA-Z])"), "|"),
+    (re.compile(r"\\[lr]brace(?![a-zA-Z])"), lambda match: "\\{" if match.group()[1] == "l" else "\\}"),
+    (re.compile(r"\\langle(?![a-zA-Z])"), "("),
+    (re.compile(r"\\rangle(?![a-zA-Z])"), ")"),
+    (re.compile(r"\\lg(?![a-zA-Z])"), r"\\log_{10} "),
+    (re.compile(r"\\(?:lor|vee)(?![a-zA-Z])"), r"\\text{ or }"),
+    (re.compile(r"\\(?:land|wedge)(?![a-zA-Z])"), r"\\text{ and }"),
+    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\\(?:mathrm|text|textit|mathit|operatorname)\{\s*([eix])\s*\}"), r"\1 "),
+    (re.compile(r"\\operatorname\{(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|gcd|lcm|max|min)\}"), r"\\\1 "),
+    (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|ensuremath)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
+    (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*\{"), r"\\frac{\1}{"),
+    (re.compile(r"\\text\{\s*([+-]?\d[\d,]*(?:\.\d+)?)\s*\}"), r"\1"),
+    (re.compile(r"(?<![\d/.,^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),
+    (re.compile(r"(?<=[(\[,])\s*\+\s*\\infty"), r"\\infty"),
+)  # fmt: skip
+
+_INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:\\text\{\s*)?infin(?:ity|ite)(?:\s*\})?(?![a-zA-Z])", re.IGNORECASE)
+_BAR = r"\\(?:overline|bar|dot)\s*\{?\s*(\d{1,60})\s*\}?"
+_REPEATING = re.compile(rf"(?<![\d.])(\d{{1,60}})\.(\d{{0,60}})(?:{_BAR}|\((\d{{1,60}})\)(?!\s*[\^\d]))")
+_DOTTED = re.compile(r"(?<![\d.])(\d{1,60})\.(\d{3,120})\s*(?:\\[lc]?dots|\\ldots|\.\.\.)")
+_DEGREES_IN_FUNCTION = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?"
+)
+
+
+def to_latex(text: str) -> str:
+    """Text in plain LaTeX; linear in its length, and never shorter of meaning: only spelling changes."""
+    if not text.isascii():
+        text = _from_unicode(text)
+    if "\\" in text or "~" in text or "/" in text:
+        for pattern, replacement in _COMMANDS:
+            text = pattern.sub(replacement, text)
+        text = _DEGREES_IN_FUNCTION.sub(r"\1(\\frac{\2\\pi}{180})", text)
+    if "." in text:
+        text = _DOTTED.sub(_dotted_fraction, _REPEATING.sub(_repeating_fraction, text))
+    if "infin" in text:
+        text = _INFINITY.sub(r"\\infty", text)
+    return text.strip().lstrip("=").strip()
+
+
+def _from_unicode(text: str) -> str:
+    text = _ROOT.sub(_root, text)
+    text = _ROOT.sub(_root, text)  # a root of a root
+    text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED_TO_PLAIN) + "}", text)
+    text = _LOWERED_RUN.sub(lambda run: "_{" + run.group().translate(_LOWERED_TO_PLAIN) + "}", text)
+    text = "".join(map(_spelled, text)).translate(_TRANSLATION)
+    return unicodedata.normalize("NFKC", text)
+
+
+def _root(match: re.Match[str]) -> str:
+    radicand = match.group(2)
+    inner = radicand[1:-1] if radicand[0] in "({" else radicand
+    return f"\\sqrt{_ROOT_DEGREE[match.group(1)]}{{{inner}}}"
+
+
+def _spelled(character: str) -> str:
+    """A vulgar fraction as ``\\frac``, an invisible format character as nothing, anything else as it is."""
+    if character.isascii():
+        return character
+    if unicodedata.category(character) in ("Cf", "Cc"):
+        return ""
+    if unicodedata.category(character) == "No" and (parts := unicodedata.normalize("NFKC", character)).count("⁄") == 1:
+        top, bottom = parts.split("⁄")
+        return f"\\frac{{{top}}}{{{bottom}}}"
+    return character
+
+
+def _repeating_fraction(match: re.Match[str]) -> str:
+    whole, lead, barred, parenthesised = match.groups()
+    return _fraction(whole, lead, barred or parenthesised)
+
+
+def _dotted_fraction(match: re.Match[str]) -> str:
+    """``0.333...`` as 1/3, where the shown digits end in a block seen at least three times, or twice from two digits on."""
+    whole, digits = match.groups()
+    for period in range(1, len(digits) // 2 + 1):
+        times = 3 if period == 1 else 2
+        block = digits[-period:]
+        if len(digits) >= period * times and digits.endswith(block * times):
+            lead = digits
+            while lead.endswith(block):
+                lead = lead[:-period]
+            return _fraction(whole, lead, block)
+    return match.group()
+
+
+def _fraction(whole: str, lead: str, block: str) -> str:
+    """``whole.lead(block)`` exactly: the block over as many nines, shifted behind the lead."""
+    value = Fraction(int(whole + lead)) + Fraction(int(block), 10 ** len(block) - 1)
+    value /= 10 ** len(lead)
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"

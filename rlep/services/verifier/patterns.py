@@ -1,0 +1,52 @@
+"""Exact match for answers that are not mathematics: the whole response, or what a regular expression picks from it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from rlep.errors import ConfigError
+from rlep.services.verifier.local import LocalVerifier
+from rlep.types import Status
+
+_MAX_TEXT = 20_000
+"""A pattern sees this many characters at the end of a response."""
+
+
+def exact_match() -> LocalVerifier:
+    """The whole response equals the reference; a truncated one is ``no_answer``."""
+    return LocalVerifier("exact", lambda reference, text, cut: _compare(reference, None if cut else text.strip()))
+
+
+def pattern_match(pattern: str) -> LocalVerifier:
+    """The last match in the response (its group 1, if there is one) equals the reference.
+
+    Raises ConfigError for a pattern that does not compile. The pattern is trusted: a careless one can be slow.
+    """
+    try:
+        compiled = re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"verifier pattern {pattern!r} is no regular expression: {error}") from error
+    return LocalVerifier("regex", lambda reference, text, cut: _compare(reference, _pick(compiled, text, cut)))
+
+
+def _pick(pattern: re.Pattern[str], text: str, truncated: bool) -> str | None:
+    """The answer; of a truncated text only a match that does not touch its end."""
+    tail = text[-_MAX_TEXT:]
+    last = None
+    for match in pattern.finditer(tail):
+        last = match
+    if last is None or (truncated and last.end() == len(tail)):
+        return None
+    return last.group(1 if pattern.groups else 0)
+
+
+def _compare(reference: str, answer: str | None) -> tuple[Status, str | None]:
+    if not answer:
+        return "no_answer", None
+    return ("correct" if _plain(answer) == _plain(reference) else "wrong"), answer
+
+
+def _plain(text: str) -> str:
+    """NFKC, case-folded, white space collapsed; nothing else is forgiven."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -1,0 +1,76 @@
+"""Several killable workers behind one queue of jobs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from rlep.errors import ConfigError, VerifierError
+from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.supervisor import Job, Reply, Worker
+
+_CHUNK = 16
+"""Most jobs that go to a worker at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Jobs for one worker, and where their replies are awaited."""
+
+    jobs: Sequence[Job]
+    replies: Future[list[Reply]]
+
+
+class WorkerPool:
+    """``workers`` killable processes, each owned by a thread that takes chunks of jobs from one queue."""
+
+    def __init__(self, task: str, limits: Limits, workers: int) -> None:
+        if workers < 1:
+            raise ConfigError(f"verifier workers must be at least 1, not {workers}")
+        self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
+        self._workers = [Worker(task, limits) for _ in range(workers)]
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._supervise, args=(worker,), name=f"verifier-{index}", daemon=True)
+            for index, worker in enumerate(self._workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def restarts(self) -> int:
+        """Processes replaced after a job ended them."""
+        return sum(worker.restarts for worker in self._workers)
+
+    def grade(self, jobs: Sequence[Job]) -> list[Reply]:
+        """One reply per job, in order; spread over all workers. Raises VerifierError when the pool is closed."""
+        if self._closing.is_set():
+            raise VerifierError("this verifier is closed")
+        chunks = [_Chunk(jobs[at : at + _CHUNK], Future()) for at in range(0, len(jobs), _CHUNK)]
+        for chunk in chunks:
+            self._chunks.put(chunk)
+        return [reply for chunk in chunks for reply in chunk.replies.result()]
+
+    def _supervise(self, worker: Worker) -> None:
+        worker.start()
+        try:
+            while (chunk := self._chunks.get()) is not None:
+                try:
+                    chunk.replies.set_result(worker.grade(chunk.jobs))
+                except VerifierError as error:
+                    chunk.replies.set_exception(error)
+        finally:
+            worker.kill()
+
+    def close(self) -> None:
+        """Finish the chunks already queued, then end every process and thread. Idempotent."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        for _ in self._threads:
+            self._chunks.put(None)
+        for thread in self._threads:
+            thread.join()

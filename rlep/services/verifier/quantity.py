@@ -1,0 +1,171 @@
+"""What stands around a number: its unit and its base. A wrong one makes the answer wrong, whatever the digits are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_UNIT_NAMES = {
+    "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre", "km": "kilometer kilometre",
+    "in": "inch inche", "ft": "foot feet", "yd": "yard", "mi": "mile", "mg": "milligram", "g": "gram gm gramme",
+    "kg": "kilogram", "lb": "pound", "oz": "ounce", "ml": "milliliter millilitre", "l": "liter litre", "gal": "gallon",
+    "ms": "millisecond", "s": "second sec", "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "",
+    "year": "yr", "deg": "degree", "rad": "radian", "dollar": "usd buck", "cent": "", "euro": "eur", "mph": "",
+    "km/h": "kph kmh kmph", "m/s": "", "hz": "hertz", "n": "newton", "j": "joule", "w": "watt", "kw": "kilowatt",
+    "v": "volt", "a": "ampere amp", "mol": "mole", "k": "kelvin", "unit": "", "acre": "", "hectare": "",
+}  # fmt: skip
+_CANONICAL = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
+_PLAIN_LETTERS = "mshgl"
+"""Single letters that count as a unit without ``\\text``, and only after a plain number and a space."""
+_NOT_UNITS = frozenset(
+    {
+        *("or", "and", "not", "nor", "if", "is", "are", "was", "when", "where", "which", "maybe", "possibly", "but"),
+        *(
+            "for",
+            "with",
+            "the",
+            "then",
+            "else",
+            "only",
+            "no",
+            "yes",
+            "either",
+            "times",
+            "plus",
+            "minus",
+            "power",
+            "mod",
+        ),
+        *("sin", "cos", "tan", "log", "ln", "exp", "pi", "root", "squared", "cubed", "factorial", "base", "percent"),
+        *("pct", "percentage", "dozen", "hundred", "thousand", "million", "billion"),
+    }
+)
+
+_TEXT = r"\\(?:text|mathrm|mbox|textrm|textbf|textit|rm|operatorname|hbox)\s*"
+_RAISED = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
+_TEXT_UNIT = re.compile(rf"(.*\S)\s*{_TEXT}\{{\s*([^{{}}]{{1,40}}?)\s*\}}{_RAISED}\s*", re.DOTALL)
+_BARE_UNIT = re.compile(rf"(.*[\d)}}.])(\s*)([a-zA-Z][a-zA-Z./ ]{{0,30}}){_RAISED}\s*", re.DOTALL)
+_DEGREE_UNIT = re.compile(r"(.*\S)\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*)?([CFcf]?)\}?\s*", re.DOTALL)
+_MONEY = re.compile(r"(-?)\s*(?:\\?\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£])\s*(.*)", re.DOTALL)
+_MONEY_AFTER = re.compile(r"(.*\d)\s*(?:\\?\$|[€£])\s*", re.DOTALL)
+_ALL_TEXT = re.compile(rf"{_TEXT}\{{([^{{}}\\]*\d[^{{}}\\]*)\}}")
+_BASE = re.compile(
+    rf"[({{\s]*(-?[0-9a-zA-Z]+)[)}}\s]*_\s*\{{?\s*(?:{_TEXT}\{{?)?\s*"
+    r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)[\s}]*",
+    re.IGNORECASE,
+)
+_BASE_NAMES = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12,
+    "sixteen": 16,
+}  # fmt: skip
+_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}]|\\(?:frac|sqrt|pi|cdot|times|pm|infty)(?![a-zA-Z])|\[\d\])+")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """An answer taken apart, e.g. ``5\\text{ cm}^2`` as ``5`` and ``cm^2``, or ``1010_2`` as ``1010`` and 2."""
+
+    body: str
+    unit: str | None = None
+    base: int | None = None
+
+
+def read(latex: str) -> Quantity:
+    """Split an answer in plain LaTeX into its number and what stands around it."""
+    if match := _ALL_TEXT.fullmatch(latex):
+        latex = match.group(1)
+    if match := _BASE.fullmatch(latex):
+        name = match.group(2).lower()
+        base = _BASE_NAMES.get(name) or int(name)
+        if 2 <= base <= 36 and _has_digits_of(match.group(1), base):
+            return Quantity(match.group(1).upper(), None, base)
+    for split in (_money, _degrees, _text_unit, _bare_unit):
+        if (quantity := split(latex)) is not None:
+            return quantity
+    return Quantity(latex)
+
+
+def disagree(reference: Quantity, answer: Quantity) -> bool:
+    """Whether unit or base make the answer wrong.
+
+    A missing unit takes the other side's. A missing base takes the reference's; an answer in a base other than ten
+    to a reference without one is wrong.
+    """
+    if reference.unit is not None and answer.unit is not None and reference.unit != answer.unit:
+        return True
+    if answer.base is not None:
+        return answer.base != (reference.base or 10)
+    return False
+
+
+def _has_digits_of(digits: str, base: int) -> bool:
+    try:
+        int(digits, base)
+    except ValueError:
+        return False
+    return any(character.isdigit() for character in digits)
+
+
+def _money(latex: str) -> Quantity | None:
+    if (match := _MONEY.fullmatch(latex)) and _NUMERIC.fullmatch(match.group(2)):
+        return Quantity(match.group(1) + match.group(2), _currency(latex))
+    if (match := _MONEY_AFTER.fullmatch(latex)) and _NUMERIC.fullmatch(match.group(1)):
+        return Quantity(match.group(1), _currency(latex))
+    return None
+
+
+def _currency(latex: str) -> str:
+    return "euro" if "€" in latex else "pound sterling" if "£" in latex else "dollar"
+
+
+def _degrees(latex: str) -> Quantity | None:
+    match = _DEGREE_UNIT.fullmatch(latex)
+    if match is None or not _NUMERIC.fullmatch(match.group(1)):
+        return None
+    return Quantity(match.group(1), "deg" + match.group(2).upper())
+
+
+def _text_unit(latex: str) -> Quantity | None:
+    match = _TEXT_UNIT.fullmatch(latex)
+    if match is None:
+        return None
+    body, name, power = match.groups()
+    unit = canonical_unit(name, power)
+    if unit is None or not (_NUMERIC.fullmatch(body) or unit.split("^")[0] in _UNIT_NAMES):
+        return None
+    return Quantity(body, unit)
+
+
+def _bare_unit(latex: str) -> Quantity | None:
+    match = _BARE_UNIT.fullmatch(latex)
+    if match is None or not _NUMERIC.fullmatch(match.group(1)):
+        return None
+    body, space, name, power = match.groups()
+    name = name.strip(" .")
+    if len(name) == 1 and not (space and name in _PLAIN_LETTERS):
+        return None
+    unit = canonical_unit(name, power)
+    known = unit is not None and unit.split("^")[0] in _UNIT_NAMES
+    if unit is None or not (known or (space and len(name) > 3)):
+        return None
+    return Quantity(body, unit)
+
+
+def canonical_unit(name: str, power: str | None) -> str | None:
+    """``centimetres`` as ``cm``, ``square feet`` as ``ft^2``, an unknown noun in the singular; None for other words."""
+    words = name.lower().replace("\\", " ").replace(".", " ").replace("-", " ").split()
+    if not words or len(words) > 4 or not all(re.fullmatch(r"[a-z/$]+", word) for word in words):
+        return None
+    if any(word in _NOT_UNITS for word in words):
+        return None
+    if words[0] in ("square", "sq", "cubic", "cu") and len(words) > 1:
+        power = "2" if words[0].startswith("sq") else "3"
+        words = words[1:]
+    singular = [_CANONICAL.get(word) or _CANONICAL.get(_singular(word)) or _singular(word) for word in words]
+    unit = " ".join(singular).replace(" per ", "/")
+    unit = {"mi/h": "mph", "km/hour": "km/h"}.get(unit, unit)
+    return f"{unit}^{power}" if power else unit
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if len(word) > 2 and word.endswith("s") and not word.endswith("ss") else word

@@ -1,0 +1,55 @@
+"""Grading a JSON-lines file row by row: ``{"gold": …, "response": …}`` in, the same rows with their verdicts out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rlep.services.verifier.grader import Grader
+
+_BATCH = 256
+
+
+def grade_rows(lines: Iterable[str], verifier: Grader, *, batch: int = _BATCH) -> Iterator[str]:
+    """One JSON object per non-empty line, in order, with ``status``, ``extracted``, ``path``, ``seconds`` added.
+
+    A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with
+    ``error`` (and as ``line``, if it is no object) and does not stop the others. ``batch`` rows are in work at once.
+    """
+    rows = iter(line for line in lines if line.strip())
+    while chunk := list(itertools.islice(rows, batch)):
+        read = [_read(line) for line in chunk]
+        good = [row for row in read if "error" not in row[1]]
+        verdicts = iter(verifier.grade_pairs([row[0] for row in good]))
+        for _, row in read:
+            if "error" not in row:
+                verdict = next(verdicts)
+                row |= {
+                    "status": verdict.status,
+                    "extracted": verdict.extracted,
+                    "path": verdict.path,
+                    "seconds": round(verdict.seconds, 6),
+                }
+            yield json.dumps(row)
+
+
+def _read(line: str) -> tuple[tuple[str, str, bool], dict[str, Any]]:
+    """``((gold, response, truncated), row)``; a malformed row says so under ``error``."""
+    nothing = ("", "", False)
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return nothing, {"line": line.rstrip("\n"), "error": f"not JSON: {error}"}
+    if not isinstance(row, dict):
+        return nothing, {"line": line.rstrip("\n"), "error": f"not a JSON object but {type(row).__name__}"}
+    row.pop("error", None)
+    gold, response = row.get("gold"), row.get("response")
+    if isinstance(gold, (int, float)) and not isinstance(gold, bool):
+        gold = json.dumps(gold)
+    if not isinstance(gold, str) or not isinstance(response, str):
+        wrong = [key for key, value in (("gold", gold), ("response", response)) if not isinstance(value, str)]
+        return nothing, {**row, "error": f"no text under {' and '.join(wrong)}"}
+    cut = row.get("truncated") is True or row.get("finish_reason") == "length"
+    return (gold, response, cut), row

@@ -1,0 +1,63 @@
+"""Counters and a latency histogram, as plain values that can be added up over verifiers."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlep.types import STATUSES, Verdict
+
+LATENCY_BOUNDS: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Upper bounds of the histogram's buckets, in seconds; a last bucket holds everything above."""
+
+PATHS: tuple[str, ...] = ("fast", "full", "gate")
+
+
+@dataclass(frozen=True, slots=True)
+class GradingStats:
+    """What a verifier has done since it was made, e.g. ``by_status = {"correct": 31, "wrong": 96, ...}``."""
+
+    by_status: dict[str, int]
+    """Verdicts by status, every status present."""
+    by_path: dict[str, int]
+    """Verdicts by path: ``fast``, ``full``, ``gate``."""
+    latency_counts: tuple[int, ...]
+    """Verdicts by latency, ``[len(LATENCY_BOUNDS) + 1]``."""
+    latency_seconds: float
+    """Sum of all latencies, in seconds."""
+    restarts: int
+    """Worker processes that were replaced after a job ended them."""
+
+    @property
+    def total(self) -> int:
+        """All verdicts."""
+        return sum(self.latency_counts)
+
+
+class StatsRecorder:
+    """Collects verdicts into ``GradingStats``; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_status: dict[str, int] = dict.fromkeys(STATUSES, 0)
+        self._by_path = dict.fromkeys(PATHS, 0)
+        self._counts = [0] * (len(LATENCY_BOUNDS) + 1)
+        self._seconds = 0.0
+
+    def add(self, verdicts: Sequence[Verdict]) -> None:
+        """Count these verdicts."""
+        with self._lock:
+            for verdict in verdicts:
+                self._by_status[verdict.status] += 1
+                self._by_path[verdict.path] += 1
+                self._counts[bisect_left(LATENCY_BOUNDS, verdict.seconds)] += 1
+                self._seconds += verdict.seconds
+
+    def snapshot(self, restarts: int) -> GradingStats:
+        """The values now."""
+        with self._lock:
+            return GradingStats(
+                dict(self._by_status), dict(self._by_path), tuple(self._counts), self._seconds, restarts
+            )

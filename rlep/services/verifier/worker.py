@@ -1,0 +1,152 @@
+"""The killable process: a warm host that forks one runner at a time, and the runner that grades.
+
+The host imports the symbolic engine once and never grades, so a runner that was killed is replaced by a fork within
+milliseconds. Both ends of the pipes stay the same for the parent:
+
+    parent --batch--> runner          runner --[batch number], one reply per job--> parent
+                                      host   --how the runner ended--------------> parent
+
+Run as ``python -m rlep.services.verifier.worker PARENT_PID TASK LIMITS_JSON``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from rlep.services.verifier import frames
+from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
+
+Judge = Callable[[str, str], tuple[str, str | None]]
+"""``(reference, answer) -> (status, extracted)``; may run for ever, exhaust memory, or kill its process."""
+
+RECYCLED: Final = 0
+OUT_OF_MEMORY: Final = 77
+OUT_OF_STEP: Final = 78
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the parent closes the pipe."""
+    die_with_parent(int(arguments[0]))
+    limits = Limits(**json.loads(arguments[2]))
+    jobs, replies = _take_pipes()
+    judge = load_judge(arguments[1])
+    return host(judge, limits, jobs, replies)
+
+
+def _take_pipes() -> tuple[int, int]:
+    """Move the protocol off descriptors 0 and 1, so that nothing a job prints or reads can touch it."""
+    jobs, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    return jobs, replies
+
+
+def load_judge(task: str) -> Judge:
+    """``math``, or the user's ``module:function``, imported and warmed up."""
+    if task == "math":
+        grading = importlib.import_module("rlep.services.verifier.grading")
+        judge: Judge = grading.judge
+        for reference, answer in (("1/3", "\\frac{1}{3}"), ("x^2-1", "(x-1)(x+1)"), ("(1,2]", "1<x\\le 2")):
+            judge(reference, answer)
+        return judge
+    return user_judge(task)
+
+
+def user_judge(task: str) -> Judge:
+    """The user's function ``f(reference, response) -> bool``, or ``-> (bool, extracted)``, as a judge."""
+    module, _, name = task.partition(":")
+    function = getattr(importlib.import_module(module), name)
+
+    def judge(reference: str, response: str) -> tuple[str, str | None]:
+        found = function(reference, response)
+        accepted, extracted = found if isinstance(found, tuple) else (found, None)
+        return "correct" if accepted is True else "wrong", None if extracted is None else str(extracted)
+
+    return judge
+
+
+def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
+    """Keep one runner alive; report how each one ended."""
+    while True:
+        parent = os.getpid()
+        runner = os.fork()
+        if runner == 0:
+            _run(judge, limits, jobs, replies, parent)
+        _, state = os.waitpid(runner, 0)
+        code = os.waitstatus_to_exitcode(state)
+        if code == OUT_OF_STEP:
+            return OUT_OF_STEP
+        os.write(replies, frames.encode({"ended": how_it_ended(code)}))
+
+
+def how_it_ended(code: int) -> str:
+    """The status of the job a runner died of, or ``recycled``."""
+    if code == RECYCLED:
+        return "recycled"
+    if code in (-signal.SIGPROF, -signal.SIGXCPU):
+        return "timeout"
+    return "out_of_memory" if code == OUT_OF_MEMORY else "crashed"
+
+
+def _run(judge: Judge, limits: Limits, jobs: int, replies: int, parent: int) -> None:
+    """The runner's whole life; never returns."""
+    code = 1
+    try:
+        die_with_parent(parent)
+        confine(limits)
+        code = serve(judge, limits, jobs, replies)
+    except MemoryError:
+        code = OUT_OF_MEMORY
+    except frames.FrameError:
+        code = OUT_OF_STEP
+    finally:
+        os._exit(code)
+
+
+def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
+    """Grade batches until it is time to be replaced; the exit code."""
+    done = 0
+    while done < limits.recycle_jobs and _resident_mb() < limits.recycle_mb:
+        batch: Any = frames.read_blocking(jobs)
+        if batch is None:
+            return OUT_OF_STEP
+        os.write(replies, frames.encode({"batch": batch["batch"]}))
+        for reference, answer in batch["jobs"]:
+            os.write(replies, frames.encode(_grade_one(judge, limits, reference, answer)))
+            done += 1
+    return RECYCLED
+
+
+def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> list[Any]:
+    """``[status, extracted, seconds]``. Raises MemoryError."""
+    random.seed(0)  # the engine draws test points; equal jobs must see equal ones
+    started = time.perf_counter()
+    start_clock(limits.cpu_seconds)
+    try:
+        status, extracted = judge(reference, answer)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
+        status, extracted = "crashed", None
+    finally:
+        stop_clock()
+    return [status, extracted, time.perf_counter() - started]
+
+
+def _resident_mb() -> float:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

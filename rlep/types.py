@@ -1,0 +1,246 @@
+"""Frozen values that cross processes. Arrays are numpy: token ids int32, log-probs float32, never Python lists."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Int64Array = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+FinishReason = Literal["stop", "length"]
+"""``stop``: the response ended with its EOS, which is its last token. ``length``: cut at the token limit."""
+
+Status = Literal["correct", "wrong", "no_answer", "unparsable", "timeout", "out_of_memory", "crashed"]
+"""What a verifier found. Only ``correct`` may enter the pool; ``timeout`` is not ``wrong``."""
+
+STATUSES: tuple[Status, ...] = (
+    "correct",
+    "wrong",
+    "no_answer",
+    "unparsable",
+    "timeout",
+    "out_of_memory",
+    "crashed",
+)
+
+
+def prompt_id_of(question: str, reference: str) -> str:
+    """The content hash (32 hex digits) that names a prompt: NFC-normalised, whitespace-collapsed question + reference."""
+    digest = hashlib.blake2b(digest_size=16, person=b"rlep.prompt")
+    for text in (question, reference):
+        normalised = " ".join(unicodedata.normalize("NFC", text).split()).encode()
+        digest.update(f"{len(normalised)}:".encode() + normalised)
+    return digest.hexdigest()
+
+
+def content_id_of(prompt_id: str, tokens: Int32Array) -> str:
+    """The content hash (32 hex digits) that names a trajectory: prompt id and response token ids, nothing else."""
+    digest = hashlib.blake2b(digest_size=16, person=b"rlep.traj")
+    digest.update(prompt_id.encode() + b"/")
+    digest.update(np.ascontiguousarray(tokens, dtype="<i4").tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message, e.g. ``Message("user", "What is 2 + 2?")``."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A question with its reference answer, ready to be sampled from."""
+
+    id: str
+    """``prompt_id_of(question, reference)``."""
+    question: str
+    """The text shown to the model, before the chat template."""
+    reference: str
+    """The reference answer, as the verifier reads it."""
+    tokens: Int32Array
+    """Token ids after the chat template, ``[prompt_length]``."""
+    data_source: str = ""
+    """The dataset the question comes from, e.g. ``aime2024``; metrics are also kept per data source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are sampled."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep only the k most probable tokens; 0 keeps all."""
+    max_tokens: int = 3072
+    """Longest response in tokens, EOS included."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One response wanted: sample number ``sample`` of one prompt, drawn with its own seed."""
+
+    id: str
+    """Names the sample within its run, e.g. ``train/41/3f2a…/7``; results are matched and deduplicated by it."""
+    prompt_id: str
+    tokens: Int32Array
+    """The prompt's token ids, ``[prompt_length]``."""
+    sample: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One response, as the generator streams it the moment it is finished."""
+
+    request_id: str
+    prompt_id: str
+    sample: int
+    tokens: Int32Array
+    """Response token ids, ``[T]``, with the EOS when ``finish_reason`` is ``stop``."""
+    logprobs: Float32Array
+    """Log-probs of those tokens under the sampling policy at temperature 1 (raw, before temperature and top-p), ``[T]``."""
+    finish_reason: FinishReason
+    policy_version: int
+    """The policy version all of its tokens were sampled under."""
+    text: str
+    """The decoded response without special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the verifier says of one response."""
+
+    status: Status
+    extracted: str | None
+    """The answer text that was compared, or None."""
+    verifier: str
+    """Name of the verifier and its profile, e.g. ``math``."""
+    version: str
+    """Version of the verifier; stored with every pool record."""
+    path: str = "full"
+    """Which path decided: ``fast``, ``full`` or ``gate``."""
+    seconds: float = 0.0
+    """Time it took, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a trajectory's tokens came from: enough to say whether its log-probs may be compared with another policy's."""
+
+    policy_digest: str
+    """Names the weights: the run and the checkpoint, or a hash of the model directory."""
+    policy_version: int
+    tokenizer_digest: str
+    """Hash of the tokenizer's files; token ids of another tokenizer are refused."""
+    sampling: Sampling
+    logprobs_mode: str = "raw"
+    """``raw``: before temperature and top-p. Anything else is not comparable with a learner's log-probs."""
+    logprobs_dtype: str = "float32"
+    """The dtype the sampler computed in, e.g. ``float32`` or ``bfloat16``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """A verified response: what a step trains on and what the pool stores."""
+
+    prompt_id: str
+    tokens: Int32Array
+    """Response token ids ``[T]``, with the EOS when ``finish_reason`` is ``stop``."""
+    logprobs: Float32Array | None
+    """Behaviour log-probs ``[T]``, or None when they were never known (e.g. imported text)."""
+    finish_reason: FinishReason
+    verdict: Verdict
+    provenance: Provenance
+    created_at: float
+    """Seconds since the epoch."""
+    sample_id: str = ""
+    """Which request produced it; distinct for every fresh rollout, even where two have the same tokens."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content_id(self) -> str:
+        """``content_id_of(prompt_id, tokens)``."""
+        return content_id_of(self.prompt_id, self.tokens)
+
+    @property
+    def correct(self) -> bool:
+        """Whether the verifier found the answer correct."""
+        return self.verdict.status == "correct"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """The G fresh and m ≤ M replayed trajectories of one prompt, made by ``algorithms.mixing.mix`` and nowhere else."""
+
+    prompt: Prompt
+    policy_version: int
+    fresh: tuple[Trajectory, ...]
+    replays: tuple[Trajectory, ...]
+
+    @property
+    def members(self) -> tuple[Trajectory, ...]:
+        """Fresh ones first, then replays: the order of every per-group array."""
+        return self.fresh + self.replays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceBatch:
+    """S sequences (prompt, then response) laid end to end: what the driver sends to the learner.
+
+    Worked example, two sequences of one group, prompts of 2 tokens, responses of 3 and 1:
+    ``tokens = [p p a a a | p p b]``, ``offsets = [0, 5, 8]``, ``prompt_lengths = [2, 2]``, R = 4 response tokens.
+    Per-token arrays such as log-probs hold only response tokens, ``[R]``, in the same order.
+    """
+
+    tokens: Int32Array
+    """``[N]``"""
+    offsets: Int64Array
+    """``[S + 1]``"""
+    prompt_lengths: Int32Array
+    """``[S]``"""
+    advantages: Float32Array
+    """``[S]``; zeros where only log-probs are wanted."""
+    trained: BoolArray
+    """``[S]``; False takes a sequence out of the loss and of the token count (``mask_truncated``)."""
+    groups: Int32Array
+    """``[S]``; equal numbers belong to one prompt."""
+    replayed: BoolArray
+    """``[S]``; True for trajectories that came from the pool."""
+    old_logprobs: Float32Array | None = None
+    """Log-probs of the response tokens under θ0, ``[R]``."""
+    behaviour_logprobs: Float32Array | None = None
+    """Log-probs of the response tokens under the sampler, ``[R]``; for importance sampling and for checks."""
+
+    @property
+    def response_lengths(self) -> Int64Array:
+        """``[S]``"""
+        return np.diff(self.offsets) - self.prompt_lengths.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.prompt_lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """One optimizer step, as all ranks saw it."""
+
+    loss: float
+    grad_norm: float
+    """Global norm before clipping."""
+    learning_rate: float
+    skipped: str
+    """Why the weights were left alone, or empty."""
+    sources: Mapping[str, float]
+    """``algorithms.loss_stats.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""

@@ -1,0 +1,90 @@
+"""The table of all keys in docs/configuration.md, made from the config tree.
+
+``python scripts/config_table.py`` writes it anew; a test compares.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rlep.config import Config
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+BEGIN = "<!-- keys: written by scripts/config_table.py -->"
+END = "<!-- end of keys -->"
+KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
+SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
+
+
+def table() -> str:
+    """One table per section, in the order of the tree."""
+    defaults = Config()
+    parts = []
+    for name in Config.model_fields:
+        section: BaseModel = getattr(defaults, name)
+        rows = [_row(name, key, field, getattr(section, key)) for key, field in type(section).model_fields.items()]
+        head = f"### `[{name}]`\n\n{type(section).__doc__}\n\n| Key | Values | Default | Meaning |\n|---|---|---|---|\n"
+        parts.append(head + "\n".join(rows))
+    return "\n\n".join(parts)
+
+
+def document(text: str) -> str:
+    """The document with its table replaced by the present one."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+def _row(section: str, key: str, field: FieldInfo, default: object) -> str:
+    meaning = " ".join((field.description or "").replace("``", "`").replace("|", "\\|").split())
+    return f"| `{section}.{key}` | {_values(field)} | {_default(default)} | {meaning} |"
+
+
+def _values(field: FieldInfo) -> str:
+    return " ".join(part for part in (_kind(field.annotation), _bounds(field.metadata)) if part)
+
+
+def _kind(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " ".join(_kind(part) for part in arguments if part is not types.NoneType)
+    if origin is tuple:
+        inner = _kind(arguments[0])
+        return f"list of {inner}" if arguments[1:] == (...,) else f"{len(arguments)} of {inner}"
+    if origin is dict:
+        return "table of texts"
+    if hasattr(annotation, "__metadata__"):  # Annotated
+        return " ".join(part for part in (_kind(arguments[0]), _bounds(_constraints(annotation.__metadata__))) if part)
+    return KINDS[annotation]
+
+
+def _constraints(metadata: Iterable[Any]) -> list[Any]:
+    return [inner for part in metadata for inner in (part.metadata if isinstance(part, FieldInfo) else [part])]
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    found = [(SIGNS[type(part)], part) for part in metadata if type(part) in SIGNS]
+    return ", ".join(f"{sign} {getattr(part, name)}" for (sign, name), part in found)
+
+
+def _default(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

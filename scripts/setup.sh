@@ -1,0 +1,61 @@
+#!/bin/sh
+# Installs one lock and the project into .venv: `scripts/setup.sh cpu`, `cuda`, or `dev` (tools for tests, on top of one of them).
+# Needs python3 with pip and venv; PYTHON=python3.12 picks another interpreter. A finished set-up is recognised by a
+# stamp and costs nothing; an interrupted one is completed by the next call.
+set -eu
+
+cd "$(dirname "$0")/.."
+lock=${1:?usage: scripts/setup.sh cpu|cuda|dev}
+python=${PYTHON:-python3}
+venv=.venv
+stamp=$venv/.rlep-$lock
+
+fail() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+fingerprint() {
+    cat "requirements/$lock.txt" pyproject.toml scripts/setup.sh | cksum
+    pwd # an editable install points here; a moved clone is set up again
+}
+
+pip() {
+    "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"
+}
+
+[ -f "requirements/$lock.txt" ] || fail "there is no requirements/$lock.txt"
+if [ -x "$venv/bin/rlep" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then
+    exit 0
+fi
+
+if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    command -v "$python" >/dev/null || fail "$python not found: install Python 3.11, 3.12 or 3.13, or set PYTHON=/path/to/it"
+    "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+        fail "$("$python" --version) is not supported: set PYTHON to Python 3.11, 3.12 or 3.13"
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python lacks the venv module (Debian and Ubuntu: apt install python3-venv)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+fi
+rm -f "$stamp"
+
+printf 'setup: installing requirements/%s.txt into %s (a first time takes some minutes)\n' "$lock" "$venv" >&2
+torch_version=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "requirements/$lock.txt")
+case $torch_version in
+*+cpu)
+    # PyPI's torch is the CUDA build; the CPU build comes from a configured index or from PyTorch's own.
+    pip install --no-deps "torch==$torch_version" 2>/dev/null ||
+        pip install --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==$torch_version" ||
+        fail "torch $torch_version was found neither in pip's configured indexes nor at download.pytorch.org"
+    ;;
+esac
+# A lock is complete, so nothing is resolved here; some packages' own requirements are left out on purpose.
+pip install --no-deps -r "requirements/$lock.txt"
+pip install --no-deps --no-build-isolation -e .
+if [ "$lock" = cpu ]; then
+    "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
+        fail "vLLM on CPU needs libnuma.so.1 (Debian and Ubuntu: apt install libnuma1; Fedora: dnf install numactl-libs)"
+fi
+fingerprint >"$stamp"
+printf 'setup: done\n' >&2

@@ -1,0 +1,169 @@
+"""Two vLLM generators on one queue: exactly one completion per request, whatever happens to a generator."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlep.actors.generators import Generators
+from rlep.actors.learners import Learners
+from rlep.actors.weights import WeightPublisher
+from rlep.cli.compose import Stage, read_inputs, stage
+from rlep.config import Config
+from rlep.errors import ActorLost, DeadlineExceeded
+from rlep.settings import load_config
+from rlep.types import Completion, Request, Sampling
+from tests.small import BASE, small_task
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LONG = Sampling(max_tokens=48)
+
+
+@dataclass
+class Cast:
+    """What the tests of this file share."""
+
+    config: Config
+    actors: Stage
+    generators: Generators
+    learners: Learners
+    weights: WeightPublisher
+    prompts: list[np.ndarray]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
+    """Two generators and two learner ranks; the generators serve version 0."""
+    home = tmp_path_factory.mktemp("generators")
+    overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=generators", "cluster.cpus=4"]
+    config = load_config([BASE], [*overrides, "generator.count=2", "learner.ranks=2", "generator.silence_s=15"])
+    inputs = read_inputs(config)
+    assert inputs.train is not None
+    async with stage(config) as actors:
+        generators, learners = actors.generators(), actors.learners()
+        await actors.started()
+        weights = actors.weights(learners, generators, inputs.train.prompts)
+        assert await weights.publish(0) <= 1e-4
+        yield Cast(config, actors, generators, learners, weights, [p.tokens for p in inputs.train.prompts])
+
+
+def requests(cast: Cast, count: int, label: str) -> list[Request]:
+    """``count`` requests over the prompts, each with its own seed."""
+    return [
+        Request(f"{label}/{i}", f"{i % 16:032x}", cast.prompts[i % 16], sample=i // 16, seed=1000 + i)
+        for i in range(count)
+    ]
+
+
+async def answers(cast: Cast, wanted: list[Request]) -> list[Completion]:
+    """All completions, in the order they arrive."""
+    return [one async for one in cast.generators.generate(wanted, LONG, deadline_s=240)]
+
+
+async def pids(cast: Cast) -> list[int]:
+    """Process ids of the generators that live."""
+    workers = [worker for worker in cast.generators._workers if worker.actor is not None]
+    return [await worker.actor.ping.remote() for worker in workers if worker.actor is not None]
+
+
+async def both_alive(cast: Cast) -> None:
+    """Wait until the supervisor has both generators back."""
+    async with asyncio.timeout(200):
+        while any(  # noqa: ASYNC110 - there is no event to wait for from outside
+            worker.actor is None or worker.lost.is_set() for worker in cast.generators._workers
+        ):
+            await asyncio.sleep(0.2)
+
+
+def exactly_once(completions: list[Completion], wanted: list[Request]) -> None:
+    """Each request is answered once, under its prompt and number."""
+    assert Counter(one.request_id for one in completions) == Counter(request.id for request in wanted)
+    place = {request.id: (request.prompt_id, request.sample) for request in wanted}
+    assert all((one.prompt_id, one.sample) == place[one.request_id] for one in completions)
+
+
+async def test_both_generators_share_the_work_and_answer_each_request_once(cast: Cast) -> None:
+    wanted = requests(cast, 256, "shared")
+    exactly_once(await answers(cast, wanted), wanted)
+
+
+async def test_a_response_depends_on_its_request_not_on_who_answers_it(cast: Cast) -> None:
+    first = {one.request_id: one for one in await answers(cast, requests(cast, 64, "a"))}
+    second = {one.request_id: one for one in await answers(cast, requests(cast, 64, "b"))}
+    same = sum(np.array_equal(first[f"a/{i}"].tokens, second[f"b/{i}"].tokens) for i in range(64))
+    assert same >= 62  # another batch composition may round a logit across a sampling boundary
+
+
+async def test_a_generator_killed_in_the_middle_leaves_exactly_g_completions(cast: Cast) -> None:
+    wanted = requests(cast, 512, "killed")
+    victim = (await pids(cast))[0]
+    arrived: list[Completion] = []
+    async for one in cast.generators.generate(wanted, LONG, deadline_s=240):
+        arrived.append(one)
+        if len(arrived) == 20:
+            os.kill(victim, signal.SIGKILL)
+    exactly_once(arrived, wanted)
+    await both_alive(cast)
+    assert victim not in await pids(cast)
+
+
+async def test_a_silent_generator_is_replaced_and_its_work_done_by_others(cast: Cast) -> None:
+    wanted = requests(cast, 512, "stopped")
+    victim = (await pids(cast))[1]
+    arrived: list[Completion] = []
+    async for one in cast.generators.generate(wanted, LONG, deadline_s=240):
+        arrived.append(one)
+        if len(arrived) == 20:
+            os.kill(victim, signal.SIGSTOP)
+    exactly_once(arrived, wanted)
+    await both_alive(cast)
+
+
+async def test_new_weights_reach_all_generators_and_a_restarted_one_serves_them(cast: Cast, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    await cast.learners.save(tmp_path / "saved")
+    assert 0 < await cast.weights.publish(1) <= 1e-4
+    completions = await answers(cast, requests(cast, 64, "version"))
+    assert {one.policy_version for one in completions} == {1}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "model", dtype=torch.float32)
+    for one in completions[:8]:
+        prompt = cast.prompts[int(one.prompt_id, 16)]
+        ids = torch.from_numpy(np.concatenate([prompt, one.tokens]).astype(np.int64))[None]
+        with torch.no_grad():
+            logprobs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+        np.testing.assert_allclose(logprobs[len(prompt) - 1 :].numpy(), one.logprobs, atol=1e-4)
+    victim = (await pids(cast))[0]
+    os.kill(victim, signal.SIGKILL)
+    await asyncio.sleep(1)
+    again = await answers(cast, requests(cast, 64, "after"))
+    await both_alive(cast)
+    assert {one.policy_version for one in again} == {1}
+
+
+async def test_a_deadline_says_what_is_missing(cast: Cast) -> None:
+    wanted = requests(cast, 512, "late")
+    with pytest.raises(DeadlineExceeded, match=r"of 512 completions missing after 0 s"):
+        async for _ in cast.generators.generate(wanted, LONG, deadline_s=0.05):
+            pass
+    exactly_once(await answers(cast, requests(cast, 16, "then")), requests(cast, 16, "then"))
+
+
+async def test_when_no_restart_is_left_the_rollout_ends_with_the_reason(cast: Cast) -> None:
+    await both_alive(cast)
+    for worker in cast.generators._workers:
+        worker.restarts_left = 0
+    for pid in await pids(cast):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorLost, match="no generator is left"):
+        await answers(cast, requests(cast, 64, "nobody"))

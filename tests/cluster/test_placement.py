@@ -1,0 +1,106 @@
+"""What cannot be placed is said at once or within the deadline; small roles are restarted with their work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlep.cli.compose import stage
+from rlep.config import Config
+from rlep.engines.tokenizer import load_tokenizer
+from rlep.errors import ActorLost, PlacementError, PoolError
+from rlep.settings import load_config
+from rlep.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
+from tests.small import BASE, small_task
+
+
+def config_in(home: Path, *more: str) -> Config:
+    overrides = [*small_task(home), f'run.directory="{home / "run"}"', f"run.name={home.name}", *more]
+    return load_config([BASE], overrides)
+
+
+def completion(prompt: Prompt, sample: int, text: str) -> Completion:
+    tokens, logprobs = np.array([5, 6, 7 + sample], np.int32), np.zeros(3, np.float32)
+    return Completion(f"r/{sample}", prompt.id, sample, tokens, logprobs, "stop", 0, text)
+
+
+async def start_verifiers(config: Config) -> None:
+    async with stage(config) as actors:
+        actors.verifiers()
+        await actors.started()
+
+
+async def start_pool(config: Config) -> None:
+    async with stage(config) as actors:
+        actors.pool(load_tokenizer(config.model.path), read_only=True)
+        await actors.started()
+
+
+PROMPT = Prompt("ab" * 16, "How many?", "62", np.arange(4, dtype=np.int32))
+
+
+async def test_an_actor_larger_than_any_node_is_refused_naming_the_resource(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.cpus=64")
+    with pytest.raises(PlacementError, match=r"verifier-0 cannot be placed: needs 64 CPU, the largest node has 2"):
+        await start_verifiers(config)
+
+
+async def test_a_label_no_node_has_is_refused_naming_the_label(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.label_selector.rlep-role=verifier")
+    with pytest.raises(PlacementError, match="no node has the labels rlep-role=verifier"):
+        await start_verifiers(config)
+
+
+async def test_actors_that_do_not_fit_together_are_refused_within_the_deadline(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.count=3", "verifier.cpus=1", "cluster.place_deadline_s=8")
+    with pytest.raises(PlacementError, match=r"was not placed within 8 s: needs 1 CPU, 0 GPU; free now: 0 CPU"):
+        await start_verifiers(config)
+
+
+async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.restarts=1")
+    tokenizer = load_tokenizer(config.model.path)
+    async with stage(config) as actors:
+        verifiers, pool = actors.verifiers(), actors.pool(tokenizer, read_only=False)
+        await actors.started()
+        texts = [rf"8*7=56.So 56+6={60 + i}.\boxed{{{60 + i}}}" for i in range(8)]
+        completions = [completion(PROMPT, i, text) for i, text in enumerate(texts)]
+        expected = ["correct" if i == 2 else "wrong" for i in range(8)]
+        assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
+
+        handle = await verifiers._actors[0].handle()
+        os.kill(await handle.ping.remote(), signal.SIGKILL)
+        assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
+
+        origin = Provenance("policy", 0, tokenizer.digest, Sampling())
+        verdict = Verdict("correct", "62", "math", "1")
+        records = [
+            Trajectory(PROMPT.id, c.tokens, c.logprobs, c.finish_reason, verdict, origin, 1.0, c.request_id)
+            for c in completions
+        ]
+        report = await pool.add(records)
+        assert (report.inserted, report.duplicates) == (8, 0)
+        before = await pool.sample([PROMPT.id], 2, seed=7, step=3)
+
+        handle = await pool._actor.handle()
+        os.kill(await handle.ping.remote(), signal.SIGKILL)
+        after = await pool.sample([PROMPT.id], 2, seed=7, step=3)
+        ids = [trajectory.content_id for trajectory in before[PROMPT.id]]
+        assert ids == [trajectory.content_id for trajectory in after[PROMPT.id]]
+        assert len(set(ids)) == 2
+        assert (await pool.add(records)).duplicates == 8
+
+        handle = await verifiers._actors[0].handle()
+        os.kill(await handle.ping.remote(), signal.SIGKILL)
+        with pytest.raises(ActorLost, match="verifier-0 was lost and has no restart left"):
+            await verifiers.grade(PROMPT, completions)
+
+
+async def test_a_pool_that_was_never_filled_is_refused_with_the_reason(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2")
+    with pytest.raises(PoolError, match="pool"):
+        await start_pool(config)

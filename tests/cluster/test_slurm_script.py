@@ -1,0 +1,98 @@
+"""The shipped Slurm script, run for real on one node: only ``srun`` and ``scontrol`` are stand-ins that act locally."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "deploy/slurm/rlep.sbatch"
+COMMANDS = {
+    "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
+    "scontrol": "#!/bin/bash\necho 127.0.0.1\n",
+}
+LOGS = Path(f"/tmp/rlep-{os.getpid()}")
+# Stands where the rlep command stands: joins as it does, and says what it found.
+PROGRAM = """#!{python}
+import os, stat, sys
+import ray
+ray.init(address="auto", log_to_driver=False, logging_level="error")
+node, = ray.nodes()
+token = os.environ["RAY_AUTH_TOKEN_PATH"]
+print("arguments", *sys.argv[1:], flush=True)
+print("role", node["Labels"]["rlep-role"], "cpus", node["Resources"]["CPU"], flush=True)
+print("auth", os.environ["RAY_AUTH_MODE"], oct(stat.S_IMODE(os.stat(token).st_mode)), len(open(token).read()), flush=True)
+if "wait" in sys.argv:
+    import signal, time
+    def stop(*_):
+        print("saved before the end", flush=True)
+        sys.exit(5)
+    signal.signal(signal.SIGTERM, stop)
+    print("waiting", flush=True)
+    time.sleep(600)
+"""
+
+
+def executable(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a job on one node, in a repository of its own."""
+    for name, text in COMMANDS.items():
+        executable(tmp_path / "slurm" / name, text)
+    executable(tmp_path / ".venv/bin/rlep", PROGRAM.format(python=sys.executable))
+    executable(tmp_path / ".venv/bin/python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+    executable(tmp_path / ".venv/bin/ray", f"#!{sys.executable}\nfrom ray.scripts.scripts import main\nmain()\n")
+    yield os.environ | {
+        "PATH": f"{tmp_path / 'slurm'}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_JOB_NODELIST": "node[1]",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
+    shutil.rmtree(LOGS, ignore_errors=True)
+
+
+def test_a_job_runs_its_command_on_a_private_cluster_and_cleans_up(submitted: dict[str, str], tmp_path: Path) -> None:
+    job = subprocess.run(
+        ["bash", SCRIPT, "train", "a.toml"], env=submitted, capture_output=True, text=True, check=False
+    )
+    assert job.returncode == 0, job.stderr + job.stdout
+    assert job.stdout.splitlines()[-3:] == [
+        "arguments train a.toml --set cluster.address=auto",
+        "role learner cpus 2.0",
+        "auth token 0o600 64",
+    ]
+    assert list(tmp_path.glob(".rlep-*")) == []
+    assert not LOGS.exists()
+
+
+def test_at_the_time_limit_the_command_is_told_and_waited_for(submitted: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        job = subprocess.Popen(["bash", SCRIPT, "wait"], env=submitted, stdout=out, stderr=subprocess.STDOUT)
+    while "waiting" not in log.read_text():
+        assert job.poll() is None, log.read_text()
+        time.sleep(0.1)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert log.read_text().splitlines()[-2] == "saved before the end"
+    assert list(LOGS.glob("session_*/logs"))  # kept, to see what went wrong
+    assert list(tmp_path.glob(".rlep-*")) == []
+
+
+def test_without_a_command_it_says_how_it_is_used(submitted: dict[str, str]) -> None:
+    job = subprocess.run(["bash", SCRIPT], env=submitted, capture_output=True, text=True, check=False)
+    assert job.returncode == 2
+    assert job.stderr.startswith("usage: sbatch ")

@@ -1,0 +1,100 @@
+"""Every test gets its folder's marker and time limit; suites that start processes must leave none behind."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+KINDS = ("unit", "contract", "services", "cluster", "engines", "e2e")
+TIMEOUTS = {
+    "cluster": 300,
+    "engines": 300,
+    "e2e": 900,
+}  # seconds for one test, fixtures included; others: pyproject.toml
+STARTING_PROCESSES = ("services", "cluster", "engines", "e2e")
+EXIT_GRACE = 30.0  # seconds that processes get to end after the last fixture of a file was torn down
+
+SHARED_MEMORY = Path("/dev/shm")
+OWNER = "RLEP_TEST_OWNER"
+# Inherited by every process that this test process starts, daemons included: that is how leftovers are told from the
+# processes of the other xdist worker and of everybody else on the machine.
+os.environ[OWNER] = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def kind_of(path: Path) -> str | None:
+    """The folder below ``tests/`` that a test file lies in."""
+    parts = path.relative_to(Path(__file__).parent).parts
+    return parts[0] if parts[0] in KINDS else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, with that folder's time limit unless the test has its own."""
+    for item in items:
+        kind = kind_of(item.path)
+        if kind is None:
+            raise pytest.UsageError(f"{item.path} is in none of the folders tests/{{{','.join(KINDS)}}}")
+        item.add_marker(kind)
+        if kind in TIMEOUTS and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUTS[kind]))
+
+
+def own_processes() -> list[psutil.Process]:
+    """Living processes that this test process has started, directly or not, reparented or not."""
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and is_own(process)]
+
+
+def is_own(process: psutil.Process) -> bool:
+    """Whether a process carries this test process's mark and is more than multiprocessing's own housekeeping."""
+    try:
+        if process.environ().get(OWNER) != os.environ[OWNER] or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        command = " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+    return "multiprocessing.resource_tracker" not in command and "multiprocessing.forkserver" not in command
+
+
+def describe(process: psutil.Process) -> str:
+    """Pid and command line of a process that may just have ended."""
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())[:120]}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid} (ended)"
+
+
+def shared_segments() -> set[str]:
+    """What rlep has in shared memory, but for what belongs to a living process of somebody else (names hold the pid)."""
+    return {path.name for path in SHARED_MEMORY.glob("rlep*") if not foreign(path.name)}
+
+
+def foreign(name: str) -> bool:
+    """Whether a name holds the pid of a living process that is neither this one nor started by it."""
+    pids = {int(part) for part in name.split("-") if part.isdigit()} - {os.getpid(), os.getuid()}
+    return any(psutil.pid_exists(pid) and not is_own(psutil.Process(pid)) for pid in pids)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a file whose tests and fixtures leave processes running; end them, so that the next file starts clean."""
+    if kind_of(request.path) not in STARTING_PROCESSES:
+        yield
+        return
+    before = {process.pid for process in own_processes()}
+    segments = shared_segments()
+    yield
+    deadline = time.monotonic() + EXIT_GRACE
+    while (left := [p for p in own_processes() if p.pid not in before]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if left:
+        names = "\n  ".join(describe(process) for process in left)
+        for process in left:
+            process.kill()
+        pytest.fail(f"left running after {request.path.name} (now ended):\n  {names}", pytrace=False)
+    if kind_of(request.path) != "services" and (files := shared_segments() - segments):
+        pytest.fail(f"{request.path.name} left in /dev/shm: {', '.join(sorted(files))}", pytrace=False)

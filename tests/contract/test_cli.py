@@ -1,0 +1,281 @@
+"""What the command line says of mistakes: one sentence, exit code 2, before any actor starts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+from typer.testing import CliRunner
+
+from rlep.cli import app
+from rlep.cli.compose import read_inputs
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.settings import load_config
+
+MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
+ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
+
+
+def jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def overrides(tmp_path: Path) -> list[str]:
+    """A run of the shipped model on four questions, all in ``tmp_path``."""
+    return [
+        f'model.path="{MODEL}"',
+        f'data.train="{jsonl(tmp_path / "train.jsonl", ROWS)}"',
+        f'run.directory="{tmp_path / "run"}"',
+        "data.max_prompt_tokens=40",
+        "rollout.prompts=2",
+        "rollout.fresh=4",
+        "rollout.max_tokens=48",
+        "reward.overlong_buffer=8",
+        "update.prompts=1",
+    ]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "empty.toml").write_text("")
+    return str(tmp_path / "empty.toml")
+
+
+def arguments(command: str, config: str, overrides: Sequence[str]) -> list[str]:
+    return [command, config, *(word for text in overrides for word in ("--set", text))]
+
+
+def mistake(words: Sequence[str]) -> str:
+    """The one sentence on standard error; checks the exit code and that no actor was started."""
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    assert not ray.is_initialized()
+    return result.stderr.removeprefix("error: ").strip()
+
+
+def test_a_mistake_ends_a_real_process_with_2_and_one_line(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "rlep", "train", str(tmp_path / "gone.toml")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"error: config file {tmp_path / 'gone.toml'} does not exist\n"
+
+
+@pytest.mark.parametrize("command", ["train", "collect", "sft", "plan"])
+def test_an_unknown_key_is_refused_by_every_command(command: str, config: str) -> None:
+    assert mistake([command, config, "--set", "rollout.promts=3"]) == (
+        "unknown key rollout.promts; did you mean rollout.prompts?"
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_a_missing_dataset_is_named(command: str, config: str, overrides: list[str], tmp_path: Path) -> None:
+    message = mistake(arguments(command, config, [*overrides, f'data.train="{tmp_path / "gone.parquet"}"']))
+    assert str(tmp_path / "gone.parquet") in message
+
+
+def test_a_missing_held_out_file_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:
+    message = mistake(arguments("train", config, [*overrides, f'data.evaluation=["{tmp_path / "gone.jsonl"}"]']))
+    assert str(tmp_path / "gone.jsonl") in message
+
+
+def test_wrong_columns_are_answered_with_those_found(config: str, overrides: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "wrong.parquet"
+    pq.write_table(pa.table({"instruction": ["2 + 2?"], "output": ["4"]}), path)
+    message = mistake(arguments("train", config, [*overrides, f'data.train="{path}"']))
+    assert str(path) in message
+    assert "instruction" in message
+    assert "output" in message
+
+
+def test_rows_without_references_are_counted(config: str, overrides: list[str], tmp_path: Path) -> None:
+    rows: list[dict[str, str | None]] = [{"problem": "2 + 2?", "answer": None}, {"problem": "3 + 3?", "answer": " "}]
+    path = jsonl(tmp_path / "bare.jsonl", rows)
+    message = mistake(arguments("train", config, [*overrides, f'data.train="{path}"']))
+    assert message == f"{path}: no usable question: 2 rows, 0 without question, 2 without reference"
+
+
+def test_an_empty_file_has_no_rows(config: str, overrides: list[str], tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "empty.jsonl", [])
+    message = mistake(arguments("train", config, [*overrides, f'data.train="{path}"']))
+    assert message == f"{path}: no usable question: there are no rows"
+
+
+def test_prompts_over_the_limit_are_counted_with_the_shortest(config: str, overrides: list[str]) -> None:
+    message = mistake(arguments("train", config, [*overrides, "data.max_prompt_tokens=3"]))
+    assert "4 over the limit of 3 prompt tokens (the shortest has " in message
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_more_prompts_a_step_than_questions_is_refused(command: str, config: str, overrides: list[str]) -> None:
+    message = mistake(arguments(command, config, [*overrides, "rollout.prompts=5"]))
+    assert message.startswith("a step uses 5 prompts, the dataset has 4")
+
+
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_a_missing_model_is_named(command: str, config: str, overrides: list[str], tmp_path: Path) -> None:
+    message = mistake(arguments(command, config, [*overrides, f'model.path="{tmp_path / "gone"}"']))
+    assert message == f"{tmp_path / 'gone'}: no such model directory"
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        (("tokenizer.json",), "no tokenizer; expected one of tokenizer.json, "),
+        (("config.json",), "no config.json, so this is not a model directory"),
+        (("model.safetensors",), "no *.safetensors weights (other formats are not read)"),
+    ],
+)
+def test_what_a_model_lacks_is_named(
+    config: str, overrides: list[str], tmp_path: Path, without: tuple[str, ...], message: str
+) -> None:
+    model = shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns(*without))
+    assert mistake(arguments("train", config, [*overrides, f'model.path="{model}"'])).startswith(f"{model}: {message}")
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_prompt_and_response_over_the_context_are_refused(command: str, config: str, overrides: list[str]) -> None:
+    message = mistake(arguments(command, config, [*overrides, "rollout.max_tokens=89"]))
+    assert message == (
+        "data.max_prompt_tokens = 40 and rollout.max_tokens = 89 need a context of 129 tokens, "
+        f"{MODEL} has 128; lower one of them"
+    )
+
+
+def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str]) -> None:
+    read_inputs(load_config([], [*overrides, "rollout.max_tokens=88"]))
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("update.prompts=3", "update.prompts = 3 does not divide rollout.prompts = 2"),
+        ("replay.require=true", "replay.require is set but replay.count = 0"),
+        ("loss.surrogate=cispo", "dual_clip = 10.0: cispo bounds the ratio itself; set dual_clip to None"),
+        ("generator.tensor_parallel=2", "generator.tensor_parallel = 2 needs generator.gpus"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_refused(
+    command: str, config: str, overrides: list[str], override: str, message: str
+) -> None:
+    assert mistake(arguments(command, config, [*overrides, override])).startswith(message)
+
+
+def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
+    assert mistake(arguments("sft", config, overrides)).startswith("sft trains on replays: set replay.count")
+
+
+@pytest.fixture
+def held(overrides: list[str]) -> Path:
+    """The directory of a training run with these settings."""
+    config = load_config([], overrides)
+    inputs = read_inputs(config)
+    assert inputs.train is not None
+    facts = Facts(
+        "train", inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest, asdict(inputs.train.report)
+    )
+    RunDirectory(config.run.directory, config, facts).close()
+    return config.run.directory
+
+
+def test_a_directory_of_another_config_names_what_differs(config: str, overrides: list[str], held: Path) -> None:
+    before = (held / "config.json").read_text()
+    result = CliRunner().invoke(app, arguments("train", config, [*overrides, "update.lr=0.5", "run.steps=9"]))
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        f"error: {held} holds a run of another config; choose another run.directory or restore:",
+        "  update.lr: 1e-06 → 0.5",  # run.steps may change
+    ]
+    assert (held / "config.json").read_text() == before
+    assert not ray.is_initialized()
+
+
+def test_a_directory_of_another_command_is_not_taken(config: str, overrides: list[str], held: Path) -> None:
+    message = mistake(arguments("collect", config, overrides))
+    assert message == f"{held} holds a 'train' run; choose another run.directory"
+
+
+def test_another_dataset_is_a_fault_of_the_run(config: str, overrides: list[str], held: Path, tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", ROWS[:3])
+    result = CliRunner().invoke(app, arguments("train", config, overrides))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {held} was made with data_digest ")
+
+
+def test_plan_of_a_whole_set_of_inputs(config: str, overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "collection.json").write_text(json.dumps({"answers_per_question": [1, 1, 2]}))
+    evaluation = f'data.evaluation=["{jsonl(tmp_path / "held.jsonl", ROWS[:2])}"]'
+    words = arguments("plan", config, [*overrides, evaluation, "replay.count=2", "run.steps=1"])
+    result = CliRunner().invoke(app, [*words, "--json"])
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.stdout)
+    assert plan["missing"] == []
+    assert (plan["data"]["rows"], plan["data"]["questions"]) == (4, 4)
+    assert plan["step"]["sequences"] == 12  # 2 x (4 + 2)
+    assert plan["step"]["steps_per_epoch"] == 2
+    assert plan["replay"]["eligible"] == 2
+    assert plan["replay"]["per_group"] == 1.0  # 2 of 4 questions give 2
+    assert plan["replay"]["share_expected"] == 0.2
+    assert plan["evaluation"]["samples"] == 128  # before and after, 2 questions, 32 answers
+    assert plan["memory"]["parameters"] == 109_888
+    table = CliRunner().invoke(app, words)
+    assert "4 questions from 4 rows" in table.stdout
+    assert "2 updates of 1 prompts (6 sequences)" in table.stdout
+    assert "2 of 4 questions" in table.stdout
+
+
+def test_plan_says_what_is_missing_and_plans_the_rest(config: str) -> None:
+    result = CliRunner().invoke(app, ["plan", config, "--set", "replay.count=2", "--set", "model.path=nowhere"])
+    assert result.exit_code == 0, result.output
+    assert "9,216" in result.stdout
+    assert "8 updates of 64 prompts" in result.stdout
+    assert [line.split(":")[1].split()[0] for line in result.stdout.splitlines() if line.startswith("missing:")] == [
+        "model.path",
+        "dataset",
+        "pool",
+    ]
+
+
+def test_plan_of_another_file_than_a_collection_is_refused(config: str, overrides: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "collection.json").write_text("[]")
+    message = mistake(arguments("plan", config, [*overrides, "replay.count=2"]))
+    assert message.startswith(f"{tmp_path / 'run' / 'collection.json'} is not what a collection writes")
+
+
+def test_evaluate_names_a_missing_model_and_writes_nothing(tmp_path: Path) -> None:
+    data = jsonl(tmp_path / "held.jsonl", ROWS)
+    out = tmp_path / "out"
+    assert mistake(["evaluate", str(tmp_path / "gone"), str(data), "--out", str(out)]).endswith(
+        "gone: no such model directory"
+    )
+    assert not out.exists()
+
+
+def test_config_show_prints_what_a_run_would_write(config: str, overrides: list[str]) -> None:
+    result = CliRunner().invoke(app, ["config", *arguments("show", config, overrides)])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["rollout"]["prompts"] == 2
+
+
+def test_a_redis_password_in_the_environment_is_printed_nowhere(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "RLEP_REDIS_PASSWORD", "hunter2")
+    result = CliRunner().invoke(app, ["config", "show", config, "--set", "pool.url=redis://rlep@host:6379/0"])
+    assert result.exit_code == 0
+    assert "hunter2" not in result.output

@@ -1,0 +1,44 @@
+"""docs/configuration.md against the config tree and the rules of a continued run."""
+
+import re
+from pathlib import Path
+
+from rlep.config import Config
+from rlep.driver.run_directory import CHANGEABLE
+from scripts.config_table import DOCUMENT, document
+
+TEXT = DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_the_table_of_keys_is_the_present_one() -> None:
+    assert document(TEXT) == TEXT, "run: python scripts/config_table.py"
+
+
+def test_every_key_stands_in_the_table_once() -> None:
+    defaults = Config()
+    keys = [f"{name}.{key}" for name in Config.model_fields for key in type(getattr(defaults, name)).model_fields]
+    assert re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", TEXT, re.M) == keys
+
+
+def test_defaults_and_bounds_stand_as_written_in_toml() -> None:
+    for row in (
+        "| `rollout.top_p` | number > 0, ≤ 1 | `1.0` |",
+        "| `update.lr` | number > 0 | `1e-06` |",
+        "| `verifier.cpus` | number ≥ 0 | `0.5` |",  # the role's own, not that of all actors
+        "| `pool.url` | text | – |",
+        "| `loss.level` | `token`, `sequence` | `token` |",
+        "| `run.seed` | integer ≥ 0, < 2147483648 | `0` |",
+    ):
+        assert row in TEXT
+
+
+def test_the_keys_that_may_change_on_resume_are_those_of_the_code() -> None:
+    section = TEXT.split("## Changing a run that has begun")[1].split("Anything else is refused")[0]
+    named = set(re.findall(r"`([a-z]+\.[a-z_*]+)`", section.split("not the steps:")[1]))
+    assert named == {name + "*" if name.endswith(".") else name for name in CHANGEABLE}
+
+
+def test_every_preset_is_listed() -> None:
+    listed = set(re.findall(r"`(configs/[a-z0-9-]+\.toml)`", TEXT))
+    root = Path(__file__).parents[2]
+    assert listed == {str(file.relative_to(root)) for file in (root / "configs").glob("*.toml")}

@@ -1,0 +1,245 @@
+"""The deploy files, checked offline by the tools and schemas of the systems that read them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from rlep.settings import load_config
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+SCRIPTS = [
+    *sorted(DEPLOY.rglob("*.sh")),
+    *sorted(DEPLOY.rglob("*.sbatch")),
+    *sorted((ROOT / "scripts").glob("*.sh")),
+    ROOT / ".ci/run",
+]
+KUBERNETES = "1.31"
+ROLES = {"generators": "generator", "verifiers": "verifier", "learners": "learner"}
+SECRETS = {"ray_token", "redis_password", "users.acl"}
+
+Document = Mapping[str, Any]
+
+
+def tool(name: str) -> str:
+    """A validator of this environment."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent))
+    assert found, f"{name} is not installed: run `make setup-dev`"
+    return found
+
+
+def accepts(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@cache
+def manifests() -> list[Document]:
+    return [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text())]
+
+
+def documents(kind: str) -> list[Document]:
+    return [document for document in manifests() if document["kind"] == kind]
+
+
+def only(kind: str) -> Any:
+    (document,) = documents(kind)
+    return document
+
+
+def ray_pods() -> Iterator[tuple[str, Any]]:
+    """(group, pod template) of the head and of every worker group."""
+    spec = only("RayCluster")["spec"]
+    yield "head", spec["headGroupSpec"]["template"]
+    for group in spec["workerGroupSpecs"]:
+        yield group["groupName"], group["template"]
+
+
+def test_the_dockerfile_passes_hadolint() -> None:
+    accepts(tool("hadolint"), DEPLOY / "Dockerfile")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_pass_shellcheck(path: Path) -> None:
+    accepts(tool("shellcheck"), path)
+
+
+def test_the_compose_file_keeps_to_the_specification() -> None:
+    accepts(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+
+
+def test_images_copy_only_what_the_repository_has_and_run_as_a_user() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    copied = [
+        word
+        for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.M)
+        for word in line.split()[:-1]
+        if word[0] != "-"
+    ]
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    allowed = [line[1:] for line in ignored if line.startswith("!")]
+    for source in copied:
+        assert any(Path(source).match(pattern) for pattern in allowed), f"{source} is not in Dockerfile.dockerignore"
+        assert (ROOT / source).exists(), f"the Dockerfile copies {source}, which does not exist"
+    stages = dict(re.findall(r"^FROM base AS (cpu|cuda)\n((?:(?!^FROM ).*\n)*)", text, re.M))
+    assert set(stages) == {"cpu", "cuda"}
+    assert all(re.findall(r"^USER (.*)$", stage, re.M) == ["1000:1000"] for stage in stages.values())
+
+
+@pytest.mark.parametrize(
+    "document",
+    [d for d in manifests() if "ray.io" not in d["apiVersion"]],
+    ids=lambda d: f"{d['kind']}-{d['metadata']['name']}",
+)
+def test_kubernetes_resources_are_valid(document: Document) -> None:
+    kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("group", "template"), list(ray_pods()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_ray_pods_are_valid_pods_without_privileges(group: str, template: Any) -> None:
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": group}, "spec": template["spec"]}
+    kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+    assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+    (container,) = template["spec"]["containers"]
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_the_ray_cluster_has_a_token_and_one_labelled_group_a_role() -> None:
+    spec = only("RayCluster")["spec"]
+    assert set(spec) == {
+        "rayVersion",
+        "authOptions",
+        "enableInTreeAutoscaling",
+        "autoscalerOptions",
+        "headGroupSpec",
+        "workerGroupSpecs",
+    }
+    assert spec["authOptions"] == {"mode": "token", "secretName": "rlep-ray-token"}
+    groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+    assert {name: group["labels"] for name, group in groups.items()} == {n: {"rlep-role": r} for n, r in ROLES.items()}
+    allowed = {
+        "groupName",
+        "replicas",
+        "minReplicas",
+        "maxReplicas",
+        "numOfHosts",
+        "labels",
+        "rayStartParams",
+        "template",
+    }
+    for name, group in groups.items():
+        assert set(group) <= allowed, name
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"], name
+    gang = groups["learners"]
+    assert gang["minReplicas"] == gang["replicas"] == gang["maxReplicas"] == 1  # numOfHosts pods, all or none
+    assert groups["generators"]["maxReplicas"] > groups["generators"]["minReplicas"]
+    assert groups["verifiers"]["maxReplicas"] > groups["verifiers"]["minReplicas"]
+
+
+def test_ray_is_told_the_resources_its_pods_have() -> None:
+    spec = only("RayCluster")["spec"]
+    for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+        (container,) = group["template"]["spec"]["containers"]
+        requests = container["resources"]["requests"]
+        start = group["rayStartParams"]
+        assert (start["num-cpus"], start["num-gpus"]) == (requests["cpu"], requests.get("nvidia.com/gpu", "0"))
+        assert all(isinstance(value, str) for value in start.values())  # the resource definition wants strings
+
+
+def test_ray_versions_agree_with_the_locks() -> None:
+    version = only("RayCluster")["spec"]["rayVersion"]
+    for lock in ("cpu", "cuda"):
+        assert f"ray=={version}\n" in (ROOT / f"requirements/{lock}.txt").read_text()
+
+
+def entrypoints() -> dict[str, list[str]]:
+    return {job["metadata"]["name"]: shlex.split(job["spec"]["entrypoint"]) for job in documents("RayJob")}
+
+
+def test_there_is_a_job_for_each_part_of_the_workflow() -> None:
+    assert {name: words[:2] for name, words in entrypoints().items()} == {
+        "rlep-baseline": ["rlep", "train"],
+        "rlep-train": ["rlep", "train"],
+        "rlep-collect": ["rlep", "collect"],
+        "rlep-evaluate": ["rlep", "evaluate"],
+    }
+    for job in documents("RayJob"):
+        assert set(job["spec"]) == {"clusterSelector", "submissionMode", "entrypoint"}
+        assert job["spec"]["clusterSelector"] == {"ray.io/cluster": only("RayCluster")["metadata"]["name"]}
+
+
+def test_jobs_ask_for_no_more_than_the_cluster_can_grow_to() -> None:
+    groups = {group["groupName"]: group for group in only("RayCluster")["spec"]["workerGroupSpecs"]}
+
+    def most(name: str, resource: str) -> int:
+        group = groups[name]
+        return group["maxReplicas"] * group.get("numOfHosts", 1) * int(group["rayStartParams"][resource])
+
+    for name, words in entrypoints().items():
+        wanted = dict(word.split("=", 1) for word in words if re.match(r"\w+\.(count|ranks)=", word))
+        assert int(wanted["generator.count"]) <= most("generators", "num-gpus"), name
+        assert int(wanted["verifier.count"]) <= most("verifiers", "num-cpus"), name
+        assert int(wanted.get("learner.ranks", 0)) <= most("learners", "num-gpus"), name
+
+
+def test_the_pools_redis_has_its_own_volume_and_only_ray_may_reach_it() -> None:
+    spec = only("StatefulSet")["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"][:2] == ["redis-server", "/etc/redis/redis.conf"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert [claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]] == [mounts["/data"]]
+    assert {"/etc/redis", "/run/secrets/rlep"} < set(mounts)
+    (rule,) = only("NetworkPolicy")["spec"]["ingress"]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"ray.io/cluster": "rlep"}}}]
+    # Room for the copy of what changes while the append-only file is rewritten.
+    assert container["command"][-1] == "10gb"
+    assert container["resources"]["limits"]["memory"] == "16Gi"
+
+
+def test_no_file_holds_a_secret_and_all_use_those_that_the_script_makes() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert {Path(secret["file"]).name for secret in compose["secrets"].values()} == SECRETS
+    assert documents("Secret") == []
+    for path in DEPLOY.rglob("*"):
+        if path.is_file() and "secrets" not in path.relative_to(DEPLOY).parts:
+            assert not re.search(r"redis://[^/@\s]*:[^/@\s]+@", path.read_text()), path
+    assert "/deploy/secrets/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """(where, words) of every rlep command in the deploy files that overrides settings."""
+    yield from entrypoints().items()
+    text = (DEPLOY / "README.md").read_text().replace("\\\n", " ")
+    for block in re.findall(r"```\n(.*?)```", text, re.S):
+        for line in block.splitlines():
+            if ".toml" in line or "--set" in line:
+                yield "README.md", shlex.split(line.split(" && ")[0])
+    yield (
+        "rlep.sbatch",
+        shlex.split(" ".join(re.findall(r"--set [\w.=-]+", (DEPLOY / "slurm/rlep.sbatch").read_text()))),
+    )
+
+
+def test_every_command_gives_a_config_that_can_be_run() -> None:
+    for where, words in commands():
+        files = [ROOT / word for word in words if word.endswith(".toml")]
+        config = load_config(files, [word for before, word in pairwise(words) if before == "--set"])
+        roles = {"generator": config.generator, "verifier": config.verifier, "learner": config.learner}
+        for name, role in roles.items():
+            assert role.label_selector in ({}, {"rlep-role": name}), where

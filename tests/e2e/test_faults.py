@@ -1,0 +1,64 @@
+"""A run that is stopped with Ctrl-C, then killed, is continued by the same command and misses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rlep.jsonl import read_lines
+from tests.small import BASE, options, small_task
+
+STEPS = 8
+
+
+def start(home: Path, overrides: list[str]) -> subprocess.Popen[str]:
+    """The training command in a session of its own, as a terminal would start it."""
+    command = [sys.executable, "-m", "rlep", "train", str(BASE), *options(overrides)]
+    with (home / "output.txt").open("a") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, text=True, start_new_session=True)
+
+
+def wait_for(home: Path, run: subprocess.Popen[str], lines: int) -> None:
+    """Wait until the run has recorded ``lines`` steps."""
+    metrics = home / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < lines:
+        assert run.poll() is None, (home / "output.txt").read_text()
+        assert time.monotonic() < deadline, f"no {lines} steps within 300 s"
+        time.sleep(0.05)
+
+
+def test_interrupted_then_killed_then_continued(tmp_path: Path) -> None:
+    overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=faults", f"run.steps={STEPS}"]
+    with start(tmp_path, overrides) as run:
+        wait_for(tmp_path, run, 2)
+        os.killpg(run.pid, signal.SIGINT)
+        assert run.wait(timeout=90) == 130
+    output = (tmp_path / "output.txt").read_text()
+    assert "the same command continues the run" in output
+    assert "Traceback" not in output
+    assert not list(Path("/dev/shm").glob(f"rlep-weights-{os.getuid()}-*"))
+
+    with start(tmp_path, overrides) as run:
+        wait_for(tmp_path, run, 5)
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait(timeout=60)
+
+    with start(tmp_path, overrides) as run:
+        assert run.wait(timeout=300) == 0, (tmp_path / "output.txt").read_text()
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(STEPS))
+    assert [line["metrics"]["weights/version"] for line in lines] == list(range(STEPS))
+    events = [line["event"] for line in read_lines(tmp_path / "run" / "events.jsonl")]
+    assert [e for e in events if e in ("run_started", "run_interrupted", "run_resumed", "run_finished")] == [
+        *("run_started", "run_interrupted", "run_resumed", "run_resumed", "run_finished")
+    ]
+    assert (
+        json.loads((tmp_path / "run" / "checkpoints" / f"step-{STEPS:06d}" / "state.json").read_text())["step"] == STEPS
+    )
+    assert [row["step"] for row in read_lines(tmp_path / "run" / "evaluations.jsonl")] == [0, STEPS]

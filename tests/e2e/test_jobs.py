@@ -1,0 +1,131 @@
+"""Ray jobs on a running cluster with a token: a training job, and a second job that asks a running one's pool."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep.jsonl import read_lines
+from tests.small import BASE, options, rlep, small_task
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A cluster of one node."""
+
+    dashboard: str
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    """``ray start --head`` with a generated token, on free ports."""
+    home = tmp_path_factory.mktemp("head")
+    token = home / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # jobs run the `python` they find
+    }
+    names = (
+        *("port", "dashboard-port", "ray-client-server-port", "node-manager-port", "object-manager-port"),
+        *("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "runtime-env-agent-port", "metrics-export-port"),
+    )
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4"),
+        *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", "--object-store-memory=200000000"),
+        *(f"--{name}={port}" for name, port in ports.items()),
+        f"--temp-dir={os.path.realpath(home)[:60]}",
+    ]
+    with (
+        (home / "ray.log").open("w") as log,
+        subprocess.Popen(
+            command, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True
+        ) as process,
+    ):
+        try:
+            yield Head(
+                f"http://127.0.0.1:{ports['dashboard-port']}",
+                environment | {"RAY_ADDRESS": f"127.0.0.1:{ports['port']}"},
+            )
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now."""
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def submit(head: Head, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """``rlep submit``, from this repository as the working directory."""
+    prefix = ("submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--")
+    return rlep(*prefix, *arguments, check=check, **head.environment)
+
+
+def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: Head, tmp_path: Path) -> None:
+    overrides = small_task(tmp_path)
+    trained = [*overrides, f'run.directory="{tmp_path / "train"}"', "run.name=job", "run.steps=2"]
+    done = submit(head, "train", str(BASE), *options(trained))
+    assert "SUCCEEDED" in done.stdout, done.stdout
+    assert [line["step"] for line in read_lines(tmp_path / "train" / "metrics.jsonl")] == [0, 1]
+    assert (tmp_path / "train" / "checkpoints" / "step-000002" / "model" / "model.safetensors").exists()
+
+    collected = [*overrides, f'run.directory="{tmp_path / "collect"}"', "run.name=shared", "collection.samples=1024"]
+    command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
+    collecting = [*command, "collect", str(BASE), *options(collected)]
+    with subprocess.Popen(collecting, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True) as job:
+        asked = ask(head, job)
+        output, _ = job.communicate(timeout=300)
+    assert "SUCCEEDED" in output
+    assert asked["questions_with"]["1"] <= 16
+    assert asked["trajectories"] >= 0
+
+    refused = submit(head, "pool", "stats", "--attach", "nobody", check=False)
+    assert refused.returncode == 1
+    assert "no pool actor in rlep-nobody" in refused.stdout
+
+
+def ask(head: Head, job: subprocess.Popen[str]) -> dict[str, Any]:
+    """The pool's statistics, from a second job, as soon as the first one's pool is there."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert job.poll() is None, "the collection ended before its pool was asked"
+        done = submit(head, "pool", "stats", "--attach", "shared", "--json", check=False)
+        if "SUCCEEDED" in done.stdout:
+            text = done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1]
+            found: dict[str, Any] = json.loads(text)
+            return found
+    raise AssertionError("no answer within 240 s")
+
+
+def test_a_cluster_that_is_not_there_is_said(tmp_path: Path) -> None:
+    overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', 'cluster.address="127.0.0.1:1"']
+    done = rlep("train", BASE, *options(overrides), check=False)
+    assert done.returncode == 1
+    assert "no Ray cluster answers at '127.0.0.1:1'" in done.stderr
+    assert "Traceback" not in done.stderr

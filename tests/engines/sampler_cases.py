@@ -1,0 +1,58 @@
+"""A random Qwen2 of 100k parameters with a word-level tokenizer, as a model directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from rlep.types import Float32Array, Int32Array
+
+VOCABULARY = 42
+CONTEXT = 96
+PAD, EOS = 0, 1
+
+
+def build_model(directory: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
+    """Save model and tokenizer in ``directory``; the weights are large enough for far from uniform log-probs."""
+    words = {"<pad>": PAD, "<eos>": EOS} | {f"w{i}": i for i in range(2, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(directory)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=tied,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+        perturb(model, 0.1)
+    model.save_pretrained(directory)
+    return model.eval()
+
+
+def perturb(model: Qwen2ForCausalLM, scale: float) -> None:
+    """Add noise of standard deviation ``scale`` to every weight."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=scale)
+
+
+def true_logprobs(model: Qwen2ForCausalLM, prompt: Int32Array, response: Int32Array) -> Float32Array:
+    """Log-probs of ``response`` after ``prompt`` from a plain forward pass in float32, ``[T]``."""
+    tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+    with torch.no_grad():
+        rows = model(tokens).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)  # [T, V]
+    return rows.gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()

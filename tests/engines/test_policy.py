@@ -1,0 +1,160 @@
+"""Packed rows give every sequence the log-probs it has alone, on every architecture, without a mask or full logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config
+
+from rlep.engines import head
+from rlep.engines.attention import layout_of
+from rlep.engines.head import token_logprobs
+from rlep.engines.options import PolicyOptions
+from rlep.engines.policy import build_policy, named_shards, read_weights
+from rlep.engines.rows import pack_row
+from rlep.errors import ModelError
+from tests.engines.learner_cases import ARCHITECTURES, SIZES, padded_logprobs, ragged_batch, write_tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
+    meeting = tmp_path_factory.mktemp("group") / "meeting"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: DeviceMesh, tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, architecture)
+    batch = ragged_batch(sequences=24)
+    row = pack_row(batch, np.arange(24), CPU)
+    assert len(row.layout.buckets) > 2
+    policy = build_policy(directory, PolicyOptions(), mesh)
+    with torch.no_grad():
+        logprobs, entropies = policy(row, True)
+        alone = AutoModelForCausalLM.from_pretrained(directory).eval()
+        wanted = [torch.cat(values) for values in padded_logprobs(alone, batch)]
+    np.testing.assert_allclose(logprobs, wanted[0][torch.from_numpy(row.responses)], atol=1e-5)
+    np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
+
+
+def test_no_bucket_pads_more_than_a_third_and_equal_lengths_are_not_gathered() -> None:
+    lengths = np.array([40, 40, 40, 31, 30, 29, 8, 8], dtype=np.int64)
+    layout = layout_of(lengths, CPU)
+    # 31 and 30 are at least 3/4 of 40, 29 is not; 8 is below 3/4 of 29.
+    assert [(bucket.count, bucket.length) for bucket in layout.buckets] == [(5, 40), (1, 29), (2, 8)]
+    assert [bucket.slots is None for bucket in layout.buckets] == [False, True, True]
+    assert layout.boundaries.tolist() == [0, 40, 80, 120, 151, 181, 210, 218, 226]
+
+
+@pytest.mark.parametrize("lengths", [[], [3, 4], [2, 0]])
+def test_a_row_must_be_sorted_and_without_empty_sequences(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="longest first"):
+        layout_of(np.array(lengths, dtype=np.int64), CPU)
+
+
+def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softmax(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head, "_CHUNK_BYTES", 3 * 4 * 11)  # three rows of an 11-word vocabulary: chunks of 3, 3 and 1
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 5, generator=generator, requires_grad=True)
+    targets = torch.tensor([0, 10, 3, 3, 7, 1, 9])
+    pull = torch.randn(2, 7, generator=generator)
+    scores = (hidden @ weight.t()).log_softmax(-1)
+    chosen, entropy = scores.gather(1, targets[:, None]).squeeze(1), -(scores.exp() * scores).sum(1)
+    wanted = torch.autograd.grad((chosen * pull[0] + entropy * pull[1]).sum(), (hidden, weight))
+    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
+    got = torch.autograd.grad((logprobs * pull[0] + entropies * pull[1]).sum(), (hidden, weight))
+    torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
+
+
+def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "_CHUNK_BYTES", 4 * 50_000 * 4)
+    hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(50_000, 4, requires_grad=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        token_logprobs(hidden, weight, torch.arange(64), entropy=False)[0].sum().backward()
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert largest < 64 * 50_000 * 4 / 4  # a quarter of the fp32 logits of all 64 tokens
+
+
+def test_a_half_precision_checkpoint_becomes_float32_master_weights(mesh: DeviceMesh, tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, "qwen2-tied")
+    stored = {name: tensor.bfloat16() for name, tensor in load_file(directory / "model.safetensors").items()}
+    save_file(stored, directory / "model.safetensors")
+    for name, shard in named_shards(build_policy(directory, PolicyOptions(), mesh)):
+        assert shard.dtype == torch.float32
+        assert torch.equal(shard.full_tensor().detach(), stored.pop(name).float())
+    assert not stored
+
+
+def test_bfloat16_compute_stays_near_float32(mesh: DeviceMesh, tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, "qwen2-tied")
+    row = pack_row(ragged_batch(), np.arange(12), CPU)
+    with torch.no_grad():
+        exact = build_policy(directory, PolicyOptions(), mesh)(row, False)[0]
+        rounded = build_policy(directory, PolicyOptions(dtype="bfloat16"), mesh)(row, False)[0]
+    assert rounded.dtype == torch.float32
+    # bfloat16 keeps 8 bits: some difference must show, and it is a small part of log-probs of about -4.
+    assert 1e-4 < float((rounded - exact).abs().max()) < 0.3
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused_by_name(mesh: DeviceMesh, tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, "llama")
+    stored = load_file(directory / "model.safetensors")
+    del stored["model.norm.weight"]
+    save_file(stored, directory / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lacks 1 weights .*model\.norm\.weight"):
+        build_policy(directory, PolicyOptions(), mesh)
+
+
+def test_weights_of_another_shape_are_refused(mesh: DeviceMesh, tmp_path: Path) -> None:
+    policy = build_policy(write_tiny_model(tmp_path / "a", "qwen2"), PolicyOptions(), mesh)
+    other = write_tiny_model(tmp_path / "b", "qwen2")
+    stored = load_file(other / "model.safetensors")
+    stored["lm_head.weight"] = torch.zeros(38, 32)
+    save_file(stored, other / "model.safetensors")
+    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \[38, 32\].*\[37, 32\]"):
+        read_weights(policy, other)
+
+
+def test_a_torn_weights_file_is_refused(mesh: DeviceMesh, tmp_path: Path) -> None:
+    directory = write_tiny_model(tmp_path, "llama")
+    whole = (directory / "model.safetensors").read_bytes()
+    (directory / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="cannot read weights"):
+        build_policy(directory, PolicyOptions(), mesh)
+
+
+@pytest.mark.parametrize("content", [None, {}, {"model_type": "no-such-model"}, {"model_type": "vit"}])
+def test_a_directory_without_a_causal_model_is_refused(
+    content: dict[str, str] | None, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        build_policy(tmp_path, PolicyOptions(), mesh)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [(Gemma2Config(**SIZES), "final_logit_softcapping"), (CohereConfig(**SIZES, logit_scale=0.25), "logit_scale")],
+)
+def test_architectures_whose_logits_would_come_out_wrong_are_refused(
+    config: Gemma2Config, reason: str, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        build_policy(tmp_path, PolicyOptions(), mesh)

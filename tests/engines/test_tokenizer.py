@@ -1,0 +1,136 @@
+"""Tokenizers of model directories: prompts, round trips, digests, and directories that have none."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.errors import ModelError
+from rlep.quickstart.task import build_task
+from rlep.types import Message
+
+QUESTION = "Ann has 8 bags of 7 pens. Buys 6 more. Gives 4 away. How many?"
+USER = Message("user", QUESTION)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_task(tmp_path_factory.mktemp("task")).model_dir
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return load_tokenizer(model_dir)
+
+
+def copied(model_dir: Path, target: Path) -> Path:
+    return Path(shutil.copytree(model_dir, target))
+
+
+def test_the_prompt_ends_where_the_answer_begins(tokenizer: Tokenizer) -> None:
+    templated = tokenizer.encode_prompt([USER])
+    assert templated.dtype == np.int32
+    assert len(templated) == 14  # name, has, 8, bags of, 7, pens, 2 x (verb, number, rest), How many?, <sep>
+    assert templated[-1] == 2
+    assert tokenizer.encode_prompt([USER], chat_template=False).tolist() == templated.tolist()
+    assert tokenizer.decode(templated) == QUESTION
+
+
+def test_a_system_message_goes_first_unless_there_is_one(tokenizer: Tokenizer) -> None:
+    def text(*messages: Message, system: str | None) -> str:
+        return tokenizer.decode(tokenizer.encode_prompt(messages, system=system))
+
+    user, own = Message("user", "8"), Message("system", "7")
+    assert text(user, system=None) == "8"
+    assert text(user, system="6") == "68"
+    assert text(own, user, system="6") == "78"
+
+
+def test_messages_without_template_are_joined_by_blank_lines(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_prompt([Message("system", "7"), Message("user", "8")], chat_template=False)
+    assert ids.tolist() == [11, 3, 12, 2]  # 7, <unk> for the blank line, 8, <sep>
+
+
+def test_the_eos_is_not_part_of_the_text(tokenizer: Tokenizer) -> None:
+    answer = tokenizer.encode_prompt([Message("user", r"\boxed{58}")], chat_template=False)
+    assert tokenizer.eos_id == 1
+    assert tokenizer.decode(np.append(answer, tokenizer.eos_id).astype(np.int32)) == r"\boxed{58}"
+
+
+def test_a_tokenizer_saved_anew_keeps_its_digest(tokenizer: Tokenizer, model_dir: Path, tmp_path: Path) -> None:
+    AutoTokenizer.from_pretrained(str(model_dir)).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).digest == tokenizer.digest
+    assert len(tokenizer.digest) == 32
+
+
+def test_a_tokenizer_file_is_taken_as_it_stands(tokenizer: Tokenizer, model_dir: Path) -> None:
+    # AutoTokenizer splits by Qwen's rules because config.json says qwen2; its decoding is still right.
+    auto = AutoTokenizer.from_pretrained(str(model_dir))
+    ids = tokenizer.encode_prompt([USER], chat_template=False).tolist()
+    assert auto.encode(QUESTION) != ids
+    assert auto.decode(ids, skip_special_tokens=True) == QUESTION
+
+
+def test_two_swapped_tokens_are_another_tokenizer(tokenizer: Tokenizer, model_dir: Path, tmp_path: Path) -> None:
+    other = copied(model_dir, tmp_path / "swapped")
+    content = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
+    (other / "tokenizer.json").write_text(json.dumps(content))
+    assert load_tokenizer(other).digest != tokenizer.digest
+
+
+def test_a_directory_without_model_or_tokenizer_is_named(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere: no such model directory"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="nowhere: no such model directory"):
+        context_length(tmp_path / "nowhere")
+    other = copied(model_dir, tmp_path / "bare")
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"bare: no tokenizer; expected one of tokenizer\.json"):
+        load_tokenizer(other)
+    (other / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"bare: no config\.json"):
+        context_length(other)
+
+
+def test_a_broken_tokenizer_file_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    other = copied(model_dir, tmp_path / "broken")
+    whole = (other / "tokenizer.json").read_bytes()
+    (other / "tokenizer.json").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="broken: the tokenizer cannot be read"):
+        load_tokenizer(other)
+
+
+def test_a_tokenizer_without_eos_is_refused(model_dir: Path, tmp_path: Path) -> None:
+    other = copied(model_dir, tmp_path / "endless")
+    path = other / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token": None}))
+    with pytest.raises(ModelError, match="names no EOS token"):
+        load_tokenizer(other)
+
+
+def test_a_missing_or_failing_chat_template_is_named(model_dir: Path, tmp_path: Path) -> None:
+    other = copied(model_dir, tmp_path / "plain")
+    (other / "chat_template.jinja").unlink()
+    with pytest.raises(ModelError, match="no chat template; turn the chat template off"):
+        load_tokenizer(other).encode_prompt([USER])
+    (other / "chat_template.jinja").write_text("{{ raise_exception('no system role') }}")
+    with pytest.raises(ModelError, match="the chat template refuses a prompt: no system role"):
+        load_tokenizer(other).encode_prompt([USER])
+
+
+def test_the_context_length_is_the_configs(model_dir: Path, tmp_path: Path) -> None:
+    assert context_length(model_dir) == 128
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 4096}}))
+    assert context_length(tmp_path) == 4096
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
+    with pytest.raises(ModelError, match="max_position_embeddings"):
+        context_length(tmp_path)
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ModelError, match="max_position_embeddings"):
+        context_length(tmp_path)

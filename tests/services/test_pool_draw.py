@@ -1,0 +1,173 @@
+"""A draw is uniform, and a pure function of (content, seed, step, prompt id) on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlep.errors import ConfigError, PoolError
+from rlep.services.pool import pool as pool_module
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.services.pool.sample import Sample
+from rlep.types import Trajectory, content_id_of
+
+MakeTrajectory = Callable[..., Trajectory]
+OpenPool = Callable[..., Pool]
+
+# 99.9 % quantiles of χ² with n - 1 degrees of freedom (tables).
+CHI2_999 = {3: 13.816, 24: 49.728}
+
+
+def drawn(sample: Sample) -> dict[str, list[str]]:
+    """Prompt id -> content ids, in the order drawn."""
+    bounds = np.concatenate([[0], np.cumsum(sample.counts)]).tolist()
+    return {p: list(sample.ids[a:b]) for p, a, b in zip(sample.prompt_ids, bounds, bounds[1:], strict=False)}
+
+
+@pytest.fixture
+def filled(open_pool: OpenPool, trajectory: MakeTrajectory) -> Pool:
+    """Prompt ``qN`` has N trajectories of 1 to 3 tokens, for N = 0 … 9."""
+    pool = open_pool()
+    pool.add([trajectory(f"q{n}", [*[n, i, 5][: 1 + i % 3], 100 + i]) for n in range(10) for i in range(n)])
+    return pool
+
+
+PROMPTS = [f"q{n}" for n in range(10)]
+
+
+def test_a_prompt_gives_at_most_m_of_what_it_has_and_none_below_the_minimum(filled: Pool) -> None:
+    assert filled.sample(PROMPTS, 3, seed=1, step=1).counts.tolist() == [0, 0, 2, 3, 3, 3, 3, 3, 3, 3]
+    assert filled.sample(["q1", "unknown", "q2"], 1, seed=1, step=1).counts.tolist() == [0, 0, 1]
+    assert filled.sample(PROMPTS, 0, seed=1, step=1).counts.tolist() == [0] * 10
+    nothing = filled.sample([], 2, seed=1, step=1)
+    assert (nothing.counts.shape, nothing.tokens.shape, nothing.offsets.tolist()) == ((0,), (0,), [0])
+    with pytest.raises(ConfigError, match="count = -1"):
+        filled.sample(["q2"], -1, seed=1, step=1)
+
+
+def test_the_minimum_is_the_openers(filled: Pool, open_pool: OpenPool) -> None:
+    assert open_pool(minimum=1).sample(["q0", "q1"], 2, seed=1, step=1).counts.tolist() == [0, 1]
+    assert open_pool(minimum=4).sample(["q3", "q4"], 2, seed=1, step=1).counts.tolist() == [0, 2]
+
+
+def test_columns_hold_what_the_records_hold(filled: Pool) -> None:
+    sample = filled.sample(["q5", "q0", "q2"], 4, seed=3, step=9)
+    assert sample.counts.tolist() == [4, 0, 2]
+    assert sample.tokens.dtype == np.int32
+    assert sample.logprobs.dtype == np.float32
+    assert len(set(sample.ids)) == 6
+    owners = ["q5"] * 4 + ["q2"] * 2
+    for k, (content_id, owner) in enumerate(zip(sample.ids, owners, strict=True)):
+        tokens = sample.tokens[sample.offsets[k] : sample.offsets[k + 1]]
+        assert content_id_of(owner, tokens) == content_id
+    assert sample.offsets[-1] == len(sample.tokens) == len(sample.logprobs)
+    assert set(sample.logprobs.tolist()) == {-0.5}
+
+
+def test_a_sample_gives_its_trajectories_back(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool = open_pool()
+    known, unknown = trajectory("q0", [1, 2, 3]), trajectory("q0", [4])
+    object.__setattr__(unknown, "logprobs", None)
+    pool.add([known, unknown])
+    found = pool.sample(["q1", "q0"], 2, seed=0, step=0).trajectories()
+    assert found["q1"] == ()
+    by_length = sorted(found["q0"], key=lambda t: len(t.tokens))
+    assert [t.tokens.tolist() for t in by_length] == [[4], [1, 2, 3]]
+    assert by_length[0].logprobs is None
+    assert by_length[1].logprobs is not None
+    assert by_length[1].logprobs.tolist() == [-0.5] * 3
+    assert all(t.content_id in (known.content_id, unknown.content_id) for t in found["q0"])
+    assert by_length[1].verdict == known.verdict
+
+
+def test_the_order_and_the_company_of_prompts_change_nothing(filled: Pool) -> None:
+    whole = drawn(filled.sample(PROMPTS, 2, seed=5, step=7))
+    assert drawn(filled.sample(PROMPTS[::-1], 2, seed=5, step=7)) == whole
+    for prompt_id in PROMPTS:
+        assert drawn(filled.sample([prompt_id], 2, seed=5, step=7))[prompt_id] == whole[prompt_id]
+    twice = filled.sample(["q7", "q3", "q7"], 2, seed=5, step=7)
+    assert list(twice.ids) == whole["q7"] + whole["q3"] + whole["q7"]
+    assert drawn(filled.sample(PROMPTS, 2, seed=5, step=8)) != whole
+    assert drawn(filled.sample(PROMPTS, 2, seed=6, step=7)) != whole
+
+
+def test_neither_history_nor_buckets_nor_openers_change_a_draw(
+    open_pool: OpenPool, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = [trajectory(f"q{i % 6}", [i]) for i in range(60)]
+    one = open_pool("one")
+    one.add(batch)
+    monkeypatch.setattr(pool_module, "_BUCKETS", 3)
+    other = open_pool("other")
+    for t in batch[::-1]:
+        other.add([t])
+        other.sample(["q0"], 2, seed=0, step=0)
+    extra = trajectory("q3", [999])
+    other.add([extra])
+    other.remove("q3", [extra.content_id])
+    for step in range(5):
+        wanted = drawn(one.sample(PROMPTS[:6], 3, seed=1, step=step))
+        assert drawn(other.sample(PROMPTS[:6], 3, seed=1, step=step)) == wanted
+        assert drawn(open_pool("other", read_only=True).sample(PROMPTS[:6], 3, seed=1, step=step)) == wanted
+
+
+def test_a_restart_of_redis_changes_no_draw(any_binary: Path, tmp_path: Path, trajectory: MakeTrajectory) -> None:
+    samples = []
+    for turn in range(2):
+        with EmbeddedRedis(tmp_path / "data", any_binary) as server:
+            pool = Pool.open(
+                server.url, "pool", tokenizer_digest="tokenizer-digest", password_file=server.password_file
+            )
+            with pool:
+                if turn == 0:
+                    pool.add([trajectory(f"q{i % 6}", [i]) for i in range(60)])
+                samples.append(pool.sample(PROMPTS, 2, seed=4, step=2))
+    assert samples[0].ids == samples[1].ids
+    assert samples[0].tokens.tobytes() == samples[1].tokens.tobytes()
+    assert samples[0].logprobs.tobytes() == samples[1].logprobs.tobytes()
+
+
+def test_a_sample_sees_what_others_have_added_and_removed(
+    filled: Pool, open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    reader = open_pool(read_only=True)
+    assert reader.sample(["q1"], 2, seed=0, step=0).counts.tolist() == [0]
+    new = trajectory("q1", [50, 51])
+    filled.add([new])
+    assert new.content_id in reader.sample(["q1"], 2, seed=0, step=0).ids
+    filled.remove("q1", [new.content_id])
+    assert reader.sample(["q1"], 2, seed=0, step=0).counts.tolist() == [0]
+
+
+def test_a_sealed_pool_that_lost_a_record_says_so_instead_of_drawing_another(filled: Pool, open_pool: OpenPool) -> None:
+    filled.seal()
+    reader = open_pool(read_only=True)
+    client = filled._link.client
+    (key,) = client.keys(f"rlep:{{{filled.name}/*}}:q:q2")
+    client.delete(key)
+    with pytest.raises(PoolError, match="2 of its records are gone"):
+        reader.sample(["q2"], 2, seed=0, step=0)
+
+
+@pytest.mark.parametrize("candidates", [3, 24])
+def test_every_record_is_drawn_equally_often(open_pool: OpenPool, trajectory: MakeTrajectory, candidates: int) -> None:
+    """χ² over the ranks of a prompt's records, 2 a draw. Fixed seeds: this passes always or never.
+
+    Two picks of a draw differ, so the statistic has n - 1 degrees of freedom after dividing by 1 - (2 - 1)/(n - 1).
+    """
+    pool, prompts = open_pool(), [f"p{i}" for i in range(100)]
+    pool.add([trajectory(prompt_id, [i]) for prompt_id in prompts for i in range(candidates)])
+    rank = {content_id: i for prompt_id in prompts for i, content_id in enumerate(pool.content_ids(prompt_id))}
+    picks, steps = np.zeros(candidates, np.int64), 100
+    for step in range(steps):
+        sample = pool.sample(prompts, 2, seed=12, step=step)
+        ranks = np.array([rank[content_id] for content_id in sample.ids]).reshape(100, 2)
+        assert (ranks[:, 0] != ranks[:, 1]).all()
+        picks += np.bincount(ranks.ravel(), minlength=candidates)
+    expected = 2 * 100 * steps / candidates
+    chi2 = ((picks - expected) ** 2 / expected).sum() / (1 - 1 / (candidates - 1))
+    assert chi2 < CHI2_999[candidates]

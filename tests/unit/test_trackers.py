@@ -1,0 +1,50 @@
+"""What trackers are given and what is said when one is not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlep.errors import ConfigError
+from rlep.trackers import TensorBoardTracker, mlflow_name, open_trackers
+
+
+def test_no_sinks_are_no_trackers(tmp_path: Path) -> None:
+    assert open_trackers([], directory=tmp_path, project="p", name="n") == []
+
+
+def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown comet; known: tensorboard, wandb, mlflow"):
+        open_trackers(["comet"], directory=tmp_path, project="p", name="n")
+
+
+@pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, sink, None)  # how Python says: there is no such module
+    with pytest.raises(ConfigError, match=rf"pip install 'rlep\[{sink}\]'"):
+        open_trackers([sink], directory=tmp_path, project="p", name="n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mlflow_takes_only_some_characters() -> None:
+    assert mlflow_name("evaluation/a(b) é/pass/4") == "evaluation/a_b_ _/pass/4"
+
+
+def test_mlflow_without_a_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"):
+        open_trackers(["mlflow"], directory=tmp_path, project="p", name="n")
+
+
+def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for step in (0, 1):  # the second opening is a resumed run
+        tracker = TensorBoardTracker(tmp_path)
+        tracker.log(step, {"rollout/accuracy": 0.25 + step})
+        tracker.close()
+    events = accumulators.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("rollout/accuracy")] == [(0, 0.25), (1, 1.25)]

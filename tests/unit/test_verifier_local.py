@@ -1,0 +1,153 @@
+"""Verifiers that decide in this process, and the grading of files by them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlep.errors import ConfigError
+from rlep.services.verifier import dapo
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.quantity import Quantity, canonical_unit, disagree, read
+from rlep.services.verifier.rows import grade_rows
+from rlep.services.verifier.stats import LATENCY_BOUNDS, StatsRecorder
+from rlep.services.verifier.verifier import Verifier
+from rlep.types import Verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so\nAnswer: 42", "42"),
+        ("Answer: 41\nAnswer: $42$", "42"),
+        ("the answer: 1,234", "1234"),
+        ("Answer: x = 7", "7"),
+        ("Answer: \\boxed{7} dollars", "7"),
+        ("Answer: \\frac12", "\\frac{1}{2}"),
+        ("Answer: 42." + " " * 300, None),
+        ("\\boxed{42}", None),
+    ],
+)
+def test_the_dapo_profile_reads_the_last_answer_near_the_end(text: str, answer: str | None) -> None:
+    assert dapo.answer_of(text) == answer
+
+
+def test_the_dapo_profile_compares_strings() -> None:
+    with Verifier("dapo") as verifier:
+        texts = ["Answer: 34", "Answer: 34.0", "34", "Answer: 35"]
+        verdicts = verifier.grade("34", texts, [False] * 4)
+    assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer", "wrong"]
+
+
+def test_exact_match_forgives_case_and_white_space_only() -> None:
+    with build_verifier("exact") as verifier:
+        verdicts = verifier.grade(
+            "New York", [" new  york\n", "New York City", "", "New York"], [False, False, False, True]
+        )
+    assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer", "no_answer"]
+
+
+def test_a_pattern_takes_its_last_match() -> None:
+    with build_verifier("regex:^label: (\\w+)$") as verifier:
+        texts = ["label: spam\nlabel: ham", "label: spam", "no label"]
+        verdicts = verifier.grade("Ham", texts, [False] * 3)
+        cut = verifier.grade("Ham", ["label: ham"], [True])
+    assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer"]
+    assert verdicts[0].extracted == "ham"
+    assert cut[0].status == "no_answer"
+
+
+def test_a_pattern_that_does_not_compile_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no regular expression"):
+        build_verifier("regex:(")
+
+
+def test_rows_come_back_in_order_with_their_verdicts() -> None:
+    lines = [
+        json.dumps({"gold": "34", "response": "Answer: 34", "id": 7}),
+        "not json",
+        "",
+        "[1, 2]",
+        json.dumps({"gold": "34"}),
+        json.dumps({"gold": 34, "response": "Answer: 34", "error": "old"}),
+        json.dumps({"gold": "4\ud800", "response": "Answer: \x00"}),
+        "[" * 100_000,
+    ]
+    with build_verifier("dapo") as verifier:
+        rows = [json.loads(row) for row in grade_rows(lines, verifier, batch=2)]
+    assert [row.get("status") for row in rows] == ["correct", None, None, None, "correct", "wrong", None]
+    assert rows[0]["id"] == 7
+    assert rows[0]["extracted"] == "34"
+    assert rows[0]["path"] == "fast"
+    assert rows[1]["line"] == "not json"
+    assert "JSON" in rows[1]["error"]
+    assert rows[3] == {"gold": "34", "error": "no text under response"}
+    assert "error" not in rows[4]
+
+
+def test_truncated_rows_need_a_complete_marker() -> None:
+    row = {"gold": "x", "response": "Answer: x", "finish_reason": "length"}
+    with build_verifier("exact") as verifier:
+        (graded,) = grade_rows([json.dumps(row)], verifier)
+    assert json.loads(graded)["status"] == "no_answer"
+
+
+@pytest.mark.parametrize(
+    ("latex", "quantity"),
+    [
+        ("5\\text{ cm}", Quantity("5", "cm")),
+        ("5\\text{ cm}^2", Quantity("5", "cm^2")),
+        ("5 square feet", Quantity("5", "ft^2")),
+        ("5 m", Quantity("5", "m")),
+        ("5m", Quantity("5m")),
+        ("3t", Quantity("3t")),
+        ("\\$5.50", Quantity("5.50", "dollar")),
+        ("90^\\circ", Quantity("90", "deg")),
+        ("1010_{2}", Quantity("1010", None, 2)),
+        ("129_8", Quantity("129_8")),
+        ("x_1", Quantity("x_1")),
+        ("7\\text{ apples}", Quantity("7", "apple")),
+        ("7\\text{ or }8", Quantity("7\\text{ or }8")),
+        ("42\\text{ if true}", Quantity("42\\text{ if true}")),
+    ],
+)
+def test_units_and_bases_are_taken_off(latex: str, quantity: Quantity) -> None:
+    assert read(latex) == quantity
+
+
+def test_missing_units_and_bases_are_forgiven_where_the_contract_says_so() -> None:
+    assert not disagree(Quantity("5", "cm"), Quantity("5"))
+    assert not disagree(Quantity("5"), Quantity("5", "cm"))
+    assert disagree(Quantity("5", "cm"), Quantity("5", "m"))
+    assert not disagree(Quantity("11", None, 2), Quantity("11"))
+    assert disagree(Quantity("11"), Quantity("11", None, 2))
+    assert not disagree(Quantity("11"), Quantity("11", None, 10))
+
+
+def test_units_have_one_name() -> None:
+    assert canonical_unit("centimetres", None) == "cm"
+    assert canonical_unit("miles per hour", None) == "mph"
+    assert canonical_unit("cubic inches", None) == "in^3"
+    assert canonical_unit("is odd", None) is None
+
+
+def test_statistics_add_up() -> None:
+    recorder = StatsRecorder()
+    recorder.add(
+        [Verdict("correct", "1", "math", "1", "fast", 5e-6), Verdict("timeout", "2", "math", "1", "full", 5.0)]
+    )
+    stats = recorder.snapshot(3)
+    assert stats.by_status["correct"] == stats.by_status["timeout"] == 1
+    assert stats.latency_counts[0] == stats.latency_counts[len(LATENCY_BOUNDS)] == 1
+    assert (stats.total, stats.restarts) == (2, 3)
+    assert stats.latency_seconds == pytest.approx(5.000005)
+
+
+def test_the_parent_never_imports_the_symbolic_engine() -> None:
+    modules = ["grader", "verifier", "rows", "user_function", "patterns", "notation", "words"]
+    imports = "".join(f"import rlep.services.verifier.{module}\n" for module in modules)
+    script = (
+        imports + "import sys\nsys.exit(any(name in sys.modules for name in ('sympy', 'math_verify', 'ray', 'torch')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
