@@ -91,8 +91,10 @@ class ReplayConfig(Section):
     """M: replays mixed into each group. 0 is phase 1 (the pool is not asked)."""
     schedule: Literal["constant", "linear"] = "constant"
     """``linear`` lowers M to 0 over ``run.steps``."""
-    selection: Literal["uniform"] = "uniform"
-    """How M are chosen from a prompt's pool: uniformly without replacement, as in the paper."""
+    selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
+        "uniform"
+    )
+    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all that it holds."""
     minimum: Positive = 2
     """A prompt needs this many verified answers in the pool to be replayed at all."""
     require: bool = False
@@ -101,6 +103,8 @@ class ReplayConfig(Section):
     """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
     old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
+    failed: Count = 0
+    """Wrong answers mixed in beside the M successes, from what ``collection.failed`` kept (the paper's ablation: no gain)."""
 
 
 class RewardConfig(Section):
@@ -212,6 +216,8 @@ class CollectionConfig(Section):
     """Nucleus."""
     cap: Positive = 64
     """Most answers kept for one question."""
+    failed: Count = 0
+    """Most complete but wrong answers kept for one question, in a pool of their own, for ``replay.failed``."""
 
 
 class CheckpointConfig(Section):
@@ -269,8 +275,9 @@ class Config(Section):
             )
         if rollout.fresh == 1 and self.replay.count == 0:
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
-        if self.replay.require and not self.replay.count:
-            raise ConfigError("replay.require is set but replay.count = 0")
+        for name in ("require", "failed"):
+            if getattr(self.replay, name) and not self.replay.count:
+                raise ConfigError(f"replay.{name} is set but replay.count = 0")
         if self.model.system_prompt is not None and not self.model.chat_template:
             raise ConfigError("model.system_prompt needs model.chat_template = true")
         if self.reward.correct <= self.reward.otherwise:

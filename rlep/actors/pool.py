@@ -109,17 +109,24 @@ class PoolActor:
 class PoolService:
     """The pool actor behind the driver's ``ReplayPool`` port."""
 
-    def __init__(self, cluster: Cluster, config: PoolConfig, directory: Path, opening: tuple[str, PoolOptions]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: PoolConfig,
+        directory: Path,
+        opening: tuple[str, PoolOptions],
+        name: str = ACTOR_NAME,
+    ) -> None:
         tokenizer_digest, options = opening
         home = directory.absolute()
 
         async def start() -> ActorHandle[Any]:
-            actor = await cluster.place(PoolActor, ACTOR_NAME, ROLE)
+            actor = await cluster.place(PoolActor, name, ROLE)
             await call(actor.start.remote(config, home, tokenizer_digest, options), "opening the pool", self._deadline)
             return actor
 
         self._deadline = config.deadline_s + 60  # the pool's own deadline answers first, with its reason
-        self._actor = Supervised(ACTOR_NAME, start, restarts=3, report=cluster.report)
+        self._actor = Supervised(name, start, restarts=3, report=cluster.report)
 
     async def start(self) -> None:
         """Open the pool. Raises ``PoolError`` or ``ConfigError`` with the reason."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlep.errors import ConfigError
-from rlep.types import BoolArray, Float32Array, Float64Array, Group, Int64Array, SequenceBatch, Trajectory
+from rlep.types import BoolArray, Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, Trajectory
 
 Assignment = tuple[tuple[Int64Array, ...], ...]
 """``[ranks][micro-batches]`` arrays of sequence indices; every rank has the same number of micro-batches."""
@@ -26,8 +26,8 @@ def sequence_batch(
 
     Behaviour log-probs are NaN for the tokens of a trajectory without any, and None where no trajectory has some.
     """
-    members = [(index, group, member) for index, group in enumerate(groups) for member in group.members]
-    count = len(members)
+    answers = [(group.prompt, member) for group in groups for member in group.members]
+    count = len(answers)
     values = np.asarray(advantages, dtype=np.float64)
     keep = np.ones(count, np.bool_) if trained is None else np.asarray(trained, dtype=np.bool_)
     for name, array in (("advantages", values), ("trained", keep)):
@@ -36,17 +36,29 @@ def sequence_batch(
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueError(f"advantages[{at}] = {values[at]}: every advantage must be finite")
-    pieces = [piece for _, group, member in members for piece in (group.prompt.tokens, member.tokens)]
-    lengths = [len(group.prompt.tokens) + len(member.tokens) for _, group, member in members]
+    return replace(
+        answer_batch(answers),
+        advantages=values.astype(np.float32),
+        trained=keep,
+        groups=np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.members) for group in groups]),
+        replayed=np.concatenate([_replayed(group) for group in groups]) if groups else np.zeros(0, np.bool_),
+    )
+
+
+def answer_batch(answers: Sequence[tuple[Prompt, Trajectory]]) -> SequenceBatch:
+    """Stored answers laid end to end, to be scored or imitated: each a group of its own, with advantage 0."""
+    count = len(answers)
+    pieces = [piece for prompt, member in answers for piece in (prompt.tokens, member.tokens)]
+    lengths = [len(prompt.tokens) + len(member.tokens) for prompt, member in answers]
     return SequenceBatch(
         tokens=np.concatenate(pieces).astype(np.int32, copy=False) if pieces else np.zeros(0, np.int32),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        prompt_lengths=np.array([len(group.prompt.tokens) for _, group, _ in members], dtype=np.int32),
-        advantages=values.astype(np.float32),
-        trained=keep,
-        groups=np.array([index for index, _, _ in members], dtype=np.int32),
-        replayed=np.concatenate([_replayed(group) for group in groups]) if groups else np.zeros(0, np.bool_),
-        behaviour_logprobs=_behaviour([member for _, _, member in members]),
+        prompt_lengths=np.array([len(prompt.tokens) for prompt, _ in answers], dtype=np.int32),
+        advantages=np.zeros(count, np.float32),
+        trained=np.ones(count, np.bool_),
+        groups=np.arange(count, dtype=np.int32),
+        replayed=np.ones(count, np.bool_),
+        behaviour_logprobs=_behaviour([member for _, member in answers]),
     )
 
 

@@ -18,7 +18,7 @@ from rlep.errors import ConfigError
 from rlep.seeds import seed_for
 from rlep.types import BoolArray, Int32Array, Int64Array
 
-Strategy = Literal["uniform", "shortest", "diverse", "least_used", "most_probable", "least_probable", "recent"]
+Strategy = Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"]
 """``uniform`` is the paper's."""
 
 UInt64Array = NDArray[np.uint64]
@@ -81,6 +81,7 @@ def draw_uniform_keyed(
         raise ValueError(
             f"count = {count}, candidate_counts {available.min()} … {available.max()}: must be in 0 … 2^32"
         )
+    count = min(count, int(available.max(initial=0)))
     picked = np.minimum(available, count)  # [P]
     numbers = np.arange(count)
     last = (available - picked)[:, None] + numbers  # [P, count]; Floyd: the newest number that pick i may be
@@ -172,9 +173,9 @@ def _mean_logprob(candidate: Candidate) -> float:
 
 _SCORES: dict[str, Callable[[Candidate], float]] = {
     "shortest": lambda candidate: candidate.length,
-    "least_used": lambda candidate: candidate.used,
-    "most_probable": lambda candidate: -_mean_logprob(candidate),
-    "least_probable": _mean_logprob,
+    "least-used": lambda candidate: candidate.used,
+    "most-probable": lambda candidate: -_mean_logprob(candidate),
+    "least-probable": _mean_logprob,
     "recent": lambda candidate: -candidate.created_at,
 }
 

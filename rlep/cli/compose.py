@@ -224,7 +224,24 @@ class Stage:
             writer=config.run.name,
             deadline=config.pool.deadline_s,
         )
-        role = PoolService(self.cluster, config.pool, pool_directory(config), (tokenizer.digest, options))
+        return self._pool("pool", config.pool.name, tokenizer, options)
+
+    def failures(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
+        """The pool of wrong answers beside it, for ``replay.failed``."""
+        config = self.config
+        options = PoolOptions(
+            cap=None if read_only else config.collection.failed,
+            minimum=1,
+            read_only=read_only,
+            writer=config.run.name,
+            deadline=config.pool.deadline_s,
+            holds="wrong",
+        )
+        return self._pool("failures", f"{config.pool.name}.failures", tokenizer, options)
+
+    def _pool(self, actor: str, name: str, tokenizer: Tokenizer, options: PoolOptions) -> PoolService:
+        pool = self.config.pool.model_copy(update={"name": name})
+        role = PoolService(self.cluster, pool, pool_directory(self.config), (tokenizer.digest, options), actor)
         self._begin(role, role.start())
         return role
 

@@ -18,9 +18,9 @@ from rlep.cli.tables import show_table
 from rlep.config import Config
 from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collection
+from rlep.driver.context import Run
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.ports import Roles, Trainers
-from rlep.driver.rollout import Run
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData, rlep_step
@@ -38,6 +38,8 @@ def sft(config: Config) -> Checkpoint:
     """Supervised fine-tuning on the pool's answers."""
     if not config.replay.count:
         raise ConfigError("sft trains on replays: set replay.count to the answers per prompt and step")
+    if config.replay.failed:
+        raise ConfigError("sft imitates every answer it is given: set replay.failed = 0")
     return _learn(config, "sft")
 
 
@@ -118,14 +120,17 @@ async def _train(
     async with stage(config, partial(_report, store)) as actors:
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
         pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
+        failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
         progress.note(f"{config.run.name}: starting {_cast(config)}")
         await actors.started()
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
+        if failures is not None:
+            digest += f"+{await failures.digest()}"
         weights = actors.weights(learner, generators, prompts.prompts)
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
         step = sft_step if supervised else rlep_step
-        return await Training(run, Trainers(learner, weights, pool), data, store, step).run()
+        return await Training(run, Trainers(learner, weights, pool, failures), data, store, step).run()
 
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: Bars) -> Collected:
@@ -133,10 +138,11 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
     async with stage(config, partial(_report, store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         pool = actors.pool(inputs.tokenizer, read_only=False)
+        failures = actors.failures(inputs.tokenizer, read_only=False) if config.collection.failed else None
         progress.note(f"{config.run.name}: starting {_cast(config)}")
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
-        collected = await Collection(run, pool, store, prompts.prompts).run()
+        collected = await Collection(run, pool, store, prompts.prompts, failures).run()
     coverage = collected.coverage
     progress.note(
         f"pool {config.pool.name}: {coverage.accepted} answers to {coverage.covered} of {coverage.questions} questions "

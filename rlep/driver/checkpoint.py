@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rlep.driver.ports import Learner
@@ -29,6 +29,8 @@ class RunState:
     tokenizer_digest: str
     pool_digest: str
     """Content of the pool the replays come from; empty with M = 0."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
 
 
 @dataclass(frozen=True, slots=True)

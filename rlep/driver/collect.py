@@ -11,8 +11,9 @@ from typing import Any
 
 from rlep.algorithms.admission import Admission, Coverage, admit
 from rlep.driver.checkpoint import write_json
+from rlep.driver.context import Clock, Run
 from rlep.driver.ports import ReplayPool
-from rlep.driver.rollout import Bars, Clock, Run, raise_first, requests_for, verified
+from rlep.driver.rollout import Bars, raise_first, requests_for, verified
 from rlep.driver.run_directory import RunDirectory
 from rlep.errors import PoolError
 from rlep.jsonl import JsonLines, read_lines
@@ -35,14 +36,23 @@ class Collected:
 class Collection:
     """One collection over an open run directory; continued where it stopped, question by question."""
 
-    def __init__(self, run: Run, pool: ReplayPool, store: RunDirectory, prompts: Sequence[Prompt]) -> None:
-        self._run, self._pool, self._store = run, pool, store
+    def __init__(
+        self,
+        run: Run,
+        pool: ReplayPool,
+        store: RunDirectory,
+        prompts: Sequence[Prompt],
+        failures: ReplayPool | None = None,
+    ) -> None:
+        """``failures`` takes complete but wrong answers, at most ``collection.failed`` a question."""
+        self._run, self._pool, self._store, self._failures = run, pool, store, failures
         self._ledger = JsonLines(store.path / "collection.jsonl")
         self._done: dict[str, dict[str, Any]] = {str(line["prompt_id"]): line for line in read_lines(self._ledger.path)}
         self._prompts = prompts
         self._begun = time.monotonic() - max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
         config = run.config
         self._admission = Admission(config.rollout.max_tokens, config.replay.minimum, config.collection.cap)
+        self._failing = Admission(config.rollout.max_tokens, 1, config.collection.failed or None, failed=True)
 
     async def run(self) -> Collected:
         """Ask every question that was not asked before; returns and writes (``collection.json``) what the pool covers."""
@@ -68,9 +78,12 @@ class Collection:
             prompts, rule.samples, label="collect", seed=self._run.config.run.seed, address=("collect",)
         )
         admitted: dict[str, tuple[tuple[Trajectory, ...], dict[str, Any]]] = {}
+        failed: list[Trajectory] = []
         async with aclosing(verified(self._run, prompts, requests, sampling, bars=shown, clock=Clock())) as graded:
             async for prompt, members in graded:
                 accepted, coverage = admit([prompt.id], members, self._admission)
+                if self._failures is not None:
+                    failed += admit([prompt.id], [m for m in members if not m.correct], self._failing)[0]
                 admitted[prompt.id] = (
                     accepted,
                     {
@@ -81,9 +94,9 @@ class Collection:
                         "refused": dict(coverage.refused),
                     },
                 )
-        report = await self._pool.add([member for accepted, _ in admitted.values() for member in accepted])
-        if report.refused:
-            raise PoolError(f"the pool refused {len(report.refused)} admitted answers, first: {report.refused[0]}")
+        await _store(self._pool, [member for accepted, _ in admitted.values() for member in accepted])
+        if self._failures is not None:
+            await _store(self._failures, failed)
         for prompt_id, (_, line) in admitted.items():  # only now: a question asked again adds nothing but duplicates
             line["wall_s"] = round(time.monotonic() - self._begun, 3)
             self._ledger.append(line)
@@ -120,6 +133,12 @@ class Collection:
             progress.phase("verify", samples, "answers") as ok,
         ):
             yield Bars(written, ok)
+
+
+async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:
+    report = await pool.add(trajectories)
+    if report.refused:
+        raise PoolError(f"the pool refused {len(report.refused)} admitted answers, first: {report.refused[0]}")
 
 
 def as_json(collected: Collected, minimum: int) -> dict[str, object]:

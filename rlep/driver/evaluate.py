@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
-from rlep.driver.rollout import Clock, Run, bars, requests_for, verified
+from rlep.driver.context import Clock, Run
+from rlep.driver.rollout import bars, requests_for, verified
 from rlep.types import Int32Array, Prompt, Sampling, Trajectory
 
 Decode = Callable[[Int32Array], str]

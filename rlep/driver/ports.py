@@ -138,3 +138,5 @@ class Trainers:
     weights: Weights
     pool: ReplayPool | None
     """None where nothing is replayed."""
+    failures: ReplayPool | None = None
+    """Failed answers; None where none are replayed."""

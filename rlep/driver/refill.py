@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from rlep.algorithms.dynamic_sampling import Refill, RefillReport, keep_group
-from rlep.driver.rollout import Step, mixed_groups
+from rlep.driver.context import Step
+from rlep.driver.rollout import mixed_groups
 from rlep.types import Group, Prompt
 
 

@@ -4,68 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rlep.algorithms.dynamic_sampling import RefillReport
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.selection import replayed_prompts
-from rlep.config import Config
-from rlep.driver.ports import Advance, Progress, Roles, Trainers
-from rlep.errors import MixingError
+from rlep.driver.context import Clock, Run, Step
+from rlep.driver.ports import Advance, Progress
+from rlep.driver.replays import drawn_replays, wanted_replays
 from rlep.seeds import seed_for
 from rlep.types import Completion, Group, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What stays the same over all steps of a run."""
-
-    config: Config
-    roles: Roles
-    progress: Progress
-    tokenizer_digest: str
-    policy_digest: str
-    """Names the policy lineage: base weights and run."""
-    generator_dtype: str
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds by phase of one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block to ``name``."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
-
-
-MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]
-"""(round, how many, prompts already used) → further prompts of the step, for dynamic sampling."""
-
-
-@dataclass(slots=True)
-class Step:
-    """One training step while it is made."""
-
-    run: Run
-    trainers: Trainers
-    number: int
-    """k: the policy version its rollouts come from."""
-    replays: int
-    """M of this step; 0 asks nobody."""
-    more: MorePrompts
-    clock: Clock = field(default_factory=Clock)
-    refills: RefillReport = field(default_factory=RefillReport)
-    """What dynamic sampling did."""
 
 
 def requests_for(
@@ -193,7 +143,7 @@ async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[
         seed=run.config.run.seed,
         address=("rollout", step.number),
     )
-    drawing = asyncio.create_task(draw(step, prompts))
+    drawing = asyncio.create_task(drawn_replays(step, prompts))
     try:
         with bars(run.progress, len(requests)) as shown:
             graded = verified(run, prompts, requests, sampling, bars=shown, clock=step.clock)
@@ -207,22 +157,11 @@ async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[
         await ended(drawing)
 
 
-async def draw(step: Step, prompts: Sequence[Prompt]) -> Mapping[str, Sequence[Trajectory]]:
-    """Up to M replays per prompt; with M = 0 the pool is not asked."""
-    if not step.replays:
-        return {}
-    pool = step.trainers.pool
-    if pool is None:
-        raise MixingError(f"step {step.number} wants {step.replays} replays per prompt, but the run has no pool")
-    ids = [prompt.id for prompt in prompts]
-    return await pool.sample(ids, step.replays, seed=step.run.config.run.seed, step=step.number)
-
-
 def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
     """The group of one prompt; replays are left out where the fresh ones succeed as often as ``replay.only_below``."""
     config = step.run.config
     successes = sum(member.correct for member in fresh) / max(len(fresh), 1)
-    wanted = step.replays if replayed_prompts([successes], config.replay.only_below)[0] else 0
+    wanted = wanted_replays(step) if replayed_prompts([successes], config.replay.only_below)[0] else 0
     return mix(
         prompt,
         fresh,
@@ -231,6 +170,7 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
         fresh_count=config.rollout.fresh,
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
+        allow_failed_replays=config.replay.failed > 0,
         require_replays=config.replay.require,
     )
 

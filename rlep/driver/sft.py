@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from rlep.algorithms.packing import sequence_batch
-from rlep.driver.rollout import Step, draw
+from rlep.algorithms.packing import answer_batch
+from rlep.driver.context import Step
+from rlep.driver.replays import drawn_replays
 from rlep.driver.step_metrics import update_metrics
 from rlep.driver.train import Trained
-from rlep.types import Group, Prompt
+from rlep.types import Prompt
 
 
 async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
@@ -18,18 +17,17 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
     clock, size = step.clock, step.run.config.update.prompts
     with clock.phase("step"):
         with clock.phase("replay"):
-            drawn = await draw(step, prompts)
-        groups = [Group(prompt, step.number, (), tuple(drawn.get(prompt.id, ()))) for prompt in prompts]
+            drawn = await drawn_replays(step, prompts)
         outcomes = []
         with clock.phase("update"), step.run.progress.phase("update", len(prompts) // size, "updates") as advance:
-            for start in range(0, len(groups), size):
-                part = [group for group in groups[start : start + size] if group.replays]
-                batch = sequence_batch(part, np.zeros(sum(len(group.replays) for group in part)))
+            for start in range(0, len(prompts), size):
+                part = prompts[start : start + size]
+                batch = answer_batch([(prompt, member) for prompt in part for member in drawn.get(prompt.id, ())])
                 outcomes.append(await step.trainers.learner.update(batch, rollout=step.number, supervised=True))
                 advance()
         with clock.phase("publish"):
             gap = await step.trainers.weights.publish(step.number + 1)
-    replays = [member for group in groups for member in group.replays]
+    replays = [member for prompt in prompts for member in drawn.get(prompt.id, ())]
     metrics = update_metrics(outcomes, supervised=True) | {f"time/{name}": s for name, s in clock.seconds.items()}
     metrics |= {
         "weights/version": step.number,
@@ -37,4 +35,4 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
         "replay/trajectories": len(replays),
         "replay/tokens": sum(len(member.tokens) for member in replays),
     }
-    return Trained(tuple(outcomes), metrics)
+    return Trained(tuple(outcomes), metrics, tuple(member.content_id for member in replays))

@@ -22,8 +22,9 @@ from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.selection import ReplaySchedule
 from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
 from rlep.config import Config
+from rlep.driver.context import Step
 from rlep.driver.refill import refilled
-from rlep.driver.rollout import Step, ended, mixed_groups
+from rlep.driver.rollout import ended, mixed_groups
 from rlep.types import Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, UpdateOutcome
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from rlep.algorithms.loss_stats import SOURCES
 from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
+from rlep.driver.replays import wanted_replays
 from rlep.driver.step import StepOutcome
 from rlep.metrics import MetricValue
 from rlep.types import STATUSES, Group, Trajectory, UpdateOutcome
@@ -17,6 +18,9 @@ _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's token
     "update/clip_fraction_low": "clip_fraction_low",
     "update/clip_fraction_high": "clip_fraction_high",
     "update/clip_fraction_dual": "dual_clip_fraction",
+    "update/entropy": "entropy",
+    "update/old_kl": "old_kl",
+    "update/reference_kl": "reference_kl",
     "ratio/mean": "ratio_mean",
 }
 
@@ -32,7 +36,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     if groups:
         scores = np.concatenate([prepared.rewards.scores for prepared in outcome.sets])
         advantages = np.concatenate([prepared.batch.advantages for prepared in outcome.sets])
-        stats = rollout_stats(groups, scores, advantages, max_replays=outcome.step.replays)
+        stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
         values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
     values |= update_metrics(outcome.updates)
@@ -60,10 +64,14 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
 
 def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
     replays = Counter(len(group.replays) for group in groups)
-    rescued = sum(bool(group.replays) and not any(member.correct for member in group.fresh) for group in groups)
+    rescued = sum(
+        any(member.correct for member in group.replays) and not any(member.correct for member in group.fresh)
+        for group in groups
+    )
+    rule = outcome.step.run.config.replay
     return {
         "group/fresh_successes": list(stats.fresh_successes),
-        "group/replays": [replays[count] for count in range(outcome.step.run.config.replay.count + 1)],
+        "group/replays": [replays[count] for count in range(rule.count + rule.failed + 1)],
         "group/informative": 1 - stats.groups_without_signal / stats.groups,
         "group/rescued": rescued / stats.groups,
     }
@@ -76,6 +84,8 @@ def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group])
         values["pool/hit"] = 1 - stats.groups_without_replays / stats.groups
         values["pool/short"] = stats.groups_short
     if replays:
+        values["replay/reward"] = stats.replay.score
+        values["replay/failed"] = sum(not member.correct for member in replays)
         values["replay/distinct"] = len({member.content_id for member in replays})
         values["replay/length_mean"] = stats.replay.length
         known = [member.logprobs for member in replays if member.logprobs is not None]
@@ -126,7 +136,7 @@ def _by_source(updates: Sequence[Mapping[str, float]], source: str) -> dict[str,
         values[f"advantage/mass/{source}"] = float((mass * tokens).sum())
         values[f"ratio/max/{source}"] = max(row[f"{source}/ratio_max"] for row in rows)
         for name, key in _BY_TOKENS.items():
-            values[f"{name}/{source}"] = float(
-                (np.array([row[f"{source}/{key}"] for row in rows]) * tokens).sum() / tokens.sum()
-            )
+            if all(f"{source}/{key}" in row for row in rows):
+                means = np.array([row[f"{source}/{key}"] for row in rows])
+                values[f"{name}/{source}"] = float((means * tokens).sum() / tokens.sum())
     return values

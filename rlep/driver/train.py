@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.driver.checkpoint import Checkpoint, RunState
+from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.ports import Trainers
-from rlep.driver.rollout import Run, Step
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.step import replays_at, run_step
 from rlep.driver.step_metrics import step_metrics
@@ -39,6 +40,8 @@ class Trained:
 
     updates: tuple[UpdateOutcome, ...]
     metrics: dict[str, MetricValue]
+    replayed: tuple[str, ...]
+    """Content ids of the replays it trained on."""
 
 
 TrainStep = Callable[[Step, Sequence[Prompt]], Awaitable[Trained]]
@@ -48,7 +51,9 @@ TrainStep = Callable[[Step, Sequence[Prompt]], Awaitable[Trained]]
 async def rlep_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
     """The step of phases 1 and 2."""
     outcome = await run_step(step, prompts)
-    return Trained(outcome.updates, step_metrics(outcome))
+    groups = [group for ready in outcome.sets for group in ready.groups]
+    replayed = tuple(member.content_id for group in groups for member in group.replays)
+    return Trained(outcome.updates, step_metrics(outcome), replayed)
 
 
 class Training:
@@ -59,6 +64,8 @@ class Training:
         self._run, self._trainers, self._data, self._store, self._train = run, trainers, data, store, train
         self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
         self._started = store.resumed
+        self._used: Counter[str] = Counter()
+        """Content id → steps that replayed it, where ``replay.selection`` asks for it."""
         self._unlogged: dict[str, MetricValue] = {}
         """What goes into the next step's line, because this step's is already written."""
 
@@ -104,8 +111,10 @@ class Training:
             taken = [position[prompt.id] for prompt in used]
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
-        number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more)
+        number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
         trained = await self._train(number, prompts)
+        if self._run.config.replay.selection == "least-used":
+            self._used.update(trained.replayed)
         for index, update in enumerate(trained.updates):
             if update.skipped:
                 self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
@@ -128,7 +137,9 @@ class Training:
         return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
 
     async def _save(self, step: int) -> Checkpoint:
-        state = RunState(step, self._data.train.digest, self._run.tokenizer_digest, self._data.pool_digest)
+        state = RunState(
+            step, self._data.train.digest, self._run.tokenizer_digest, self._data.pool_digest, dict(self._used)
+        )
         begun = time.perf_counter()
         checkpoint = await self._store.checkpoints.save(self._trainers.learner, state)
         self._unlogged["time/checkpoint"] = time.perf_counter() - begun
@@ -137,6 +148,7 @@ class Training:
 
     async def _restore(self) -> Checkpoint | None:
         self._unlogged.clear()
+        self._used.clear()
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
@@ -144,6 +156,7 @@ class Training:
         step = checkpoint.state.step if checkpoint else 0
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
+            self._used.update(checkpoint.state.used)
             await self._trainers.learner.load(checkpoint.path)
             self._run.progress.note(f"resuming after step {step}")
         self._store.truncate_from(step)

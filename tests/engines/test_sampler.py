@@ -280,6 +280,13 @@ async def test_an_update_waits_for_running_samples_and_refuses_new_ones(rig: Rig
     await rig.sampler.confirm(publication)
 
 
+async def under_way(rig: Rig) -> None:
+    """Wait until the engine works on something."""
+    async with asyncio.timeout(60):
+        while not (await rig.sampler.health()).in_flight:  # noqa: ASYNC110 - there is no event to wait for from outside
+            await asyncio.sleep(0)
+
+
 async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None:
     async with aclosing(rig.sampler.generate(requests(64), Sampling(max_tokens=40))) as stream:
         async for batch in stream:
@@ -292,7 +299,7 @@ async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None
 @pytest.mark.parametrize("rig", ["tied"], indirect=True)
 async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
-    await asyncio.sleep(0.05)
+    await under_way(rig)
     for child in psutil.Process().children(recursive=True):
         if "EngineCore" in " ".join(child.cmdline()):
             child.kill()
@@ -308,8 +315,7 @@ async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
 async def test_closing_ends_running_calls(rig: Rig) -> None:
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
     scoring = asyncio.create_task(rig.sampler.score([sequence(8, 40, 1)] * 64))
-    await asyncio.sleep(0.01)
-    assert (await rig.sampler.health()).in_flight
+    await under_way(rig)
     await rig.sampler.close()
     for call in (running, scoring):
         with pytest.raises(ActorLost, match="closed"):

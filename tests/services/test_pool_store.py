@@ -63,6 +63,19 @@ def test_what_cannot_be_stored_is_refused_by_name_and_the_rest_lands(
     assert "1 of 1 log-probs" in reasons[2]
 
 
+def test_a_pool_of_wrong_answers_takes_nothing_else(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool = open_pool(holds="wrong", minimum=1)
+    wrong, right, late = (trajectory("q0", [n], status=s) for n, s in enumerate(("wrong", "correct", "timeout")))
+    report = pool.add([wrong, right, late])
+    assert report.inserted == 1
+    assert [reason for _, reason in report.refused] == [
+        "its verdict is correct; the pool holds only wrong answers",
+        "its verdict is timeout; the pool holds only wrong answers",
+    ]
+    sample = pool.sample(["q0"], 3, seed=0, step=0)
+    assert [member.content_id for member in sample.trajectories()["q0"]] == [wrong.content_id]
+
+
 def test_a_record_comes_back_as_it_was(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
     pool, stored = open_pool(), trajectory("q0", [5, 6, 7])
     pool.add([stored])

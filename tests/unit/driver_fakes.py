@@ -14,8 +14,8 @@ import numpy as np
 
 from rlep.algorithms.selection import draw_uniform
 from rlep.config import Config
+from rlep.driver.context import Run, Step
 from rlep.driver.ports import Advance, Roles, Trainers
-from rlep.driver.rollout import Run, Step
 from rlep.driver.train import TrainingData
 from rlep.errors import DeadlineExceeded, LearnerLost
 from rlep.prompts import PromptSet
@@ -304,6 +304,7 @@ class Scene:
     weights: FakeWeights
     progress: FakeProgress
     pool: FakePool | None
+    failures: FakePool | None = None
 
     @property
     def run(self) -> Run:
@@ -314,7 +315,7 @@ class Scene:
     @property
     def trainers(self) -> Trainers:
         """Who trains."""
-        return Trainers(self.learner, self.weights, self.pool)
+        return Trainers(self.learner, self.weights, self.pool, self.failures)
 
     def step(self, number: int = 0, *, replays: int | None = None, spare: Sequence[Prompt] = ()) -> Step:
         """A step whose dynamic sampling finds ``spare`` prompts."""

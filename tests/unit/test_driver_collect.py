@@ -46,7 +46,7 @@ async def collected(directory: Path, scene: Scene, prompts: tuple[Prompt, ...] =
     store = RunDirectory(directory, scene.config, FACTS)
     try:
         assert scene.pool is not None
-        return await Collection(scene.run, scene.pool, store, prompts).run()
+        return await Collection(scene.run, scene.pool, store, prompts, scene.failures).run()
     finally:
         store.close()
 
@@ -199,3 +199,19 @@ async def test_cancelled(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_wrong_answers_go_into_a_pool_of_their_own(tmp_path: Path) -> None:
+    scene = new_scene(collection={"failed": 2})
+    assert scene.pool is not None
+    scene.failures = FakePool(scene.world)
+    await collected(tmp_path, scene)
+    # 0, 1, 2, 3 and 4 of 4 candidates are wrong, of which two at most are kept; the other pool holds what it held before
+    kept = {prompt_id: len(members) for prompt_id, members in scene.failures.stored.items()}
+    assert kept == {PROMPTS[1].id: 1, PROMPTS[2].id: 2, PROMPTS[3].id: 2, PROMPTS[4].id: 2}
+    assert not any(member.correct for members in scene.failures.stored.values() for member in members)
+    assert {prompt_id: len(stored) for prompt_id, stored in content(scene).items()} == {
+        PROMPTS[0].id: 3,
+        PROMPTS[1].id: 3,
+        PROMPTS[2].id: 2,
+    }

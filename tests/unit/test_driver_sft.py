@@ -24,7 +24,7 @@ async def test_trains_on_the_replays_of_phase_2_and_nothing_else() -> None:
         assert own.replayed.all()
         replays = np.repeat(mixed.replayed, np.diff(mixed.offsets))
         np.testing.assert_array_equal(own.tokens, mixed.tokens[replays])
-        assert own.groups.tolist() == [0, 0, 1, 1]
+        assert own.groups.tolist() == [0, 1, 2, 3]
     values = trained.metrics
     assert (values["replay/trajectories"], values["replay/tokens"]) == (P * M, P * M * 3)
     assert (values["update/count"], values["weights/version"], values["weights/logprob_gap"]) == (P // B, 3, 0.125)

@@ -146,9 +146,9 @@ def selected(
     ("strategy", "expected"),
     [
         ("shortest", (1, 2)),
-        ("least_used", (1, 3)),
-        ("most_probable", (0, 3)),
-        ("least_probable", (1, 2)),
+        ("least-used", (1, 3)),
+        ("most-probable", (0, 3)),
+        ("least-probable", (1, 2)),
         ("recent", (3, 1)),
     ],
 )
@@ -164,7 +164,7 @@ def test_uniform_selection_is_the_pools_draw() -> None:
         assert selected("uniform", prompt_id=IDS[3], seed=8, step=step) == tuple(expected)
 
 
-@pytest.mark.parametrize("strategy", ["shortest", "least_used", "most_probable", "least_probable", "recent"])
+@pytest.mark.parametrize("strategy", ["shortest", "least-used", "most-probable", "least-probable", "recent"])
 def test_ties_are_broken_uniformly(strategy: str) -> None:
     equal = (Candidate(length=5, created_at=0.0, logprob=-1.0, digest="a"),) * 4
     counts = np.zeros(4)
@@ -191,7 +191,7 @@ def test_diverse_selection_draws_solutions_uniformly_however_many_answers_they_h
 def test_a_strategy_without_its_input_is_refused() -> None:
     bare = (Candidate(length=1, created_at=0.0),)
     with pytest.raises(ConfigError, match="needs candidates scored under the current policy"):
-        selected("most_probable", bare)
+        selected("most-probable", bare)
     with pytest.raises(ConfigError, match="'diverse' needs the digest of every candidate"):
         selected("diverse", bare)
     with pytest.raises(ConfigError, match="strategy 'best': must be one of uniform, shortest, diverse"):

@@ -223,8 +223,10 @@ class Pool:
         """What the store takes of a trajectory, or None with the reason in ``refused``."""
         try:
             provenance, verdict = trajectory.provenance, trajectory.verdict
-            if not trajectory.correct:
-                raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only correct answers")
+            if verdict.status != self._options.holds:
+                raise RecordRefused(
+                    f"its verdict is {verdict.status}; the pool holds only {self._options.holds} answers"
+                )
             if provenance.tokenizer_digest != self.tokenizer_digest:
                 raise RecordRefused(
                     f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from rlep.services.pool.codec import Precision
 
@@ -59,6 +60,8 @@ class PoolOptions:
     """How log-probs are stored."""
     deadline: float = 30.0
     """Longest wait for one operation in seconds, retries included."""
+    holds: Literal["correct", "wrong"] = "correct"
+    """The verdict of what it takes; a pool of wrong answers serves the paper's ablation and nothing else."""
     allow_volatile: bool = False
     """Accept a Redis without append-only file, which loses acknowledged trajectories in a crash."""
 

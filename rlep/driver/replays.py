@@ -1,0 +1,92 @@
+"""Which stored answers a step replays: the pool's own uniform draw, or another ranking of all that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlep.algorithms.packing import answer_batch
+from rlep.algorithms.selection import Candidate, reasoning_digest, select
+from rlep.driver.context import Step
+from rlep.driver.ports import ReplayPool
+from rlep.errors import MixingError
+from rlep.seeds import seed_for
+from rlep.types import Float64Array, Prompt, Trajectory
+
+EVERY = (1 << 31) - 1
+"""More answers than a prompt can have: a sample of so many is all that the pool holds."""
+
+Replays = dict[str, Sequence[Trajectory]]
+"""Prompt id → its replays."""
+
+
+def wanted_replays(step: Step) -> int:
+    """Replays of a group whose prompt has enough stored answers: M and the failed ones."""
+    return step.replays + step.run.config.replay.failed if step.replays else 0
+
+
+async def drawn_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
+    """Up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 nobody is asked.
+
+    A pure function of the pools' content, seed, step and prompt id; ``least-used`` also of what earlier steps replayed,
+    ``most-probable`` and ``least-probable`` also of the step's weights.
+    """
+    rule, seed = step.run.config.replay, step.run.config.run.seed
+    if not step.replays:
+        return {}
+    ids = [prompt.id for prompt in prompts]
+    pool = _pool(step, step.trainers.pool)
+    if rule.selection == "uniform":
+        drawn = dict(await pool.sample(ids, step.replays, seed=seed, step=step.number))
+    else:
+        held = await pool.sample(ids, EVERY, seed=seed, step=step.number)
+        drawn = await _selected(step, prompts, held)
+    if rule.failed:
+        failures = _pool(step, step.trainers.failures)
+        wrong = await failures.sample(ids, rule.failed, seed=seed_for(seed, "failures"), step=step.number)
+        drawn = {prompt_id: (*drawn.get(prompt_id, ()), *wrong.get(prompt_id, ())) for prompt_id in ids}
+    return drawn
+
+
+def _pool(step: Step, pool: ReplayPool | None) -> ReplayPool:
+    if pool is None:
+        raise MixingError(
+            f"step {step.number} wants {step.replays} replays per prompt, but the run has no pool for them"
+        )
+    return pool
+
+
+async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Sequence[Trajectory]]) -> Replays:
+    """M of each prompt's stored answers by ``replay.selection``."""
+    config = step.run.config
+    strategy = config.replay.selection
+    answers = [(prompt, member) for prompt in prompts for member in held.get(prompt.id, ())]
+    scores: Sequence[float | None] = [None] * len(answers)
+    if strategy in ("most-probable", "least-probable") and answers:
+        scores = (await _mean_logprobs(step, answers)).tolist()
+    candidates: dict[str, list[Candidate]] = {prompt.id: [] for prompt in prompts}
+    for (prompt, member), logprob in zip(answers, scores, strict=True):
+        candidates[prompt.id].append(
+            Candidate(
+                length=len(member.tokens),
+                created_at=member.created_at,
+                used=step.used.get(member.content_id, 0),
+                logprob=logprob,
+                digest=reasoning_digest(member.tokens),
+            )
+        )
+    chosen: Replays = {}
+    for prompt_id, known in candidates.items():
+        picks = select(strategy, known, step.replays, prompt_id=prompt_id, seed=config.run.seed, step=step.number)
+        chosen[prompt_id] = [held[prompt_id][pick] for pick in picks]
+    return chosen
+
+
+async def _mean_logprobs(step: Step, answers: Sequence[tuple[Prompt, Trajectory]]) -> Float64Array:
+    """Mean log-prob per token of each answer under the step's weights, ``[S]``."""
+    batch = answer_batch(answers)
+    logprobs = await step.trainers.learner.score(batch)
+    lengths = batch.response_lengths
+    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    return np.add.reduceat(logprobs.astype(np.float64), starts) / lengths
