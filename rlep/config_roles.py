@@ -75,6 +75,8 @@ class VerifierConfig(ActorConfig):
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
     """Times a dead verifier is started again before the run ends."""
+    silence_s: Seconds = 60
+    """A verifier that answers no heartbeat for this long while it grades is taken for dead and replaced."""
 
 
 class LearnerConfig(ActorConfig):

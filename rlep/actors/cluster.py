@@ -39,6 +39,8 @@ class Cluster:
         self.config = config
         self.report = report
         self.namespace = f"rlep-{run_name}"
+        self._roles: dict[str, ActorConfig] = {}
+        """What each named actor asks for, to see whether they fit a private cluster together."""
         self.home: Path | None = None
         """Private directory of a private cluster, removed with it; None where an existing one was joined."""
 
@@ -87,8 +89,10 @@ class Cluster:
         that name is alive (the run's name is taken).
         """
         wanted = {"CPU": role.cpus, "GPU": role.gpus}
-        if self.home is not None and (gap := self._infeasible(wanted, role.label_selector)):
-            raise PlacementError(f"actor {name} cannot be placed: {gap}")
+        if self.home is not None:
+            self._roles[name] = role
+            if gap := self._infeasible(wanted, role.label_selector) or self._crowded():
+                raise PlacementError(f"actor {name} cannot be placed: {gap}")
         options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus, "max_restarts": 0}
         if role.label_selector:
             options["label_selector"] = dict(role.label_selector)
@@ -106,6 +110,18 @@ class Cluster:
                 f"needs {_amounts(wanted)}{_labels(role.label_selector)}; {gap}"
             ) from None
         return handle
+
+    def _crowded(self) -> str:
+        """Why the actors asked for so far do not fit a private cluster, which does not grow; or an empty string."""
+        wanted = {
+            "CPU": sum(role.cpus for role in self._roles.values()),
+            "GPU": sum(role.gpus for role in self._roles.values()),
+        }
+        held = ray.cluster_resources()
+        if all(amount <= held.get(key, 0.0) + 1e-6 for key, amount in wanted.items()):
+            return ""
+        asking = ", ".join(f"{name} {_amounts({'CPU': r.cpus, 'GPU': r.gpus})}" for name, r in self._roles.items())
+        return f"this machine has {_amounts(held)}, the run's actors ask for {_amounts(wanted)} together ({asking})"
 
     def _infeasible(self, wanted: Mapping[str, float], labels: Mapping[str, str]) -> str:
         """Why no node could ever hold such an actor, or an empty string."""

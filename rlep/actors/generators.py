@@ -14,15 +14,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.supervised import close_actor
+from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import Job, WorkQueue
 from rlep.config_roles import GeneratorConfig
 from rlep.engines.sampler import Sampler, SamplerHealth, SamplerOptions, prepare_environment
 from rlep.engines.segment import Publication
 from rlep.errors import ActorLost, DeadlineExceeded, RlepError, WeightSyncError
 from rlep.types import Completion, Request, Sampling
-
-HEARTBEAT_S = 5.0
 
 
 @ray.remote

@@ -69,10 +69,11 @@ class OpenPool:
         self.close()
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"health": 1})
 class PoolActor:
     """The verbs of ``services.pool.Pool`` on the cluster; other jobs find it by name in the run's namespace."""
 
+    @ray.method(concurrency_group="health")
     def ping(self) -> int:
         """The process id."""
         return os.getpid()
@@ -126,7 +127,7 @@ class PoolService:
             return actor
 
         self._deadline = config.deadline_s + 60  # the pool's own deadline answers first, with its reason
-        self._actor = Supervised(name, start, restarts=3, report=cluster.report)
+        self._actor = Supervised(name, start, restarts=3, silence_s=config.deadline_s, report=cluster.report)
 
     async def start(self) -> None:
         """Open the pool. Raises ``PoolError`` or ``ConfigError`` with the reason."""

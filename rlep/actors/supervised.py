@@ -12,18 +12,32 @@ from ray.actor import ActorHandle
 from rlep.actors.cluster import Report, call
 from rlep.errors import ActorLost, DeadlineExceeded
 
+HEARTBEAT_S = 5.0
+"""Time between two pings of an actor that is at work."""
+
 GRACE_S = 20.0
 """Time an actor gets to close by itself before it is killed."""
 
 
 class Supervised:
-    """Calls an actor; a lost or silent one is replaced and the call made again, at most ``restarts`` times in all."""
+    """Calls an actor; a lost or silent one is replaced and the call made again, at most ``restarts`` times in all.
+
+    The actor's ``ping`` must answer while another method runs: a running call is watched by it.
+    """
 
     def __init__(
-        self, name: str, start: Callable[[], Awaitable[ActorHandle[Any]]], *, restarts: int, report: Report
+        self,
+        name: str,
+        start: Callable[[], Awaitable[ActorHandle[Any]]],
+        *,
+        restarts: int,
+        silence_s: float,
+        report: Report,
     ) -> None:
+        """``silence_s``: an actor whose ping is not answered for this long is taken for dead."""
         self.name = name
         self._report = report
+        self._silence_s = silence_s
         self.restarts_left = restarts
         self._start = start
         self._handle: ActorHandle[Any] | None = None
@@ -40,10 +54,22 @@ class Supervised:
         """The method's result; the deadline holds for each attempt."""
         while True:
             handle = await self.handle()
+            calling = asyncio.create_task(
+                call(getattr(handle, method).remote(*args), f"{self.name}.{method}", deadline_s)
+            )
             try:
-                return await call(getattr(handle, method).remote(*args), f"{self.name}.{method}", deadline_s)
+                await self._watch(handle, calling)
+                return await calling
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)
+            finally:
+                calling.cancel()
+
+    async def _watch(self, handle: ActorHandle[Any], calling: asyncio.Task[Any]) -> None:
+        """Return when the call is done; raises what the heartbeat raises."""
+        beat_s = min(HEARTBEAT_S, self._silence_s)
+        while not (await asyncio.wait({calling}, timeout=beat_s))[0]:
+            await call(handle.ping.remote(), f"{self.name}'s heartbeat", self._silence_s)
 
     def replace(self, handle: ActorHandle[Any], error: Exception) -> None:
         """Forget a lost actor so that the next call starts another; raises ``error`` when no restart is left."""

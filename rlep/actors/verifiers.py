@@ -22,10 +22,11 @@ BATCH = 64
 """Answers in one call: enough to make the call itself cheap, few enough to spread one prompt's answers."""
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"health": 1})
 class VerifierActor:
     """One verifier."""
 
+    @ray.method(concurrency_group="health")
     def ping(self) -> int:
         """The process id."""
         return os.getpid()
@@ -54,7 +55,14 @@ class Verifiers:
 
         names = [f"verifier-{index}" for index in range(config.count)]
         self._actors = [
-            Supervised(name, partial(start, name), restarts=config.restarts, report=cluster.report) for name in names
+            Supervised(
+                name,
+                partial(start, name),
+                restarts=config.restarts,
+                silence_s=config.silence_s,
+                report=cluster.report,
+            )
+            for name in names
         ]
         self._config = config
         self._idle: asyncio.Queue[Supervised] = asyncio.Queue()

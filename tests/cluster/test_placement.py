@@ -55,10 +55,29 @@ async def test_a_label_no_node_has_is_refused_naming_the_label(tmp_path: Path) -
         await start_verifiers(config)
 
 
-async def test_actors_that_do_not_fit_together_are_refused_within_the_deadline(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "cluster.cpus=2", "verifier.count=3", "verifier.cpus=1", "cluster.place_deadline_s=8")
-    with pytest.raises(PlacementError, match=r"was not placed within 8 s: needs 1 CPU, 0 GPU; free now: 0 CPU"):
+async def test_actors_that_do_not_fit_together_are_refused_at_once_naming_each(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.count=3", "verifier.cpus=0.9")
+    wanted = (
+        r"has 2 CPU, 0 GPU, the run's actors ask for 2.7 CPU, 0 GPU together \(verifier-0 0.9 CPU, 0 GPU, verifier-1"
+    )
+    with pytest.raises(PlacementError, match=wanted):
         await start_verifiers(config)
+
+
+async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.silence_s=5")
+    async with stage(config) as actors:
+        verifiers = actors.verifiers()
+        await actors.started()
+        handle = await verifiers._actors[0].handle()
+        silent = await handle.ping.remote()
+        os.kill(silent, signal.SIGSTOP)
+        graded = await verifiers.grade(
+            PROMPT, [completion(PROMPT, 0, r"\boxed{62}"), completion(PROMPT, 1, r"\boxed{3}")]
+        )
+        assert [verdict.status for verdict in graded] == ["correct", "wrong"]
+        successor = await verifiers._actors[0].handle()
+        assert await successor.ping.remote() != silent
 
 
 async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
