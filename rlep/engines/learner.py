@@ -112,14 +112,14 @@ class LearnerRank:
                 logprobs,
                 row.of_sequences(weights),
                 reference_logprobs=self._reference_logprobs(row),
-                entropy=entropy if options.entropy_coef > 0 else None,
+                entropy=entropy,
                 high_entropy=None
                 if high_entropy is None
                 else torch.from_numpy(row.of_responses(high_entropy)).to(self._device),
             )
             return packed_policy_loss(part, options)
 
-        return self._step(batch, rollout, part_loss)
+        return self._step(batch, rollout, part_loss, entropy=True)
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
@@ -130,7 +130,7 @@ class LearnerRank:
             loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
             return loss, _no_sums(self._device)
 
-        return self._step(batch, rollout, part_loss)
+        return self._step(batch, rollout, part_loss, entropy=False)
 
     def publish(
         self,
@@ -211,14 +211,14 @@ class LearnerRank:
                 result = shared.cpu()
         return result.numpy()
 
-    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss) -> UpdateReport:
+    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss, *, entropy: bool) -> UpdateReport:
         started = time.perf_counter()
         index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
         if trained == 0:
             return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index), tokens=len(batch.tokens))
-        loss, sums = self._accumulate(batch, part_loss)
+        loss, sums = self._accumulate(batch, part_loss, entropy)
         step = self._optimizer.step(index)
         clip = self.options.optimizer.clip_norm
         return UpdateReport(
@@ -235,17 +235,16 @@ class LearnerRank:
             stats=sums.metrics() if sums.sums.any() else {},
         )
 
-    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss) -> tuple[float, LossSums]:
+    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss, entropy: bool) -> tuple[float, LossSums]:
         """Gradients of the whole update into the shards; its loss and sums over all ranks."""
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), _no_sums(self._device)
         plan = pack(batch, self._world, self._budget)[self._rank]
-        with_entropy = self.options.loss.entropy_coef > 0
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
             self._policy.set_requires_gradient_sync(last)
             self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
-            part, part_sums = part_loss(row, *self._policy(row, with_entropy))
+            part, part_sums = part_loss(row, *self._policy(row, entropy))
             part.backward()
             loss, sums = loss + part.detach(), sums + part_sums
         if self._reference is not None:

@@ -83,6 +83,17 @@ def test_the_entropy_bonus_reaches_the_gradient(start: Start, model: Path) -> No
     assert report.stats["fresh/entropy"] > 0
 
 
+def test_the_entropy_of_each_source_is_told_without_being_in_the_loss(start: Start, model: Path) -> None:
+    batch = ragged_batch()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    with torch.no_grad():
+        entropies = padded_logprobs(reference, batch)[1]
+    report = start(micro_batch_tokens=40).update(batch, rollout=0)
+    for source, replayed in (("fresh", False), ("replay", True)):
+        tokens = torch.cat([entropies[row] for row in np.flatnonzero(batch.trained & (batch.replayed == replayed))])
+        assert report.stats[f"{source}/entropy"] == pytest.approx(float(tokens.mean()), rel=1e-5)
+
+
 def test_only_the_tokens_of_highest_entropy_are_trained_when_asked(start: Start, model: Path) -> None:
     batch = replace(ragged_batch(truncated=False), advantages=np.ones(12, dtype=np.float32))
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
