@@ -67,7 +67,7 @@ class LearnerActor:
         report = step(batch, rollout=rollout)
         if self._rank:
             return None
-        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats))
+        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
     def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication | None:
         """Write a segment in the generators' ``dtype``; the ones before the last two are removed. Rank 0 answers."""

@@ -23,13 +23,13 @@ from rlep.engines.checkpoint import Position, read_trainer, write_model, write_t
 from rlep.engines.optimizer import ShardedAdamW
 from rlep.engines.options import LearnerOptions
 from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
-from rlep.engines.report import UpdateReport, model_flops, peak_memory
+from rlep.engines.report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.rows import Row, pack_row
 from rlep.engines.segment import Probe, Publication
 from rlep.engines.weights import WeightDtype, publish_segment
 from rlep.errors import UpdateError
 from rlep.seeds import seed_for
-from rlep.types import Float32Array, Int32Array, SequenceBatch
+from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
 
 _PartLoss = Callable[[Row, Tensor, Tensor], tuple[Tensor, LossSums]]
 
@@ -217,7 +217,7 @@ class LearnerRank:
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
         if trained == 0:
-            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index), tokens=len(batch.tokens))
+            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
         loss, sums = self._accumulate(batch, part_loss, entropy)
         step = self._optimizer.step(index)
         clip = self.options.optimizer.clip_norm
@@ -228,11 +228,18 @@ class LearnerRank:
             clipped=step.applied and 0 < clip < step.grad_norm,
             lr=step.lr,
             trained_tokens=trained,
-            tokens=len(batch.tokens),
-            seconds=time.perf_counter() - started,
-            model_flops=model_flops(self._policy.model.config, sum(shard.numel() for _, shard in self._shards), batch),
-            peak_memory_bytes=peak_memory(self._device),
+            cost=self._cost(batch, time.perf_counter() - started),
             stats=sums.metrics() if sums.sums.any() else {},
+        )
+
+    def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
+        weights = sum(shard.numel() for _, shard in self._shards)
+        return UpdateCost(
+            tokens=len(batch.tokens),
+            seconds=seconds,
+            model_flops=model_flops(self._policy.model.config, weights, batch),
+            peak_flops=peak_flops(self._device, self.options.policy.dtype, self._world),
+            peak_memory_bytes=peak_memory(self._device),
         )
 
     def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss, entropy: bool) -> tuple[float, LossSums]:

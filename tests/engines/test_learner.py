@@ -236,4 +236,8 @@ def test_model_flops_by_hand(start: Start) -> None:
     tokens = len(batch.tokens)
     # Tied embedding 37·32; per layer q, o 32·32, k, v 32·16, biases 32+16+16, feed-forward 3·32·48, norms 2·32; last norm.
     weights = 37 * 32 + 2 * (2 * 1024 + 2 * 512 + 64 + 4608 + 64) + 32
-    assert report.model_flops == 6 * weights * tokens + 6 * 2 * 32 * tokens**2
+    assert report.cost.model_flops == 6 * weights * tokens + 6 * 2 * 32 * tokens**2
+    assert report.cost.tokens == tokens
+    assert report.cost.seconds > 0
+    assert report.cost.peak_flops == 0  # nobody knows a CPU's
+    assert report.cost.peak_memory_bytes > 50 * 2**20  # torch alone is larger
