@@ -19,7 +19,8 @@ from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, pack
 from rlep.algorithms.loss_stats import COLUMNS, SOURCES
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
-from rlep.engines.checkpoint import Position, read_trainer, write_model, write_trainer
+from rlep.engines.background import BackgroundWriter
+from rlep.engines.checkpoint import Position, full_weights, read_trainer, write_model, write_trainer
 from rlep.engines.optimizer import ShardedAdamW
 from rlep.engines.options import LearnerOptions
 from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
@@ -66,6 +67,7 @@ class LearnerRank:
                 timeout=timedelta(seconds=options.collective_timeout_s),
             )
             undo.callback(dist.destroy_process_group)
+            self._writer = BackgroundWriter(options.collective_timeout_s)
             self._build()
             undo.pop_all()
 
@@ -159,14 +161,39 @@ class LearnerRank:
         return publish_segment(self._shards, path, version, checks, dtype or self.options.policy.dtype)
 
     def save(self, directory: Path) -> None:
-        """Write ``model/`` (Hugging Face, in the compute type) and ``trainer/`` (float32 weights, moments, RNG, position).
+        """Take the present state aside and begin to write it; training may go on at once, ``written`` tells the end.
+
+        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has float32 weights, moments, RNG, position.
 
         Raises:
-            CheckpointError: they cannot be written.
+            CheckpointError: the one before is still being written.
         """
-        write_model(self._shards, self._source, directory / "model", self.options.policy.dtype)
+        self._writer.check_free()
+        dtype, source, rank = self.options.policy.dtype, self._source, self._rank
+        weights = full_weights(self._shards, dtype)
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state() | self._random_state()).items()}
         position = Position(updates=self._updates, applied=self._optimizer.steps)
-        write_trainer(self._state() | self._random_state(), position, directory / "trainer")
+
+        def write() -> None:
+            write_trainer(state, position, directory / "trainer", self._writer.group)
+            if rank == 0:  # last: nobody waits for rank 0 any more if this fails
+                write_model(weights, source, directory / "model", dtype)
+
+        self._writer.begin(write)
+
+    def written(self, wait_s: float = 0.0) -> bool:
+        """Whether this rank's part of the last ``save`` is complete; not collective.
+
+        Args:
+            wait_s: longest wait for it; 0 only looks.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            DeadlineExceeded: it took longer than ``wait_s``.
+        """
+        if wait_s:
+            self._writer.wait(wait_s)
+        return self._writer.done()
 
     def load(self, directory: Path) -> None:
         """Go on from what ``save`` wrote, on any number of ranks; to the bit on the same number.
@@ -193,7 +220,8 @@ class LearnerRank:
         self._updates = 0
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, after a checkpoint that is being written."""
+        self._writer.close()
         dist.destroy_process_group()
 
     def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:

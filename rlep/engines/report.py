@@ -32,7 +32,7 @@ class UpdateReport:
     lr: float = 0.0
     trained_tokens: int = 0
     """Response tokens in the loss."""
-    cost: UpdateCost = UpdateCost()
+    cost: UpdateCost = field(default_factory=UpdateCost)
     stats: Mapping[str, float] = field(default_factory=dict)
     """``<source>/<name>`` as ``algorithms.loss_stats.source_metrics`` gives them."""
 
