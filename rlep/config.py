@@ -182,8 +182,14 @@ class UpdateConfig(Section):
     """AdamW moment decays."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay."""
-    warmup_rollouts: Count = 10
-    """Linear warm-up in rollouts (first factor 1/this); 0 starts at full rate."""
+    warmup: Count = 10
+    """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up; a decay ends with the last of ``run.steps``."""
+    floor: Share = 0.0
+    """Factor of ``lr`` at the end of a decay."""
+    unit: Literal["rollouts", "updates"] = "rollouts"
+    """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
     clip_norm: float = Field(1.0, gt=0)
     """Global gradient norm is clipped here; a non-finite gradient skips the update."""
 
@@ -227,6 +233,10 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; the last step is always written."""
     keep: Positive = 2
     """Newest checkpoints kept."""
+    best: str | None = None
+    """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
+    accept: tuple[Literal["data", "tokenizer", "pool"], ...] = ()
+    """What may differ from the run that is continued; everything else is refused."""
 
 
 class TrackingConfig(Section):

@@ -90,8 +90,12 @@ class LearnerConfig(ActorConfig):
     """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence stands alone."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    reshard_after_forward: bool = False
+    """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
     cpu_offload: bool = False
     """Keep parameters and optimizer state in host memory."""
+    compile: bool = False
+    """``torch.compile`` each layer; the first updates take minutes."""
     threads: Count = 0
     """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
     collective_timeout_s: Seconds = 300

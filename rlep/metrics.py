@@ -86,6 +86,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("update/grad_norm", "norm", "Gradient norm before clipping, mean over the updates"),
     Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),
     Metric("update/learning_rate", "rate", "Learning rate of the last update"),
+    Metric("update/tokens_per_second", "tokens/s", "Prompt and response tokens over the time of the optimizer updates"),
+    Metric(
+        "update/flops_per_second", "operations/s", "Operations the model asks for over that time, all ranks together"
+    ),
+    Metric(
+        "update/flop_utilization", "share", "Those of what the GPUs can do in bfloat16; absent where that is not known"
+    ),
+    Metric("update/peak_memory", "bytes", "Peak of learner rank 0 so far: GPU memory, or resident memory on CPU"),
     Metric("update/clip_fraction_low/<source>", "share", "Tokens of this source whose loss is clipped at 1 - low"),
     Metric("update/clip_fraction_high/<source>", "share", "Tokens of this source whose loss is clipped at 1 + high"),
     Metric("update/clip_fraction_dual/<source>", "share", "Tokens of this source stopped by the dual clip"),
@@ -129,7 +137,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/score", "s", "Old log-probs by the learner, as far as nothing else was waited for"),
     Metric("time/update", "s", "Optimizer updates"),
     Metric("time/publish", "s", "New weights to every generator, and the log-prob check"),
-    Metric("time/checkpoint", "s", "Writing the checkpoint"),
+    Metric("time/checkpoint", "s", "What a checkpoint held training up; its files are written meanwhile"),
     Metric("time/evaluate", "s", "Evaluation on held-out prompts"),
     Metric("time/step", "s", "The whole step without evaluation and checkpoint; what its parts leave is waiting"),
     Metric("evaluation/<data_source>/questions", "questions", "Questions evaluated"),

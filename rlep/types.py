@@ -233,6 +233,21 @@ class SequenceBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateCost:
+    """What one optimizer step took; all ranks worked on it for the same time."""
+
+    tokens: int = 0
+    """Prompt and response tokens of the update."""
+    seconds: float = 0.0
+    model_flops: float = 0.0
+    """Operations the model itself asks for, recomputation not counted."""
+    peak_flops: float = 0.0
+    """Operations per second that the ranks' devices can do in this type; 0 where that is not known."""
+    peak_memory_bytes: int = 0
+    """Of rank 0 so far: GPU memory, or resident memory on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateOutcome:
     """One optimizer step, as all ranks saw it."""
 
@@ -244,3 +259,4 @@ class UpdateOutcome:
     """Why the weights were left alone, or empty."""
     sources: Mapping[str, float]
     """``algorithms.loss_stats.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
+    cost: UpdateCost = UpdateCost()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -27,10 +28,13 @@ Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+WRITTEN_POLL_S = 0.2
+"""How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
+
 
 @ray.remote
 class LearnerActor:
-    """One rank. Every method but ``ping``, ``meeting_point`` and ``close`` is collective."""
+    """One rank. Every method but ``ping``, ``meeting_point``, ``written`` and ``close`` is collective."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -67,7 +71,7 @@ class LearnerActor:
         report = step(batch, rollout=rollout)
         if self._rank:
             return None
-        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats))
+        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
     def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication | None:
         """Write a segment in the generators' ``dtype``; the ones before the last two are removed. Rank 0 answers."""
@@ -81,6 +85,10 @@ class LearnerActor:
     def save(self, directory: Path) -> None:
         """See ``LearnerRank.save``."""
         self._learner.save(directory)
+
+    def written(self) -> bool:
+        """See ``LearnerRank.written``."""
+        return self._learner.written()
 
     def load(self, directory: Path) -> None:
         """See ``LearnerRank.load``."""
@@ -130,6 +138,14 @@ class Learners:
         """See the port; absolute, on a file system that all ranks' machines share."""
         await self._all("save", directory)
 
+    async def written(self) -> None:
+        """See the port. Raises ``LearnerLost`` when a rank is gone or the deadline passes."""
+        deadline = time.monotonic() + self._config.deadline_s
+        while not all(await self._each("written")):
+            if time.monotonic() > deadline:
+                raise LearnerLost(f"a checkpoint was not written within {self._config.deadline_s:.0f} s")
+            await asyncio.sleep(WRITTEN_POLL_S)
+
     async def load(self, directory: Path) -> None:
         """See the port."""
         await self._all("load", directory)
@@ -149,16 +165,20 @@ class Learners:
 
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         """Call a collective method on every rank; rank 0's answer. One collective at a time."""
-        deadline = deadline_s or self._config.deadline_s
         async with self._turn:
-            calls = [
-                asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
-                for n, rank in enumerate(self._ranks)
-            ]
-            try:
-                return (await asyncio.gather(*calls))[0]
-            except (ActorLost, DeadlineExceeded, RayTaskError) as error:
-                raise LearnerLost(f"{method}: {error}") from error
-            finally:
-                for waiting in calls:
-                    waiting.cancel()
+            return (await self._each(method, *args, deadline_s=deadline_s))[0]
+
+    async def _each(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
+        """The answers of all ranks."""
+        deadline = deadline_s or self._config.deadline_s
+        calls = [
+            asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
+            for n, rank in enumerate(self._ranks)
+        ]
+        try:
+            return await asyncio.gather(*calls)
+        except (ActorLost, DeadlineExceeded, RayTaskError) as error:
+            raise LearnerLost(f"{method}: {error}") from error
+        finally:
+            for waiting in calls:
+                waiting.cancel()

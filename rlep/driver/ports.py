@@ -86,7 +86,14 @@ class Learner(Protocol):
         ...
 
     async def save(self, directory: Path) -> None:
-        """Write ``model/`` (Hugging Face) and ``trainer/`` into an existing directory."""
+        """Take the present state aside and begin to write ``model/`` (Hugging Face) and ``trainer/`` into a directory.
+
+        The state of this moment is written, whatever is trained meanwhile. One at a time.
+        """
+        ...
+
+    async def written(self) -> None:
+        """Wait until the files of the last ``save`` are complete; raises ``CheckpointError`` when they cannot be."""
         ...
 
     async def load(self, directory: Path) -> None:

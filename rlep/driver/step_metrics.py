@@ -12,7 +12,7 @@ from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
 from rlep.driver.replays import wanted_replays
 from rlep.driver.step import StepOutcome
 from rlep.metrics import MetricValue
-from rlep.types import STATUSES, Group, Trajectory, UpdateOutcome
+from rlep.types import STATUSES, Group, Trajectory, UpdateCost, UpdateOutcome
 
 _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's tokens of that source
     "update/clip_fraction_low": "clip_fraction_low",
@@ -118,8 +118,24 @@ def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False
         values["update/grad_norm"] = float(np.mean([update.grad_norm for update in applied]))
         values["update/grad_norm_max"] = max(update.grad_norm for update in applied)
         values["update/learning_rate"] = applied[-1].learning_rate
+        values |= _costs([update.cost for update in applied])
     for source in () if supervised else SOURCES:
         values |= _by_source([update.sources for update in updates], source)
+    return values
+
+
+def _costs(costs: Sequence[UpdateCost]) -> dict[str, MetricValue]:
+    """Speed and memory, where the learner said what its updates took."""
+    seconds, flops = sum(cost.seconds for cost in costs), sum(cost.model_flops for cost in costs)
+    if not seconds:
+        return {}
+    values: dict[str, MetricValue] = {
+        "update/tokens_per_second": sum(cost.tokens for cost in costs) / seconds,
+        "update/flops_per_second": flops / seconds,
+        "update/peak_memory": max(cost.peak_memory_bytes for cost in costs),
+    }
+    if peak := costs[-1].peak_flops:
+        values["update/flop_utilization"] = flops / seconds / peak
     return values
 
 

@@ -149,6 +149,8 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
         torch.save(gradients, arguments[0]) if rank == 0 else None
     elif name == "save":
         learner.save(Path(arguments[0]))
+    elif name == "written":
+        learner.written(60.0)
     elif name == "load":
         learner.load(Path(arguments[0]))
     elif name == "random":

@@ -33,14 +33,7 @@ from rlep.types import (
     UpdateOutcome,
     Verdict,
 )
-from tests.unit.driver_values import (
-    BASE,
-    TOKENIZER,
-    answer_of,
-    batch_bytes,
-    config_of,
-    sums_of,
-)
+from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, sums_of
 
 
 class Killed(Exception):
@@ -239,12 +232,14 @@ class FakeLearner:
 
     async def save(self, directory: Path) -> None:
         await self.world.event("save")
-        (directory / "model").mkdir()
-        (directory / "model" / "state").write_bytes(self.state)
-        await self.world.event("saved")
-        (directory / "trainer").mkdir()
-        (directory / "trainer" / "updates").write_text(str(self.updates))
-        await self.world.event("saved")
+        self.aside = (directory, self.state, self.updates)
+
+    async def written(self) -> None:
+        directory, state, updates = self.aside
+        for name, content in (("model/state", state), ("trainer/updates", str(updates).encode())):
+            (directory / name).parent.mkdir()
+            (directory / name).write_bytes(content)
+            await self.world.event("saved")
 
     async def load(self, directory: Path) -> None:
         await self.world.event("load", directory.name)
