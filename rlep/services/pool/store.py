@@ -12,7 +12,7 @@ needs no more than one bucket)::
     rlep:{N/B}:pins           set     content ids that no cap removes
     rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
     rlep:{N/B}:x:<prompt>     hash    the same, quarantined
-    rlep:{N/B}:reply:<nonce>  string  answer to a thread's last insert, for an hour: a repeated call gets it again
+    rlep:{N/B}:reply:<nonce>  string  answer to a named insert or a thread's last, for an hour: a repeated call gets it again
 """
 
 from __future__ import annotations
@@ -110,16 +110,21 @@ class Store:
         self._link.call(f"pool {self.name}: making", send)
         self._link.one(f"pool {self.name}: making", "SADD", _NAMES, self.name)
 
-    def insert(self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None) -> tuple[list[str], int]:
-        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed."""
+    def insert(
+        self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None, call: str | None = None
+    ) -> tuple[list[str], int]:
+        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed.
+
+        A ``call`` of the same name, by whichever process, gets the first one's answer again within an hour.
+        """
         by_bucket: dict[int, dict[str, list[int]]] = {}
         for position, entry in enumerate(entries):
             prompts = by_bucket.setdefault(self._bucket(entry.prompt_id), {})
             prompts.setdefault(entry.prompt_id, []).append(position)
-        number, calls = next(self._calls), []
+        number, calls = (0 if call else next(self._calls)), []
         for bucket, prompts in by_bucket.items():
             keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "labels", "pins")]
-            keys.append(self._key(bucket, f"reply:{self._nonce()}"))
+            keys.append(self._key(bucket, f"reply:{call or self._nonce()}"))
             arguments: list[str | int | bytes] = [writer, "" if epoch is None else epoch, cap, number]
             for prompt_id, positions in prompts.items():
                 keys += (self._records(prompt_id), self._quarantine(prompt_id))
