@@ -100,15 +100,9 @@ class Store:
     def create(self, meta: Meta) -> None:
         """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction."""
         fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
-
-        def send() -> None:
-            with self._link.client.pipeline(transaction=True) as pipeline:
-                for field, value in fields.items():
-                    pipeline.hsetnx(self._meta, field, value)  # type: ignore[arg-type]
-                pipeline.execute()
-
-        self._link.call(f"pool {self.name}: making", send)
-        self._link.one(f"pool {self.name}: making", "SADD", _NAMES, self.name)
+        commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
+        self._link.write(f"pool {self.name}: making", commands, atomic=True)
+        self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
 
     def insert(
         self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None, call: str | None = None
@@ -164,7 +158,7 @@ class Store:
             ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
             for entry in entries
         ]
-        return sum(map(int, self._link.many(f"pool {self.name}: quarantining", commands)))
+        return sum(map(int, self._link.write(f"pool {self.name}: quarantining", commands)))
 
     def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
         """Keep records from the cap's removal or let them go; how many of them are in the pool."""
@@ -178,11 +172,12 @@ class Store:
 
     def seal(self) -> None:
         """Close every bucket for inserts and removals."""
-        self._everywhere("sealing", "HSET", "state", "sealed", 1)
+        commands = [("HSET", self._key(bucket, "state"), "sealed", 1) for bucket in range(self.buckets)]
+        self._link.write(f"pool {self.name}: sealing", commands)
 
     def set_digest(self, digest: str) -> None:
         """Record the digest of a sealed pool."""
-        self._link.one(f"pool {self.name}: sealing", "HSET", self._meta, "digest", digest)
+        self._link.write(f"pool {self.name}: sealing", [("HSET", self._meta, "digest", digest)])
 
     def generations(self) -> list[int]:
         """Per bucket, a number that grows whenever its records change."""
@@ -234,7 +229,7 @@ class Store:
         return sums
 
     def _everywhere(self, doing: str, command: str, kind: str, *arguments: str | int) -> list[Any]:
-        """One command on the same kind of key of every bucket."""
+        """One reading command on the same kind of key of every bucket."""
         commands = [(command, self._key(bucket, kind), *arguments) for bucket in range(self.buckets)]
         return self._link.many(f"pool {self.name}: {doing}", commands)
 
