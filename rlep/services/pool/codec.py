@@ -128,7 +128,11 @@ def rebuild(record: Record, prompt_id: str) -> Trajectory:
 
 def parse(blob: bytes) -> Record:
     """The sections of a record, checked; the details' text is left for later. Raises ``RecordRefused``."""
-    sections = split(blob)
+    return check(split(blob))
+
+
+def check(sections: Sections) -> Record:
+    """The values in a record's sections. Raises ``RecordRefused`` where one cannot be."""
     tokens = np.frombuffer(sections.tokens, "<i4").astype(np.int32, copy=False)  # [T]
     if tokens.min() < 0:
         raise RecordRefused("record holds negative token ids")

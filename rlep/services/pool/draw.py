@@ -3,14 +3,58 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from rlep.algorithms.selection import draw_uniform
 from rlep.services.pool.store import Store
 from rlep.types import Int32Array
+
+
+_editions = itertools.count(1)
+
+
+class Held(NamedTuple):
+    """The records of one prompt at one time."""
+
+    edition: int
+    """A number that no other reading of any prompt has had: what lies under (edition, content id) never changes."""
+    ids: list[bytes]
+    """Content ids, ascending."""
+
+
+class Drawn(NamedTuple):
+    """What a draw picked, before any record is read."""
+
+    prompt_ids: Sequence[str]
+    """``[P]``"""
+    counts: Int32Array
+    """``[P]``"""
+    ids: list[list[bytes]]
+    """``[P]``: content ids."""
+    editions: list[int]
+    """``[P]``"""
+
+    def parts(self, *, prompts: int, records: int) -> Iterator[Drawn]:
+        """The same in parts of at most so many prompts, and of so many records unless it is a single prompt."""
+        start = held = 0
+        for at, count in enumerate(self.counts.tolist()):
+            if at > start and (at - start == prompts or held + count > records):
+                yield self._part(start, at)
+                start, held = at, 0
+            held += count
+        if start < len(self.ids):
+            yield self._part(start, len(self.ids))
+
+    def _part(self, start: int, end: int) -> Drawn:
+        return Drawn(*(column[start:end] for column in self))
+
+
+_NOTHING = Held(0, [])
 
 
 class Index:
@@ -20,7 +64,7 @@ class Index:
         self._store = store
         self._lock = threading.Lock()
         self._generations: list[int] = []
-        self._ids: dict[str, list[bytes]] = {}
+        self._held: dict[str, Held] = {}
         self._sealed = False
 
     def refresh(self) -> None:
@@ -38,56 +82,52 @@ class Index:
     def reset(self) -> None:
         """Forget everything, e.g. when a record of the index was not in the store."""
         with self._lock:
-            self._generations, self._ids, self._sealed = [], {}, False
+            self._generations, self._held, self._sealed = [], {}, False
 
     def _read(self) -> None:
         generations = self._store.generations()
         known = self._generations or [0] * len(generations)
         if any(now < before for now, before in zip(generations, known, strict=True)):
-            self._ids, known = {}, [0] * len(generations)  # another pool lies under this name now
+            self._held, known = {}, [0] * len(generations)  # another pool lies under this name now
         for bucket, (now, before) in enumerate(zip(generations, known, strict=True)):
             if now > before:
-                prompts = self._store.changed(bucket, before)
+                prompts, edition = self._store.changed(bucket, before), next(_editions)
                 for prompt_id, ids in zip(prompts, self._store.content_ids(prompts), strict=True):
-                    self._ids[prompt_id] = ids
+                    self._held[prompt_id] = Held(edition, ids)
         self._generations = generations
 
-    def draw(
-        self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int
-    ) -> tuple[Int32Array, list[list[bytes]]]:
-        """How many records each prompt gives ``[P]`` and their content ids, uniformly and without replacement.
-
-        A prompt with fewer than ``minimum`` records gives none.
-        """
+    def draw(self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int) -> Drawn:
+        """Which records each prompt gives, uniformly and without replacement; none below ``minimum`` records."""
         with self._lock:
-            candidates = [self._ids.get(prompt_id, ()) for prompt_id in prompt_ids]
-        held = np.fromiter(map(len, candidates), np.int64, len(candidates))
+            candidates = [self._held.get(prompt_id, _NOTHING) for prompt_id in prompt_ids]
+        held = np.fromiter([len(candidate.ids) for candidate in candidates], np.int64, len(candidates))
         held[held < minimum] = 0
         indices, offsets = draw_uniform(prompt_ids, held, count, seed=seed, step=step)
         picks, bounds = indices.tolist(), offsets.tolist()
         drawn = [
-            [ids[pick] for pick in picks[start:end]]
-            for ids, start, end in zip(candidates, bounds, bounds[1:], strict=False)
+            [candidate.ids[pick] for pick in picks[start:end]]
+            for candidate, start, end in zip(candidates, bounds, bounds[1:], strict=False)
         ]
-        return np.diff(offsets).astype(np.int32), drawn
+        editions = [candidate.edition for candidate in candidates]
+        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), drawn, editions)
 
     def prompt_ids(self) -> list[str]:
         """Prompts with at least one record, ascending."""
         with self._lock:
-            return sorted(prompt_id for prompt_id, ids in self._ids.items() if ids)
+            return sorted(prompt_id for prompt_id, held in self._held.items() if held.ids)
 
     def questions_with(self, minimum: int) -> int:
         """How many prompts have at least this many records."""
         with self._lock:
-            return sum(len(ids) >= minimum for ids in self._ids.values())
+            return sum(len(held.ids) >= minimum for held in self._held.values())
 
     def content_ids(self, prompt_id: str) -> list[bytes]:
         """Content ids of one prompt, ascending."""
         with self._lock:
-            return list(self._ids.get(prompt_id, ()))
+            return list(self._held.get(prompt_id, _NOTHING).ids)
 
     def digest(self) -> str:
         """32 hex digits that name this set of records: a hash of all content ids in ascending order."""
         with self._lock:
-            every = sorted(content_id for ids in self._ids.values() for content_id in ids)
+            every = sorted(content_id for held in self._held.values() for content_id in held.ids)
         return hashlib.blake2b(b"".join(every), digest_size=16, person=b"rlep.pool").hexdigest()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Self
 
 from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
+from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.checks import check_server
-from rlep.services.pool.codec import decode, encode
+from rlep.services.pool.codec import Sections, decode, encode
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
-from rlep.services.pool.draw import Index
-from rlep.services.pool.sample import Sample, columns
+from rlep.services.pool.draw import Drawn, Index
+from rlep.services.pool.sample import Sample, columns, unpacked
 from rlep.services.pool.store import Entry, Meta, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
 from rlep.types import Trajectory, content_id_of
@@ -26,14 +28,14 @@ _COVERAGE = (1, 2, 4, 8)
 class Pool:
     """One pool in one Redis. Safe to share between threads; every operation is idempotent and has a deadline."""
 
-    def __init__(self, link: Link, store: Store, meta: Meta, options: PoolOptions) -> None:
+    def __init__(self, link: Link, store: Store, meta: Meta, options: PoolOptions, cache: RecordCache) -> None:
         """``Pool.open`` is the way in."""
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
         self.store = store
         """The keys below, for backup and interchange."""
-        self._link, self._options = link, options
+        self._link, self._options, self._cache = link, options, cache
         self._index = Index(store)
         self._sealed = meta.digest
         if meta.digest:
@@ -48,11 +50,13 @@ class Pool:
         tokenizer_digest: str | None,
         password_file: Path | None = None,
         options: PoolOptions = DEFAULT_OPTIONS,
+        cache: RecordCache | None = None,
     ) -> Self:
         """Open a pool, making it if there is none and ``options`` allow writing.
 
         ``server`` is a Redis URL (``redis://``, ``rediss://``, ``unix://``) or a client with its own retries off.
-        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``. Raises ``ConfigError``
+        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``. ``cache`` may be shared
+        with other pools; None makes one of its own (256 MiB at most, filled by what is drawn). Raises ``ConfigError``
         for the options, ``PoolError`` for a server that would lose records, another tokenizer, or a fenced epoch,
         and ``DeadlineExceeded`` where nobody answers.
         """
@@ -72,7 +76,7 @@ class Pool:
         meta = _opened(store, tokenizer_digest, options, buckets=_CLUSTER_BUCKETS if link.clustered else _BUCKETS)
         if options.writer_epoch is not None and not options.read_only and not meta.digest:
             store.fence(options.writer, options.writer_epoch)
-        return cls(link, store, meta, options)
+        return cls(link, store, meta, options, cache or RecordCache())
 
     def close(self) -> None:
         """Close the connections."""
@@ -97,8 +101,11 @@ class Pool:
         report = self.add_entries(entries)
         return AddReport(report.inserted, report.duplicates, (*refused, *report.refused), report.evicted)
 
-    def add_entries(self, entries: Sequence[Entry]) -> AddReport:
-        """Store records that are encoded already, as a backup holds them. Otherwise like ``add``."""
+    def add_entries(self, entries: Sequence[Entry], *, call: str | None = None) -> AddReport:
+        """Store records that are encoded already, as a backup holds them. Otherwise like ``add``.
+
+        ``call`` names at most 512 records: repeated within an hour, by whichever process, it gets the same report.
+        """
         self._check_writable()
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
@@ -106,7 +113,7 @@ class Pool:
         for start in range(0, len(entries), _RECORDS_A_CALL):
             batch = entries[start : start + _RECORDS_A_CALL]
             letters, removed = self.store.insert(
-                batch, cap=self.cap, writer=self._options.writer, epoch=self._options.writer_epoch
+                batch, cap=self.cap, writer=self._options.writer, epoch=self._options.writer_epoch, call=call
             )
             inserted += letters.count("i")
             duplicates += letters.count("d")
@@ -124,20 +131,43 @@ class Pool:
         A pure function of (the pool's content, seed, step, prompt id): neither the order of the prompts nor retries or
         restarts change it. Raises ``PoolError`` or ``DeadlineExceeded``.
         """
-        if count < 0:
-            raise ConfigError(f"count = {count}: a sample has 0 or more trajectories a prompt")
         start = time.monotonic()
         while time.monotonic() - start < self._link.deadline:
-            self._index.refresh()
-            minimum = self._options.minimum
-            counts, drawn = self._index.draw(prompt_ids, count, minimum=minimum, seed=seed, step=step)
-            blobs = self.store.fetch(list(zip(prompt_ids, drawn, strict=True)))
-            if None not in blobs:
-                found = [blob for blob in blobs if blob is not None]
-                return columns(prompt_ids, counts, [content_id for ids in drawn for content_id in ids], found)
-            if self._sealed:
-                raise PoolError(f"pool {self.name} is sealed, but {blobs.count(None)} of its records are gone")
+            drawn = self.draw(prompt_ids, count, seed=seed, step=step)
+            records = self.read(drawn)
+            if records is not None:
+                ids = [content_id for ids in drawn.ids for content_id in ids]
+                return columns(prompt_ids, drawn.counts, ids, records)
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
+
+    def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Drawn:
+        """Which trajectories ``sample`` gives."""
+        if count < 0:
+            raise ConfigError(f"count = {count}: a sample has 0 or more trajectories a prompt")
+        self._index.refresh()
+        return self._index.draw(prompt_ids, count, minimum=self._options.minimum, seed=seed, step=step)
+
+    def read(self, drawn: Drawn) -> list[Sections] | None:
+        """The drawn records, from memory or else from Redis; None where one was removed since the draw."""
+        keys = [key for held, ids in zip(drawn.editions, drawn.ids, strict=True) for key in zip(repeat(held), ids)]
+        found = self._cache.find(keys)
+        missing = [at for at, record in enumerate(found) if record is None]
+        unread = iter(found)
+        wanted = [
+            (prompt_id, [content_id for content_id in ids if next(unread) is None])
+            for prompt_id, ids in zip(drawn.prompt_ids, drawn.ids, strict=True)
+        ]
+        blobs = self.store.fetch(wanted)
+        if gone := blobs.count(None):
+            if self._sealed:
+                raise PoolError(f"pool {self.name} is sealed, but {gone} of its records are gone")
+            return None
+        records = unpacked([keys[at][1] for at in missing], [blob for blob in blobs if blob is not None])
+        self._cache.keep(zip([keys[at] for at in missing], records, strict=True))
+        for at, record in zip(missing, records, strict=True):
+            found[at] = record
+        return [record for record in found if record is not None]
+
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""

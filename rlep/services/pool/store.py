@@ -12,7 +12,7 @@ needs no more than one bucket)::
     rlep:{N/B}:pins           set     content ids that no cap removes
     rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
     rlep:{N/B}:x:<prompt>     hash    the same, quarantined
-    rlep:{N/B}:reply:<nonce>  string  answer to a thread's last insert, for an hour: a repeated call gets it again
+    rlep:{N/B}:reply:<nonce>  string  answer to a named insert or a thread's last, for an hour: a repeated call gets it again
 """
 
 from __future__ import annotations
@@ -100,26 +100,25 @@ class Store:
     def create(self, meta: Meta) -> None:
         """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction."""
         fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
+        commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
+        self._link.write(f"pool {self.name}: making", commands, atomic=True)
+        self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
 
-        def send() -> None:
-            with self._link.client.pipeline(transaction=True) as pipeline:
-                for field, value in fields.items():
-                    pipeline.hsetnx(self._meta, field, value)  # type: ignore[arg-type]
-                pipeline.execute()
+    def insert(
+        self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None, call: str | None = None
+    ) -> tuple[list[str], int]:
+        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed.
 
-        self._link.call(f"pool {self.name}: making", send)
-        self._link.one(f"pool {self.name}: making", "SADD", _NAMES, self.name)
-
-    def insert(self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None) -> tuple[list[str], int]:
-        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed."""
+        A ``call`` of the same name, by whichever process, gets the first one's answer again within an hour.
+        """
         by_bucket: dict[int, dict[str, list[int]]] = {}
         for position, entry in enumerate(entries):
             prompts = by_bucket.setdefault(self._bucket(entry.prompt_id), {})
             prompts.setdefault(entry.prompt_id, []).append(position)
-        number, calls = next(self._calls), []
+        number, calls = (0 if call else next(self._calls)), []
         for bucket, prompts in by_bucket.items():
             keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "labels", "pins")]
-            keys.append(self._key(bucket, f"reply:{self._nonce()}"))
+            keys.append(self._key(bucket, f"reply:{call or self._nonce()}"))
             arguments: list[str | int | bytes] = [writer, "" if epoch is None else epoch, cap, number]
             for prompt_id, positions in prompts.items():
                 keys += (self._records(prompt_id), self._quarantine(prompt_id))
@@ -159,7 +158,7 @@ class Store:
             ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
             for entry in entries
         ]
-        return sum(map(int, self._link.many(f"pool {self.name}: quarantining", commands)))
+        return sum(map(int, self._link.write(f"pool {self.name}: quarantining", commands)))
 
     def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
         """Keep records from the cap's removal or let them go; how many of them are in the pool."""
@@ -173,11 +172,12 @@ class Store:
 
     def seal(self) -> None:
         """Close every bucket for inserts and removals."""
-        self._everywhere("sealing", "HSET", "state", "sealed", 1)
+        commands = [("HSET", self._key(bucket, "state"), "sealed", 1) for bucket in range(self.buckets)]
+        self._link.write(f"pool {self.name}: sealing", commands)
 
     def set_digest(self, digest: str) -> None:
         """Record the digest of a sealed pool."""
-        self._link.one(f"pool {self.name}: sealing", "HSET", self._meta, "digest", digest)
+        self._link.write(f"pool {self.name}: sealing", [("HSET", self._meta, "digest", digest)])
 
     def generations(self) -> list[int]:
         """Per bucket, a number that grows whenever its records change."""
@@ -229,7 +229,7 @@ class Store:
         return sums
 
     def _everywhere(self, doing: str, command: str, kind: str, *arguments: str | int) -> list[Any]:
-        """One command on the same kind of key of every bucket."""
+        """One reading command on the same kind of key of every bucket."""
         commands = [(command, self._key(bucket, kind), *arguments) for bucket in range(self.buckets)]
         return self._link.many(f"pool {self.name}: {doing}", commands)
 
