@@ -168,7 +168,6 @@ class Pool:
             found[at] = record
         return [record for record in found if record is not None]
 
-
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
         (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
