@@ -23,7 +23,8 @@ def serve(embedded: Path | None, url: str | None, options: ServerOptions) -> Non
     """Print the address once the server is healthy, and serve. Calls under way may end after a signal."""
     if (embedded is None) == (url is None):
         raise ConfigError("where the pools lie: give either --embedded DIRECTORY or --redis URL")
-    asyncio.run(_served(embedded, url, options))
+    with _redis(embedded, url) as client, PoolServer(client, options) as server:
+        asyncio.run(_until_signalled(server.address))
 
 
 def tls_of(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
@@ -35,14 +36,13 @@ def tls_of(certificate: Path | None, key: Path | None, client_ca: Path | None) -
     return ServerTls(certificate, key, client_ca)
 
 
-async def _served(embedded: Path | None, url: str | None, options: ServerOptions) -> None:
+async def _until_signalled(address: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with _redis(embedded, url) as client, PoolServer(client, options) as server:
-        typer.echo(server.address)
-        await stop.wait()
-        typer.echo("stopping …", err=True)
+    typer.echo(address)
+    await stop.wait()
+    typer.echo("stopping …", err=True)
 
 
 @contextmanager

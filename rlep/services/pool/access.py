@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,14 +122,14 @@ ANYBODY = Grant(Role.ADMIN, None, b"")
 class Rates:
     """Calls of each caller, counted: so many a second, and twice as many at once after a pause."""
 
-    def __init__(self, per_second: float) -> None:
-        self._rate = per_second
+    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._clock = per_second, clock
         self._lock = threading.Lock()
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, name: str) -> float:
         """0 where the caller may call now, which counts; else the seconds until it may."""
-        now, most = time.monotonic(), 2 * self._rate
+        now, most = self._clock(), max(1.0, 2 * self._rate)
         with self._lock:
             left, at = self._left.pop(name, (most, now))
             left = min(most, left + (now - at) * self._rate)
