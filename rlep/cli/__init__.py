@@ -216,6 +216,31 @@ def pool_show(
     show_record(load_config(files or (), overrides or ()), identity)
 
 
+@pool_app.command("serve")
+@command_errors
+def pool_serve(
+    *,
+    embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start a Redis of its own over DIR.")] = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://.")] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
+    pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",
+    token_file: Annotated[
+        Path | None, typer.Option(help="Lines [ROLE[@POOL]] TOKEN; made with one admin token if there is none.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Let in only clients of this authority.")] = None,
+    rate: Annotated[float, typer.Option(min=1, help="Calls a second of one token.")] = 1000,
+    cache_mib: Annotated[int, typer.Option(min=0, help="Memory for records that are drawn again.")] = 256,
+) -> None:
+    """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
+    from rlep.cli.pool_serve import serve, tls_of
+    from rlep.services.pool.server import ServerOptions
+
+    tls = tls_of(tls_cert, tls_key, tls_client_ca)
+    serve(embedded, redis, ServerOptions(listen, pool, token_file, tls, rate, cache_mib << 20))
+
+
 def main() -> None:
     """Console entry."""
     app()

@@ -54,6 +54,13 @@ def redis_server(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
+@pytest.fixture(scope="module")
+def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """One embedded Redis for a test file to which its kind is the same."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
 @pytest.fixture
 def open_pool(redis_server: EmbeddedRedis, request: pytest.FixtureRequest) -> Iterator[OpenPool]:
     """``open_pool(name=…, tokenizer=…, **options)``; a new name for every test unless it gives one."""

@@ -23,7 +23,7 @@ import zstandard
 
 from rlep.errors import RecordRefused
 from rlep.services.pool.details import pack_details, unpack_details
-from rlep.types import Float32Array, Int32Array, Trajectory
+from rlep.types import Float32Array, Int32Array, Trajectory, content_id_of
 
 VERSION = 1
 MAX_TOKENS = 1 << 20
@@ -104,6 +104,14 @@ def encode(trajectory: Trajectory, *, precision: Precision = "float16") -> bytes
     flags = kind | (_STOP if trajectory.finish_reason == "stop" else 0)
     header = _HEADER.pack(_MAGIC, VERSION, flags, 0, len(tokens), len(frame), len(details), 0)
     return header[:_CRC_AT] + _CRC.pack(_checksum(header + body)) + body
+
+
+def name_of(trajectory: Trajectory) -> str:
+    """The content id of a trajectory, or nothing where its arrays are not what they should be."""
+    try:
+        return content_id_of(trajectory.prompt_id, trajectory.tokens)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return ""
 
 
 def decode(blob: bytes, prompt_id: str) -> Trajectory:

@@ -14,7 +14,6 @@ from rlep.algorithms.selection import draw_uniform
 from rlep.services.pool.store import Store
 from rlep.types import Int32Array
 
-
 _editions = itertools.count(1)
 
 
@@ -51,7 +50,8 @@ class Drawn(NamedTuple):
             yield self._part(start, len(self.ids))
 
     def _part(self, start: int, end: int) -> Drawn:
-        return Drawn(*(column[start:end] for column in self))
+        part = slice(start, end)
+        return Drawn(self.prompt_ids[part], self.counts[part], self.ids[part], self.editions[part])
 
 
 _NOTHING = Held(0, [])

@@ -11,13 +11,13 @@ from typing import Self
 from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.checks import check_server
-from rlep.services.pool.codec import Sections, decode, encode
+from rlep.services.pool.codec import Sections, decode, encode, name_of
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
 from rlep.services.pool.draw import Drawn, Index
 from rlep.services.pool.sample import Sample, columns, unpacked
 from rlep.services.pool.store import Entry, Meta, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
-from rlep.types import Trajectory, content_id_of
+from rlep.types import Trajectory
 
 _BUCKETS = 1
 _CLUSTER_BUCKETS = 16
@@ -170,13 +170,18 @@ class Pool:
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
-        (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
+        blob = self.record(content_id, prompt_id)
         if blob is None:
             return None
         trajectory = decode(blob, prompt_id)
         if trajectory.content_id != content_id:
             raise RecordRefused(f"trajectory {content_id}: the stored tokens have id {trajectory.content_id}")
         return trajectory
+
+    def record(self, content_id: str, prompt_id: str) -> bytes | None:
+        """One record as it is stored, or None."""
+        (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
+        return blob
 
     def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
@@ -251,19 +256,21 @@ class Pool:
     def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> Entry | None:
         """What the store takes of a trajectory, or None with the reason in ``refused``."""
         try:
-            provenance, verdict = trajectory.provenance, trajectory.verdict
-            if verdict.status != self._options.holds:
-                raise RecordRefused(
-                    f"its verdict is {verdict.status}; the pool holds only {self._options.holds} answers"
-                )
-            if provenance.tokenizer_digest != self.tokenizer_digest:
-                raise RecordRefused(
-                    f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
-                )
+            self.check(trajectory)
             return entry_of(trajectory, encode(trajectory, precision=self._options.precision))
         except RecordRefused as error:
-            refused.append((_name(trajectory), str(error)))
+            refused.append((name_of(trajectory), str(error)))
             return None
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Refuse what this pool does not hold: ``RecordRefused`` with the reason."""
+        provenance, verdict = trajectory.provenance, trajectory.verdict
+        if verdict.status != self._options.holds:
+            raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only {self._options.holds} answers")
+        if provenance.tokenizer_digest != self.tokenizer_digest:
+            raise RecordRefused(
+                f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
+            )
 
     def _check_writable(self) -> None:
         if self._options.read_only:
@@ -323,11 +330,3 @@ def _raw(content_id: str) -> bytes:
     if len(raw) != 16:
         raise RecordRefused(f"content id {content_id!r:.60} is not 32 hex digits")
     return raw
-
-
-def _name(trajectory: Trajectory) -> str:
-    """The content id of a trajectory that may not have one because its arrays are not what they should be."""
-    try:
-        return content_id_of(trajectory.prompt_id, trajectory.tokens)
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        return ""

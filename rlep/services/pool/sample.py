@@ -93,7 +93,7 @@ def joined(ids: Sequence[bytes], records: Sequence[Sections]) -> tuple[bytes, ND
         known = logprobs
     else:
         logprobs, known = _mixed(records)
-    if not np.isfinite(known).all() or np.frombuffer(tokens, "<i4").min(initial=0) < 0:
+    if not _finite(known) or np.frombuffer(tokens, "<i4").min(initial=0) < 0:
         raise _blamed(ids, records, check)
     return tokens, logprobs
 
@@ -109,6 +109,13 @@ def _mixed(records: Sequence[Sections]) -> tuple[Float32Array, Float32Array]:
     empty = np.zeros(0, np.float32)
     known = [part for part, record in zip(parts, records, strict=True) if record.dtype is not None]
     return np.concatenate([empty, *parts]), np.concatenate([empty, *known])
+
+
+def _finite(values: NDArray[np.floating[Any]]) -> bool:
+    """Whether all values are finite. In float16 by their exponent bits: numpy would convert each, 14 times slower."""
+    if values.dtype.itemsize == 2:
+        return not ((values.view("<u2") & 0x7C00) == 0x7C00).any()
+    return bool(np.isfinite(values).all())
 
 
 def _blamed(ids: Sequence[bytes], records: Sequence[T], checked: Callable[[T], object]) -> RecordRefused:
