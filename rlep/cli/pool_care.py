@@ -101,9 +101,11 @@ def prune_pool(
     """Remove what meets all criteria; ``older_than`` in days."""
     before = None if older_than is None else time.time() - older_than * DAY
     criteria = Criteria(policy, verifier, before, keep)
-    with Bars() as bars, reading(config) if dry_run else changing(config) as pool:
-        with bars.phase("prune", pool.stats().trajectories, "records") as advance:
-            found = prune(pool, criteria, dry_run=dry_run, advance=advance)
+    with ExitStack() as stack:
+        bars = stack.enter_context(Bars())
+        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        advance = stack.enter_context(bars.phase("prune", pool.stats().trajectories, "records"))
+        found = prune(pool, criteria, dry_run=dry_run, advance=advance)
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"dry_run": dry_run}, indent=2))
         return

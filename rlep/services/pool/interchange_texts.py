@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from rlep.errors import RecordRefused
+from rlep.errors import PoolError
 from rlep.services.pool.codec import decode
 from rlep.services.pool.interchange import Imported
 from rlep.services.pool.pool import Pool
@@ -78,7 +78,7 @@ def import_texts(
     ``max_tokens``: longest answer taken, EOS included. ``advance`` is told of each question done.
     """
     if tokenizer.digest != pool.tokenizer_digest:
-        raise RecordRefused(f"the tokenizer is {tokenizer.digest}; the pool's is {pool.tokenizer_digest}")
+        raise PoolError(f"the tokenizer is {tokenizer.digest}; the pool's is {pool.tokenizer_digest}")
     report = Imported()
     for some in _batches(questions):
         candidates = list(_candidates(some, tokenizer, max_tokens, report))
