@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rlep.cli.pool_commands import pool_app
 from rlep.cli.shell import command_errors
 
 app = typer.Typer(
@@ -17,7 +18,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Look at configurations before running them.", no_args_is_help=True)
-pool_app = typer.Typer(help="Look into an experience pool.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 
@@ -183,62 +183,6 @@ def config_schema() -> None:
     from rlep.config import Config
 
     typer.echo(json.dumps(Config.model_json_schema(), indent=2))
-
-
-@pool_app.command("stats")
-@command_errors
-def pool_stats(
-    files: MaybeFiles = None,
-    overrides: Overrides = None,
-    attach: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-) -> None:
-    """What a pool holds: trajectories, coverage, by policy and by verifier."""
-    from rlep.cli.pool import show_stats
-    from rlep.settings import load_config
-
-    show_stats(load_config(files or (), overrides or ()), attach=attach, as_json=as_json)
-
-
-@pool_app.command("show")
-@command_errors
-def pool_show(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")],
-    files: MaybeFiles = None,
-    overrides: Overrides = None,
-) -> None:
-    """Print the stored answers of one question, decoded where model.path has the tokenizer."""
-    from rlep.cli.pool import show_record
-    from rlep.settings import load_config
-
-    show_record(load_config(files or (), overrides or ()), identity)
-
-
-@pool_app.command("serve")
-@command_errors
-def pool_serve(
-    *,
-    embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start a Redis of its own over DIR.")] = None,
-    redis: Annotated[str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://.")] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
-    pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",
-    token_file: Annotated[
-        Path | None, typer.Option(help="Lines [ROLE[@POOL]] TOKEN; made with one admin token if there is none.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="Let in only clients of this authority.")] = None,
-    rate: Annotated[float, typer.Option(min=1, help="Calls a second of one token.")] = 1000,
-    cache_mib: Annotated[int, typer.Option(min=0, help="Memory for records that are drawn again.")] = 256,
-) -> None:
-    """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
-    from rlep.cli.pool_serve import serve, tls_of
-    from rlep.services.pool.server import ServerOptions
-
-    tls = tls_of(tls_cert, tls_key, tls_client_ca)
-    serve(embedded, redis, ServerOptions(listen, pool, token_file, tls, rate, cache_mib << 20))
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ _MAGIC = b"RLEP"
 _HEADER = struct.Struct("<4sBBHIIII")
 _CRC = struct.Struct("<I")
 _CRC_AT = _HEADER.size - _CRC.size
+_FLAGS_AT = 5
 _STOP = 4
 _LOGPROB_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f2"), 2: np.dtype("<f4")}
 _PROMPT_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -121,6 +122,12 @@ def decode(blob: bytes, prompt_id: str) -> Trajectory:
     if (_checksum(blob),) != _CRC.unpack_from(blob, _CRC_AT):
         raise RecordRefused("record's checksum does not match its bytes")
     return rebuild(record, prompt_id)
+
+
+def precision_of(blob: bytes) -> Precision | None:
+    """How the log-probs of a record that was decoded lie in it; None where it has none."""
+    dtype = _LOGPROB_DTYPES.get(blob[_FLAGS_AT] & 3)
+    return None if dtype is None else "float16" if dtype.itemsize == 2 else "float32"
 
 
 def rebuild(record: Record, prompt_id: str) -> Trajectory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -129,5 +129,10 @@ class Index:
     def digest(self) -> str:
         """32 hex digits that name this set of records: a hash of all content ids in ascending order."""
         with self._lock:
-            every = sorted(content_id for held in self._held.values() for content_id in held.ids)
-        return hashlib.blake2b(b"".join(every), digest_size=16, person=b"rlep.pool").hexdigest()
+            every = [content_id for held in self._held.values() for content_id in held.ids]
+        return digest_of(every)
+
+
+def digest_of(content_ids: Iterable[bytes]) -> str:
+    """32 hex digits that name a set of records, in whatever order they come."""
+    return hashlib.blake2b(b"".join(sorted(content_ids)), digest_size=16, person=b"rlep.pool").hexdigest()

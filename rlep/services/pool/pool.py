@@ -10,7 +10,7 @@ from typing import Self
 
 from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.services.pool.cache import RecordCache
-from rlep.services.pool.checks import check_server
+from rlep.services.pool.checks import check_server, memory_of
 from rlep.services.pool.codec import Sections, decode, encode, name_of
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
 from rlep.services.pool.draw import Drawn, Index
@@ -233,6 +233,10 @@ class Pool:
         start = time.perf_counter()
         self._link.call(f"pool {self.name}: ping", self._link.client.ping)
         return time.perf_counter() - start
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that Redis uses, for all pools in it, and its ``maxmemory``, 0 where it has none."""
+        return memory_of(self._link)
 
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""

@@ -6,7 +6,7 @@ needs no more than one bucket)::
     rlep:pools                set     names of the pools of this Redis
     rlep:{N}:meta             hash    format, buckets, tokenizer, cap, digest (when sealed)
     rlep:{N/B}:state          hash    generation, sealed, labels (last number given), epoch:<writer>
-    rlep:{N/B}:index          zset    prompt id -> the bucket's generation when its records last changed
+    rlep:{N/B}:index          zset    prompt id -> the bucket's generation when its records last changed (0: only quarantined)
     rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
     rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
     rlep:{N/B}:pins           set     content ids that no cap removes
@@ -137,9 +137,10 @@ class Store:
                 letters[position] = letter
         return letters, evicted
 
-    def fetch(self, wanted: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes | None]:
-        """Records of the given content ids of each prompt, in this order; None where one is gone."""
-        commands = [("HMGET", self._records(prompt_id), *ids) for prompt_id, ids in wanted if ids]
+    def fetch(self, wanted: Sequence[tuple[str, Sequence[bytes]]], *, quarantined: bool = False) -> list[bytes | None]:
+        """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one is gone."""
+        key = self._quarantine if quarantined else self._records
+        commands = [("HMGET", key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
         answers = self._link.many(f"pool {self.name}: reading", commands)
         return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
 
@@ -153,12 +154,19 @@ class Store:
 
     def set_aside(self, entries: Sequence[Entry]) -> int:
         """Quarantine records that the pool does not hold; how many were not quarantined before."""
-        unlabelled = bytes(_LABEL_BYTES)
+        unlabelled, doing = bytes(_LABEL_BYTES), f"pool {self.name}: quarantining"
+        indices = {entry.prompt_id: self._key(self._bucket(entry.prompt_id), "index") for entry in entries}
+        self._link.write(doing, [("ZADD", index, "NX", 0, prompt_id) for prompt_id, index in indices.items()])
         commands = [
             ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
             for entry in entries
         ]
-        return sum(map(int, self._link.write(f"pool {self.name}: quarantining", commands)))
+        return sum(map(int, self._link.write(doing, commands)))
+
+    def forget(self, prompt_id: str, ids: Sequence[bytes]) -> int:
+        """Drop quarantined records for good, so that they may come again; how many there were."""
+        command = ("HDEL", self._quarantine(prompt_id), *ids)
+        return int(self._link.write(f"pool {self.name}: forgetting", [command])[0])
 
     def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
         """Keep records from the cap's removal or let them go; how many of them are in the pool."""
@@ -190,13 +198,11 @@ class Store:
         answer = self._link.one(f"pool {self.name}: reading the index", "ZRANGEBYSCORE", key, f"({since}", "+inf")
         return [prompt_id.decode() for prompt_id in answer]
 
-    def content_ids(self, prompt_ids: Sequence[str]) -> list[list[bytes]]:
-        """Per prompt, its content ids in ascending order."""
-        found: list[list[bytes]] = []
+    def content_ids(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[list[bytes]]:
+        """Per prompt, the content ids of its records, or of its quarantined ones, in ascending order."""
+        key, found = self._quarantine if quarantined else self._records, list[list[bytes]]()
         for start in range(0, len(prompt_ids), _PROMPTS_A_CALL):
-            commands = [
-                ("HKEYS", self._records(prompt_id)) for prompt_id in prompt_ids[start : start + _PROMPTS_A_CALL]
-            ]
+            commands = [("HKEYS", key(prompt_id)) for prompt_id in prompt_ids[start : start + _PROMPTS_A_CALL]]
             found += (sorted(ids) for ids in self._link.many(f"pool {self.name}: reading the index", commands))
         return found
 
@@ -211,9 +217,13 @@ class Store:
         )
         return records, quarantined, set(pinned)
 
+    def pinned(self) -> set[bytes]:
+        """Content ids of all pinned records."""
+        return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
+
     def all_prompts(self) -> list[str]:
-        """Every prompt that ever had a record, ascending."""
-        return sorted(prompt_id for bucket in range(self.buckets) for prompt_id in self.changed(bucket, 0))
+        """Every prompt that ever had a record, quarantined ones included, ascending."""
+        return sorted(prompt_id for bucket in range(self.buckets) for prompt_id in self.changed(bucket, -1))
 
     def labels(self) -> dict[str, Label]:
         """Records and bytes by label."""
