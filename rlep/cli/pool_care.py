@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from rlep.cli.doctor import Finding, show_findings
-from rlep.cli.pool_open import changing, matching_tokenizer, question_rows, reading
+from rlep.cli.pool_open import changing, file_errors, matching_tokenizer, question_rows, reading
 from rlep.cli.progress import Bars
 from rlep.cli.tables import show_table
 from rlep.config import Config
@@ -41,6 +41,8 @@ def verify(
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
         references = {prompt_id: row.reference for prompt_id, row in question_rows(data, bars)}
+        if out is not None:
+            stack.enter_context(file_errors(out))
         file = None if out is None else stack.enter_context(out.open("w", encoding="utf-8"))
 
         def report(difference: Difference) -> None:

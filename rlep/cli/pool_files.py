@@ -9,11 +9,12 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 
-from rlep.cli.pool_open import filling, matching_tokenizer, question_rows, reading
+from rlep.cli.pool_commands import Form
+from rlep.cli.pool_open import file_errors, filling, matching_tokenizer, question_rows, reading
 from rlep.cli.progress import Bars
 from rlep.cli.tables import show_table
 from rlep.config import Config
@@ -28,16 +29,19 @@ from rlep.services.pool.pool import Pool
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
 
-Form = Literal["parquet", "jsonl", "candidates"]
 QUESTIONS_A_READ = 64
 
 
 def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_json: bool) -> None:
     """Write the pool to a directory of shards, or its texts to one prompt file."""
-    with Bars() as bars, reading(config) as pool:
+    with file_errors(out), Bars() as bars, reading(config) as pool:
         if form == "candidates":
             written = _export_texts(config, pool, out, data, bars)
-            _tell({"file": str(out), "questions": written}, f"{written} questions with their answers in {out}", as_json)
+            left = len(pool.prompt_ids()) - written
+            text = (
+                f"{written} questions with their answers in {out}; {left} of the pool are not in these question files"
+            )
+            _tell({"file": str(out), "questions": written, "left_out": left}, text, as_json)
             return
         with bars.phase("export", pool.stats().trajectories, "records") as advance:
             manifest = export_records(pool, out, form, advance=advance)
@@ -113,7 +117,12 @@ def _import_texts(config: Config, source: Path) -> Imported:
         rows = question_rows([source], bars, candidates=True)
         questions = (Question(prompt_id, row.reference, row.candidates) for prompt_id, row in rows if row.candidates)
         limit = config.rollout.max_tokens
-        return import_texts(pool, questions, tokenizer, verifier, max_tokens=limit, source=source.name, advance=advance)
+        report = import_texts(
+            pool, questions, tokenizer, verifier, max_tokens=limit, source=source.name, advance=advance
+        )
+    if not report.inserted + report.duplicates + report.refused.total():
+        raise DataError(f"{source}: no row has candidates, answers as texts in reward_model.candidates or candidates")
+    return report
 
 
 def _show_refused(report: Imported) -> None:
@@ -125,6 +134,7 @@ def _show_refused(report: Imported) -> None:
 def back_up(config: Config, out: Path, *, as_json: bool) -> None:
     """Write the pool to one file."""
     with (
+        file_errors(out),
         Bars() as bars,
         reading(config) as pool,
         bars.phase("backup", pool.stats().trajectories, "records") as advance,

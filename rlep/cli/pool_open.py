@@ -12,7 +12,7 @@ from rlep.cli.compose import pool_directory
 from rlep.cli.progress import Bars
 from rlep.config import Config
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.errors import ConfigError, ModelError, PoolError
+from rlep.errors import ConfigError, DataError, ModelError, PoolError
 from rlep.prompt_files import Row, read_rows
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
@@ -83,6 +83,15 @@ def _check_directory(config: Config) -> None:
         raise PoolError(
             f"{directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"
         )
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """A full disk, a missing directory or permission as ``DataError`` instead of a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
 def tokenizer_of(config: Config, pool: Pool) -> Tokenizer | None:

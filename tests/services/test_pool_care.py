@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.errors import ConfigError, PoolError
+from rlep.errors import ConfigError, PoolError, RecordRefused
 from rlep.services.pool.backup import backup, restore
 from rlep.services.pool.examine import examine
 from rlep.services.pool.measure import distinctness, measure
@@ -199,6 +199,8 @@ def test_examining_names_damaged_records_and_mending_takes_them_out(
         ("q2", "03"),
     ]
     assert [reason.split(" ", 2)[1] for _, _, reason in found.examples] == ["checksum", "stored", "of"]
+    with pytest.raises(RecordRefused, match=f"trajectory {'01' * 16} of prompt q1: record's checksum"):
+        measure(pool, questions=0)
     mended = examine(pool, mend=True)
     assert (mended.damaged, mended.removed) == (3, 3)
     assert examine(pool, mend=False).damaged == 0

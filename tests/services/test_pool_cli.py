@@ -135,7 +135,7 @@ def test_an_export_is_imported_into_a_pool_that_it_makes(filled: Commands, tmp_p
 
 def test_candidates_go_out_and_come_in_graded(filled: Commands, tmp_path: Path) -> None:
     out = tmp_path / "pool.parquet"
-    assert filled.json("export", out, "--as", "candidates") == {"file": str(out), "questions": 2}
+    assert filled.json("export", out, "--as", "candidates") == {"file": str(out), "questions": 2, "left_out": 0}
     table = {row["prompt"][0]["content"]: row["reward_model"] for row in pq.read_table(out).to_pylist()}
     assert sorted(table) == ["0+1=", "1+1="]
     assert sorted(table["0+1="]["candidates"]) == [r"So \boxed{1}", r"\boxed{1}", r"\boxed{2}"]
@@ -263,6 +263,22 @@ def test_an_address_that_cannot_be_is_refused(words: list[str], message: str) ->
     assert message in result.stderr
 
 
+def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLEP_REDIS_PASSWORD_FILE", str(filled.server.password_file))
+    words = ["pool", "stats", "--json", "--redis", filled.server.url, "--name", filled.name]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["trajectories"] == 5
+
+
+def test_a_place_that_cannot_be_written_is_named(filled: Commands, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for verb, out in (("export", tmp_path / "file" / "out"), ("backup", tmp_path / "gone" / "pool.rlep")):
+        assert str(out.parent) in filled.mistake(verb, out)
+    out = tmp_path / "gone" / "pool.parquet"
+    assert str(out.parent) in filled.mistake("export", out, "--as", "candidates")
+
+
 def hostile_file(name: str, content: bytes) -> Callable[[Path], Path]:
     def write(directory: Path) -> Path:
         (directory / name).write_bytes(content)
@@ -279,6 +295,7 @@ def hostile_file(name: str, content: bytes) -> Callable[[Path], Path]:
         (hostile_file("pool.jsonl", bytes(257) + b"ustar" + bytes(300)), "is an archive or compressed (tar)"),
         (hostile_file("pool.txt", b"x"), "a dataset is a .parquet or .jsonl file, not .txt"),
         (hostile_file("pool.jsonl", b'{"problem": "a", "answer": "1", "candidates": "x"}'), "are no list of texts"),
+        (hostile_file("pool.jsonl", b'{"problem": "a", "answer": "1"}'), "pool.jsonl: no row has candidates"),
         (lambda directory: directory / "gone", "cannot be read: No such file"),
         (lambda directory: directory, "manifest.json cannot be read"),
     ],

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlep.errors import RecordRefused
-from rlep.services.pool.codec import decode
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.scan import Held, scan
+from rlep.services.pool.scan import Held, scan, trajectory_of
 
 EXAMPLES = 20
 
@@ -51,11 +50,9 @@ def examine(pool: Pool, *, mend: bool, advance: Callable[[int], None] = lambda _
 def _damage(held: Held, tokenizer_digest: str) -> str | None:
     """What is wrong with a record, or None."""
     try:
-        trajectory = decode(held.record, held.prompt_id)
+        trajectory = trajectory_of(held)
     except RecordRefused as error:
-        return str(error)
-    if trajectory.content_id != held.content_id.hex():
-        return f"the stored tokens have id {trajectory.content_id}"
+        return str(error).partition(": ")[2]
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         return f"its tokens are of tokenizer {trajectory.provenance.tokenizer_digest}"
     return None

@@ -9,9 +9,9 @@ from typing import Any, get_args
 import numpy as np
 
 from rlep.errors import RecordRefused
-from rlep.services.pool.codec import Precision, decode, encode, precision_of
+from rlep.services.pool.codec import Precision, encode, precision_of
 from rlep.services.pool.pool import entry_of
-from rlep.services.pool.scan import Held
+from rlep.services.pool.scan import Held, trajectory_of
 from rlep.services.pool.store import Entry
 from rlep.types import Provenance, Sampling, Trajectory, Verdict
 
@@ -40,14 +40,7 @@ class Line:
 
 def line_of(held: Held, *, pinned: bool) -> Line:
     """A record as a line. Raises ``RecordRefused``, naming it, where it is damaged."""
-    content_id = held.content_id.hex()
-    try:
-        trajectory = decode(held.record, held.prompt_id)
-        if trajectory.content_id != content_id:
-            raise RecordRefused(f"the stored tokens have id {trajectory.content_id}")
-    except RecordRefused as error:
-        raise RecordRefused(f"trajectory {content_id} of prompt {held.prompt_id}: {error}") from None
-    return Line(trajectory, precision_of(held.record), pinned, held.quarantined)
+    return Line(trajectory_of(held), precision_of(held.record), pinned, held.quarantined)
 
 
 def fields_of(line: Line) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from itertools import groupby
 from typing import NamedTuple, Protocol
 
 from rlep.errors import PoolError
-from rlep.services.pool.codec import decode
 from rlep.services.pool.interchange import Imported
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.scan import scan
+from rlep.services.pool.scan import scan, trajectory_of
 from rlep.types import Int32Array, Provenance, Sampling, Trajectory, Verdict, content_id_of
 
 MAX_TEXT = 4 << 20
@@ -103,7 +102,7 @@ def import_texts(
 def texts_of(pool: Pool, prompt_ids: Sequence[str], tokenizer: Texts) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(prompt id, its answers as texts) for each of these prompts that has any, in their order."""
     for prompt_id, group in groupby(scan(pool.store, prompt_ids), key=lambda held: held.prompt_id):
-        yield prompt_id, tuple(tokenizer.decode(decode(held.record, prompt_id).tokens) for held in group)
+        yield prompt_id, tuple(tokenizer.decode(trajectory_of(held).tokens) for held in group)
 
 
 def _batches(questions: Iterable[Question]) -> Iterator[list[Question]]:

@@ -9,9 +9,8 @@ from itertools import groupby, pairwise
 import numpy as np
 
 from rlep.seeds import seed_for
-from rlep.services.pool.codec import parse
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.scan import scan
+from rlep.services.pool.scan import scan, trajectory_of
 from rlep.types import Int32Array, Int64Array
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -48,7 +47,7 @@ def measure(pool: Pool, *, questions: int) -> Measured:
     lengths: list[int] = []
     shares: list[float] = []
     for _, held in groupby(scan(pool.store, prompt_ids), key=lambda one: one.prompt_id):
-        answers = [parse(one.record).tokens for one in held]
+        answers = [trajectory_of(one).tokens for one in held]
         lengths += map(len, answers)
         if len(answers) > 1 and (share := distinctness(answers)) is not None:
             shares.append(share)

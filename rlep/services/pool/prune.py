@@ -8,9 +8,8 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 
 from rlep.errors import ConfigError
-from rlep.services.pool.codec import decode
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.scan import Held, scan
+from rlep.services.pool.scan import Held, scan, trajectory_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def prune(pool: Pool, criteria: Criteria, *, dry_run: bool, advance: Callable[[i
 
 
 def _meets(held: Held, criteria: Criteria) -> bool:
-    trajectory = decode(held.record, held.prompt_id)
+    trajectory = trajectory_of(held)
     origin, verdict = trajectory.provenance, trajectory.verdict
     wanted = (
         (criteria.policy, f"{origin.policy_digest}@{origin.policy_version}"),

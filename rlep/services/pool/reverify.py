@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlep.errors import PoolError
-from rlep.services.pool.codec import decode
 from rlep.services.pool.interchange_texts import Grader, Texts
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.scan import scan
+from rlep.services.pool.scan import scan, trajectory_of
 from rlep.types import Trajectory, Verdict
 
 UNDECIDED = ("timeout", "out_of_memory", "crashed")
@@ -97,7 +96,7 @@ def _batches(pool: Pool, prompts: list[str]) -> Iterator[list[Trajectory]]:
     batch: list[Trajectory] = []
     tokens = 0
     for held in scan(pool.store, prompts):
-        trajectory = decode(held.record, held.prompt_id)
+        trajectory = trajectory_of(held)
         batch.append(trajectory)
         tokens += len(trajectory.tokens)
         if len(batch) >= _BATCH or tokens >= _BATCH_TOKENS:

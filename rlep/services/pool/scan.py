@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from rlep.errors import RecordRefused
+from rlep.services.pool.codec import decode
 from rlep.services.pool.store import Store
+from rlep.types import Trajectory
 
 _PROMPTS = 256
 """Prompts whose content ids are asked for at once."""
@@ -40,6 +43,18 @@ def scan(store: Store, prompt_ids: Sequence[str], *, quarantined: bool = False) 
         ]
         for at in range(0, len(places), _RECORDS):
             yield from _read(store, places[at : at + _RECORDS])
+
+
+def trajectory_of(held: Held) -> Trajectory:
+    """The trajectory in a record. Raises ``RecordRefused``, naming the record, where it is damaged."""
+    content_id = held.content_id.hex()
+    try:
+        trajectory = decode(held.record, held.prompt_id)
+        if trajectory.content_id != content_id:
+            raise RecordRefused(f"the stored tokens have id {trajectory.content_id}")
+    except RecordRefused as error:
+        raise RecordRefused(f"trajectory {content_id} of prompt {held.prompt_id}: {error}") from None
+    return trajectory
 
 
 def _read(store: Store, places: Sequence[tuple[str, bytes, bool]]) -> Iterator[Held]:
