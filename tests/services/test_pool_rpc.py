@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,12 +12,12 @@ import pytest
 from rlep import AsyncPoolClient, PoolClient
 from rlep.errors import ConfigError, PoolError, RecordRefused
 from rlep.services.pool.codec import encode
-from rlep.services.pool.draw import Drawn
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.proto import pool_pb2 as pb
 from rlep.services.pool.redis_process import EmbeddedRedis
 from rlep.services.pool.sample import Sample
 from rlep.services.pool.server import PoolServer
+from rlep.services.pool.store import Store
 from rlep.services.pool.values import PoolOptions
 from rlep.types import Trajectory
 from tests.services.pool_servers import serving, stub
@@ -158,15 +158,18 @@ def test_a_frame_of_long_answers_is_divided(connected: Connect, server: PoolServ
     assert sorted(t.content_id for t in client.export()) == sorted(t.content_id for t in long)
 
 
-def test_a_redraw_follows_where_a_drawn_record_was_removed(filled: PoolClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redraw_follows_where_a_drawn_record_was_removed(
+    filled: PoolClient, one_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wanted = columns_of(filled.sample(PROMPTS, 2, seed=1, step=1))
-    read, gone = Pool.read, iter([False, True])
+    fetch, gone = Store.fetch, iter([False, True])
 
-    def read_or_not(pool: Pool, drawn: Drawn) -> object:
-        return None if next(gone, False) else read(pool, drawn)
+    def fetch_less(store: Store, asked: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes | None]:
+        return [*fetch(store, asked)[:-1], None] if next(gone, False) else fetch(store, asked)
 
-    monkeypatch.setattr(Pool, "read", read_or_not)
-    assert columns_of(filled.sample(PROMPTS, 2, seed=1, step=1)) == wanted
+    monkeypatch.setattr(Store, "fetch", fetch_less)
+    with serving(one_redis) as fresh, PoolClient(fresh.address, pool=filled._pool) as client:
+        assert columns_of(client.sample(PROMPTS, 2, seed=1, step=1)) == wanted
     assert next(gone, "used up") == "used up"
 
 

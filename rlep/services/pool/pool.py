@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.checks import check_server, memory_of
-from rlep.services.pool.codec import Sections, decode, encode, name_of
+from rlep.services.pool.codec import decode, encode, name_of
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
 from rlep.services.pool.draw import Drawn, Index
-from rlep.services.pool.sample import Sample, columns, unpacked
+from rlep.services.pool.reading import Part, Reader, RecordsRemoved
+from rlep.services.pool.sample import Sample, columns
 from rlep.services.pool.store import Entry, Meta, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
 from rlep.types import Trajectory
@@ -35,7 +35,7 @@ class Pool:
         self.cap = meta.cap
         self.store = store
         """The keys below, for backup and interchange."""
-        self._link, self._options, self._cache = link, options, cache
+        self._link, self._options, self._reader = link, options, Reader(store, cache)
         self._index = Index(store)
         self._sealed = meta.digest
         if meta.digest:
@@ -80,6 +80,7 @@ class Pool:
 
     def close(self) -> None:
         """Close the connections."""
+        self._reader.close()
         self._link.client.close()
 
     def __enter__(self) -> Self:
@@ -134,10 +135,13 @@ class Pool:
         start = time.monotonic()
         while time.monotonic() - start < self._link.deadline:
             drawn = self.draw(prompt_ids, count, seed=seed, step=step)
-            records = self.read(drawn)
-            if records is not None:
-                ids = [content_id for ids in drawn.ids for content_id in ids]
-                return columns(prompt_ids, drawn.counts, ids, records)
+            try:
+                parts = list(self.read(drawn))
+            except RecordsRemoved:
+                continue
+            ids = [content_id for part in parts for content_id in part.ids]
+            records = [record for part in parts for record in part.records]
+            return columns(prompt_ids, drawn.counts, ids, records)
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Drawn:
@@ -147,26 +151,17 @@ class Pool:
         self._index.refresh()
         return self._index.draw(prompt_ids, count, minimum=self._options.minimum, seed=seed, step=step)
 
-    def read(self, drawn: Drawn) -> list[Sections] | None:
-        """The drawn records, from memory or else from Redis; None where one was removed since the draw."""
-        keys = [key for held, ids in zip(drawn.editions, drawn.ids, strict=True) for key in zip(repeat(held), ids)]
-        found = self._cache.find(keys)
-        missing = [at for at, record in enumerate(found) if record is None]
-        unread = iter(found)
-        wanted = [
-            (prompt_id, [content_id for content_id in ids if next(unread) is None])
-            for prompt_id, ids in zip(drawn.prompt_ids, drawn.ids, strict=True)
-        ]
-        blobs = self.store.fetch(wanted)
-        if gone := blobs.count(None):
+    def read(self, drawn: Drawn) -> Iterator[Part]:
+        """The drawn records in parts of at most 64 prompts, from memory or else from Redis.
+
+        Raises ``RecordsRemoved`` where some were removed since the draw, ``PoolError`` where that cannot be.
+        """
+        try:
+            yield from self._reader.read(drawn)
+        except RecordsRemoved as error:
             if self._sealed:
-                raise PoolError(f"pool {self.name} is sealed, but {gone} of its records are gone")
-            return None
-        records = unpacked([keys[at][1] for at in missing], [blob for blob in blobs if blob is not None])
-        self._cache.keep(zip([keys[at] for at in missing], records, strict=True))
-        for at, record in zip(missing, records, strict=True):
-            found[at] = record
-        return [record for record in found if record is not None]
+                raise PoolError(f"pool {self.name} is sealed, but {error} of its records are gone") from None
+            raise
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""

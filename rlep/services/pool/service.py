@@ -15,17 +15,16 @@ import grpc
 from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
 from rlep.services.pool.access import ANYBODY, Caller, Rates, Role, Tokens
 from rlep.services.pool.codec import decode
-from rlep.services.pool.draw import Drawn
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.proto import pool_pb2 as pb
 from rlep.services.pool.proto import pool_pb2_grpc
+from rlep.services.pool.reading import PROMPTS_A_PART, RecordsRemoved
 from rlep.services.pool.shelf import UNFENCED, Shelf, Writer
 from rlep.services.pool.values import AddReport
 from rlep.services.pool.wire import (
     CALL_BYTES,
     ERROR_KEY,
     FRAME_BYTES,
-    PROMPTS_A_FRAME,
     RECORDS_A_CALL,
     RETRY_KEY,
     counts_bytes,
@@ -38,7 +37,6 @@ Context = Any
 
 LONGEST_CALL = 600.0
 """Seconds: a call with a later deadline, or none, is refused."""
-_RECORDS_A_FRAME = 256
 _PROMPTS_A_PAGE = 256
 _NAMES_A_PAGE = 4096
 _LARGEST_DRAW = 1 << 20
@@ -91,9 +89,10 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                 )
             drawn = pool.draw(list(request.prompt_ids), request.count, seed=request.seed, step=request.step)
             counts = counts_bytes(drawn.counts)
-            for frame in _drawn_frames(pool, drawn):
-                frame.counts, counts = counts, b""
-                yield frame
+            for part in pool.read(drawn):
+                for frame in sample_frames(part.ids, part.records):
+                    frame.counts, counts = counts, b""
+                    yield frame
             if counts:
                 yield pb.SampleFrame(counts=counts)
 
@@ -101,8 +100,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._answering(context) as caller:
             pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
             page, following = _page(pool.prompt_ids(), request.after, _PROMPTS_A_PAGE)
-            for start in range(0, len(page), PROMPTS_A_FRAME):
-                yield from _export_frames(pool, page[start : start + PROMPTS_A_FRAME])
+            for start in range(0, len(page), PROMPTS_A_PART):
+                yield from _export_frames(pool, page[start : start + PROMPTS_A_PART])
             yield pb.ExportFrame(next=following)
 
     def Get(self, request: pb.GetRequest, context: Context) -> pb.GetReply:
@@ -156,6 +155,10 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         """Let the caller in, and turn an error into the status that ends the call."""
         try:
             yield self._admitted(context)
+        except RecordsRemoved:
+            _end(
+                context, grpc.StatusCode.ABORTED, "a drawn record was removed meanwhile: ask again", ((RETRY_KEY, "0"),)
+            )
         except _Refused as refusal:
             wait = refusal.retry_after
             _end(context, refusal.code, refusal, () if wait is None else ((RETRY_KEY, f"{wait:.3f}"),))
@@ -192,7 +195,9 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         return name
 
 
-def _end(context: Context, code: grpc.StatusCode, error: Exception, trailing: tuple[tuple[str, str], ...]) -> NoReturn:
+def _end(
+    context: Context, code: grpc.StatusCode, error: Exception | str, trailing: tuple[tuple[str, str], ...]
+) -> NoReturn:
     context.set_trailing_metadata(trailing)
     context.abort(code, str(error)[:_LONGEST_MESSAGE])
     raise AssertionError("abort returned")
@@ -239,14 +244,6 @@ def _added(
 def _add_reply(report: AddReport) -> pb.AddReply:
     refused = [pb.Refused(content_id=content_id, reason=reason) for content_id, reason in report.refused]
     return pb.AddReply(inserted=report.inserted, duplicates=report.duplicates, refused=refused, evicted=report.evicted)
-
-
-def _drawn_frames(pool: Pool, drawn: Drawn) -> Iterator[pb.SampleFrame]:
-    for part in drawn.parts(prompts=PROMPTS_A_FRAME, records=_RECORDS_A_FRAME):
-        records = pool.read(part)
-        if records is None:
-            raise _Refused(grpc.StatusCode.ABORTED, f"pool {pool.name}: a drawn record was removed meanwhile", 0.0)
-        yield from sample_frames([content_id for ids in part.ids for content_id in ids], records)
 
 
 def _export_frames(pool: Pool, prompt_ids: list[str]) -> Iterator[pb.ExportFrame]:

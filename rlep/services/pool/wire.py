@@ -17,7 +17,6 @@ from rlep.types import Float32Array, Int32Array
 
 RECORDS_A_FRAME = 64
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Pool"].full_name
-PROMPTS_A_FRAME = 64
 RECORDS_A_CALL = 512
 """Most records of one insert."""
 CALL_BYTES = 1 << 26
