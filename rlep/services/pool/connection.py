@@ -214,7 +214,7 @@ class Link:
 
 def until_deadline(what: str, operation: Callable[[], T], *, deadline: float) -> T:
     """Try an idempotent operation until it succeeds, fails for good, or ``deadline`` seconds have passed."""
-    start, pause = time.monotonic(), 0.02
+    start, pause = time.monotonic(), 0.002
     while True:
         try:
             return operation()
