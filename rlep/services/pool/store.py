@@ -131,10 +131,9 @@ class Store:
             prompts.setdefault(entry.prompt_id, []).append(position)
         number, calls = (0 if call else next(self._calls)), []
         for bucket, prompts in by_bucket.items():
-            kinds = ("state", "index", "changes", "totals", "labels", "pins", f"reply:{call or self._nonce()}")
+            reply = f"reply:{call or self._nonce()}"
+            kinds = ("state", "index", "changes", "totals", "labels", "pins", reply, "q:", "x:")
             keys = [self._key(bucket, kind) for kind in kinds]
-            keys += [self._key(bucket, f"q:{prompt_id}") for prompt_id in prompts]
-            keys += [self._key(bucket, f"x:{prompt_id}") for prompt_id in prompts]
             labels: dict[str, int] = {}
             records: list[str | int | bytes] = []
             for prompt_id, positions in prompts.items():

@@ -1,9 +1,10 @@
 -- Insert records into one bucket, all or nothing, each at most once. At most 1,000 prompts a call (Lua's `unpack`).
--- KEYS: state index changes totals labels pins reply, the records of each prompt, the quarantine of each prompt
+-- KEYS: state index changes totals labels pins reply, and what precedes a prompt's id in the keys of its records and of its
+--       quarantine (of the same slot)
 -- ARGV: writer, epoch or '', cap, call number, mark, number of labels, labels, then for each prompt: id, n, n times
 --       (content id, which label from 1, record)
 -- Returns '<call number>:<evicted>:<one letter a record>': i inserted, d duplicate, q quarantined before, c over the cap
-local state, index, changes, totals, labels, pins, answered = unpack(KEYS, 1, 7)
+local state, index, changes, totals, labels, pins, answered, records, quarantine = unpack(KEYS)
 local writer, epoch, cap, call, mark = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 -- The same call delivered again, after an answer that was lost: the same answer.
@@ -60,24 +61,29 @@ local function evict(key)
   return largest
 end
 
-local labelled, prompts = tonumber(ARGV[6]), (#KEYS - 7) / 2
+local labelled = tonumber(ARGV[6])
 for which = 1, labelled do number(which) end
 local strict = redis.call('HEXISTS', state, 'aside') == 1
-local letters, evicted, changed, at = {}, 0, {}, 7 + labelled
-for k = 8, 7 + prompts do
-  local key, n, held = KEYS[k], tonumber(ARGV[at + 1])
-  local prompt = ARGV[at]
+local letters, evicted, changed, fresh, at = {}, 0, {}, {}, 7 + labelled
+while at <= #ARGV do
+  local prompt, n, held = ARGV[at], tonumber(ARGV[at + 1])
+  local key = records .. prompt
   at = at + 2
   for _ = 1, n do
     local id, which, record = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     local letter = 'd'
     at = at + 3
-    if strict and redis.call('HEXISTS', KEYS[k + prompts], id) == 1 then
+    if strict and redis.call('HEXISTS', quarantine .. prompt, id) == 1 then
       letter = 'q'
     elseif redis.call('HSETNX', key, id, prefixes[which] .. record) == 1 then
       count(numbers[which], 1, #record + 4)
       letter = 'i'
-      held = (held or redis.call('HLEN', key) - 1) + 1
+      if held then
+        held = held + 1
+      else
+        held = redis.call('HLEN', key)
+        if held == 1 then fresh[#fresh + 1] = prompt end
+      end
       if held > cap then
         held = held - 1
         if evict(key) == id then letter = 'c' else evicted = evicted + 1 end
@@ -91,7 +97,7 @@ end
 if #changed > 0 then
   local generation = redis.call('HINCRBY', state, 'generation', 1)
   redis.call('HSET', state, 'mark', mark)
-  redis.call('SADD', index, unpack(changed))
+  if #fresh > 0 then redis.call('SADD', index, unpack(fresh)) end
   redis.call('RPUSH', changes, generation .. ' ' .. mark .. ' ' .. table.concat(changed, ' '))
   redis.call('LTRIM', changes, -512, -1)
   for label, sum in pairs(added) do
