@@ -215,7 +215,9 @@ class Store:
         kept = now.number - since.number + 1
         if kept < 1:
             return None
-        log = self._link.one(f"pool {self.name}: reading changes", "LRANGE", self._key(bucket, "changes"), -kept - 8, -1)
+        log = self._link.one(
+            f"pool {self.name}: reading changes", "LRANGE", self._key(bucket, "changes"), -kept - 8, -1
+        )
         entries = [entry.split(b" ") for entry in log]
         starts = [at for at, entry in enumerate(entries) if entry[:2] == [b"%d" % since.number, since.mark]]
         if not starts:
