@@ -6,12 +6,13 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from rlep.algorithms.selection import draw_uniform
-from rlep.services.pool.store import Store
+from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
+from rlep.services.pool.store import Generation, Store
 from rlep.types import Int32Array
 
 _editions = itertools.count(1)
@@ -24,6 +25,8 @@ class Held(NamedTuple):
     """A number that no other reading of any prompt has had: what lies under (edition, content id) never changes."""
     ids: list[bytes]
     """Content ids, ascending."""
+    key: bytes
+    """The prompt's row of ``prompt_keys``."""
 
 
 class Drawn(NamedTuple):
@@ -54,7 +57,7 @@ class Drawn(NamedTuple):
         return Drawn(self.prompt_ids[part], self.counts[part], self.ids[part], self.editions[part])
 
 
-_NOTHING = Held(0, [])
+_NOTHING = Held(0, [], bytes(16))
 
 
 class Index:
@@ -63,7 +66,7 @@ class Index:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._generations: list[int] = []
+        self._generations: list[Generation] = []
         self._held: dict[str, Held] = {}
         self._sealed = False
 
@@ -79,37 +82,34 @@ class Index:
             self._read()
             self._sealed = True
 
-    def reset(self) -> None:
-        """Forget everything, e.g. when a record of the index was not in the store."""
-        with self._lock:
-            self._generations, self._held, self._sealed = [], {}, False
-
     def _read(self) -> None:
         generations = self._store.generations()
-        known = self._generations or [0] * len(generations)
-        if any(now < before for now, before in zip(generations, known, strict=True)):
-            self._held, known = {}, [0] * len(generations)  # another pool lies under this name now
-        for bucket, (now, before) in enumerate(zip(generations, known, strict=True)):
-            if now > before:
-                prompts, edition = self._store.changed(bucket, before), next(_editions)
-                for prompt_id, ids in zip(prompts, self._store.content_ids(prompts), strict=True):
-                    self._held[prompt_id] = Held(edition, ids)
+        known = self._generations or [None] * len(generations)
+        changes = [
+            [] if before == now else before and self._store.changed(bucket, before, now)
+            for bucket, (before, now) in enumerate(zip(known, generations, strict=True))
+        ]
+        if None in changes:  # the first time, a long time ago, or another history lies under this name now
+            self._held, changes = {}, [self._store.all_prompts()]
+        prompts, edition = [prompt_id for changed in changes for prompt_id in changed or ()], next(_editions)
+        keys = prompt_keys(prompts).tobytes()
+        for at, (prompt_id, ids) in enumerate(zip(prompts, self._store.content_ids(prompts), strict=True)):
+            self._held[prompt_id] = Held(edition, ids, keys[16 * at : 16 * at + 16])
         self._generations = generations
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int) -> Drawn:
         """Which records each prompt gives, uniformly and without replacement; none below ``minimum`` records."""
         with self._lock:
-            candidates = [self._held.get(prompt_id, _NOTHING) for prompt_id in prompt_ids]
-        held = np.fromiter([len(candidate.ids) for candidate in candidates], np.int64, len(candidates))
-        held[held < minimum] = 0
-        indices, offsets = draw_uniform(prompt_ids, held, count, seed=seed, step=step)
-        picks, bounds = indices.tolist(), offsets.tolist()
-        drawn = [
-            [candidate.ids[pick] for pick in picks[start:end]]
-            for candidate, start, end in zip(candidates, bounds, bounds[1:], strict=False)
-        ]
-        editions = [candidate.edition for candidate in candidates]
-        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), drawn, editions)
+            known = self._held
+            candidates = [known.get(prompt_id, _NOTHING) for prompt_id in prompt_ids]
+        editions, lists, keys = map(list, zip(*candidates, strict=True)) if candidates else ([], [], [])
+        available = np.fromiter(map(len, lists), np.int64, len(lists))
+        available[available < minimum] = 0
+        words = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)
+        indices, offsets = draw_uniform_keyed(words, available, count, seed=seed, step=step)
+        counts, picks = np.diff(offsets).astype(np.int32), iter(indices.tolist())
+        drawn = [[ids[pick] for pick in islice(picks, n)] for ids, n in zip(lists, counts.tolist(), strict=True)]
+        return Drawn(prompt_ids, counts, drawn, editions)
 
     def prompt_ids(self) -> list[str]:
         """Prompts with at least one record, ascending."""

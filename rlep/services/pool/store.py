@@ -5,8 +5,10 @@ needs no more than one bucket)::
 
     rlep:pools                set     names of the pools of this Redis
     rlep:{N}:meta             hash    format, buckets, tokenizer, cap, digest (when sealed)
-    rlep:{N/B}:state          hash    generation, sealed, labels (last number given), epoch:<writer>
-    rlep:{N/B}:index          zset    prompt id -> the bucket's generation when its records last changed (0: only quarantined)
+    rlep:{N/B}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
+                                      labels (last number given), epoch:<writer>
+    rlep:{N/B}:index          set     ids of prompts that ever had a record or a quarantined one
+    rlep:{N/B}:changes        list    the last 512 changes: generation, mark, ids of the prompts whose records changed
     rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
     rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
     rlep:{N/B}:pins           set     content ids that no cap removes
@@ -24,12 +26,12 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlep.errors import ConfigError, PoolError
-from rlep.services.pool.connection import Link
+from rlep.services.pool.connection import Command, Link
 
-FORMAT = 1
+FORMAT = 2
 """Layout of the keys; a pool of another format is refused."""
 
 _NAMES = "rlep:pools"
@@ -56,6 +58,15 @@ class Entry:
     content_id: bytes
     label: str
     record: bytes
+
+
+class Generation(NamedTuple):
+    """A state of a bucket's records."""
+
+    number: int
+    """Grows by 1 with every change; a server that lost unacknowledged changes in a crash may give one again."""
+    mark: bytes
+    """Chosen anew for every change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,10 @@ class Store:
         if not fields:
             return None
         if int(fields[b"format"]) != FORMAT:
-            raise PoolError(f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}")
+            raise PoolError(
+                f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}. Back it up with the "
+                "rlep that made it, and restore the backup into a new pool"
+            )
         self.buckets = int(fields[b"buckets"])
         digest = fields.get(b"digest")
         return Meta(
@@ -117,16 +131,18 @@ class Store:
             prompts.setdefault(entry.prompt_id, []).append(position)
         number, calls = (0 if call else next(self._calls)), []
         for bucket, prompts in by_bucket.items():
-            keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "labels", "pins")]
-            keys.append(self._key(bucket, f"reply:{call or self._nonce()}"))
-            arguments: list[str | int | bytes] = [writer, "" if epoch is None else epoch, cap, number]
+            reply = f"reply:{call or self._nonce()}"
+            kinds = ("state", "index", "changes", "totals", "labels", "pins", reply, "q:", "x:")
+            keys = [self._key(bucket, kind) for kind in kinds]
+            labels: dict[str, int] = {}
+            records: list[str | int | bytes] = []
             for prompt_id, positions in prompts.items():
-                keys += (self._records(prompt_id), self._quarantine(prompt_id))
-                arguments += (prompt_id, len(positions))
+                records += (prompt_id, len(positions))
                 for position in positions:
                     entry = entries[position]
-                    arguments += (entry.content_id, entry.label, entry.record)
-            calls.append((keys, arguments))
+                    records += (entry.content_id, labels.setdefault(entry.label, len(labels) + 1), entry.record)
+            fence = "" if epoch is None else epoch
+            calls.append((keys, [writer, fence, cap, number, _mark(), len(labels), *labels, *records]))
         replies = self._link.scripts(f"pool {self.name}: adding", "add", calls)
         letters, evicted = [""] * len(entries), 0
         for prompts, reply in zip(by_bucket.values(), replies, strict=True):
@@ -147,20 +163,22 @@ class Store:
     def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
         """Take records out, or aside; how many there were."""
         bucket = self._bucket(prompt_id)
-        keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "pins")]
+        keys = [self._key(bucket, kind) for kind in ("state", "changes", "totals", "pins")]
         keys += (self._records(prompt_id), self._quarantine(prompt_id))
-        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", *ids])
+        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", _mark(), *ids])
         return int(self._link.scripts(f"pool {self.name}: removing", "remove", [call])[0])
 
     def set_aside(self, entries: Sequence[Entry]) -> int:
         """Quarantine records that the pool does not hold; how many were not quarantined before."""
         unlabelled, doing = bytes(_LABEL_BYTES), f"pool {self.name}: quarantining"
-        indices = {entry.prompt_id: self._key(self._bucket(entry.prompt_id), "index") for entry in entries}
-        self._link.write(doing, [("ZADD", index, "NX", 0, prompt_id) for prompt_id, index in indices.items()])
+        prompts = {entry.prompt_id: self._bucket(entry.prompt_id) for entry in entries}
+        first: list[Command] = [("HSET", self._key(bucket, "state"), "aside", 1) for bucket in set(prompts.values())]
+        first += [("SADD", self._key(bucket, "index"), prompt_id) for prompt_id, bucket in prompts.items()]
         commands = [
             ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
             for entry in entries
         ]
+        self._link.write(doing, first)
         return sum(map(int, self._link.write(doing, commands)))
 
     def forget(self, prompt_id: str, ids: Sequence[bytes]) -> int:
@@ -187,16 +205,24 @@ class Store:
         """Record the digest of a sealed pool."""
         self._link.write(f"pool {self.name}: sealing", [("HSET", self._meta, "digest", digest)])
 
-    def generations(self) -> list[int]:
-        """Per bucket, a number that grows whenever its records change."""
-        answers = self._everywhere("looking for changes", "HGET", "state", "generation")
-        return [int(answer or 0) for answer in answers]
+    def generations(self) -> list[Generation]:
+        """Of each bucket; unequal whenever its records have changed."""
+        answers = self._everywhere("looking for changes", "HMGET", "state", "generation", "mark")
+        return [Generation(int(number or 0), mark or b"") for number, mark in answers]
 
-    def changed(self, bucket: int, since: int) -> list[str]:
-        """Prompts of a bucket whose records changed after generation ``since``."""
-        key = self._key(bucket, "index")
-        answer = self._link.one(f"pool {self.name}: reading the index", "ZRANGEBYSCORE", key, f"({since}", "+inf")
-        return [prompt_id.decode() for prompt_id in answer]
+    def changed(self, bucket: int, since: Generation, now: Generation) -> list[str] | None:
+        """Prompts of a bucket whose records changed between two generations, at least; None where that is not known."""
+        kept = now.number - since.number + 1
+        if kept < 1:
+            return None
+        log = self._link.one(
+            f"pool {self.name}: reading changes", "LRANGE", self._key(bucket, "changes"), -kept - 8, -1
+        )
+        entries = [entry.split(b" ") for entry in log]
+        starts = [at for at, entry in enumerate(entries) if entry[:2] == [b"%d" % since.number, since.mark]]
+        if not starts:
+            return None
+        return list({prompt_id.decode() for entry in entries[starts[0] + 1 :] for prompt_id in entry[2:]})
 
     def content_ids(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[list[bytes]]:
         """Per prompt, the content ids of its records, or of its quarantined ones, in ascending order."""
@@ -223,7 +249,8 @@ class Store:
 
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""
-        return sorted(prompt_id for bucket in range(self.buckets) for prompt_id in self.changed(bucket, -1))
+        answers = self._everywhere("reading the index", "SMEMBERS", "index")
+        return sorted(prompt_id.decode() for prompt_ids in answers for prompt_id in prompt_ids)
 
     def labels(self) -> dict[str, Label]:
         """Records and bytes by label."""
@@ -248,7 +275,7 @@ class Store:
         return f"rlep:{{{self.name}}}:meta"
 
     def _bucket(self, prompt_id: str) -> int:
-        return zlib.crc32(prompt_id.encode()) % self.buckets
+        return zlib.crc32(prompt_id.encode()) % self.buckets if self.buckets > 1 else 0
 
     def _key(self, bucket: int, kind: str) -> str:
         return f"rlep:{{{self.name}/{bucket}}}:{kind}"
@@ -264,6 +291,11 @@ class Store:
         if not hasattr(self._local, "nonce"):
             self._local.nonce = secrets.token_hex(8)
         return str(self._local.nonce)
+
+
+def _mark() -> str:
+    """Tells a change from another of the same number."""
+    return secrets.token_hex(4)
 
 
 def _pairs(answer: Mapping[bytes, bytes] | Iterable[bytes]) -> dict[bytes, bytes]:
