@@ -13,7 +13,7 @@ MAX_ANSWER_CHARS = 4000
 _BOX_TAIL = re.compile(r"\\boxed\s*\{([^{}\\]*)\}")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(
-    r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}:(.*)$",
+    r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
 _FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")

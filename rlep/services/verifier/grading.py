@@ -31,6 +31,7 @@ _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
 _NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])\s*")
 _SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
+_NAMED = re.compile(r"([^=<>]*[^=<>\\s])\s*=\s*([^=<>]+)")
 _OR = re.compile(r"\\(?:text|mathrm|mbox)\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 
 
@@ -78,7 +79,15 @@ def _read_side(latex: str) -> Reading:
     phrase = words.phrase_of(latex) if parts.unit is None else None
     if phrase in words.MEANINGS:
         return _read_side(words.MEANINGS[phrase])
-    return Reading(latex, parts, phrase, parse(_with_both_signs(parts.body)) if phrase is None else None)
+    return Reading(latex, parts, phrase, _expression_of(parts.body) if phrase is None else None)
+
+
+def _expression_of(body: str) -> Any | None:
+    """The symbolic form; of ``name = value`` that of the value, where the engine cannot read the name."""
+    expression = parse(_with_both_signs(body))
+    if expression is None and (match := _NAMED.fullmatch(body)) and parse(match.group(1)) is None:
+        return parse(match.group(2))
+    return expression
 
 
 def _with_both_signs(body: str) -> str:
@@ -92,6 +101,7 @@ def _with_both_signs(body: str) -> str:
 
 def compare(gold: Reading, target: Reading) -> Found:
     """The contract's order: words, then values, then what stands around them."""
+    gold, target = _in_order(gold, target), _in_order(target, gold)
     if _without_spaces(gold.latex) == _without_spaces(target.latex):
         return "correct"
     if gold.phrase is not None or target.phrase is not None:
@@ -109,6 +119,14 @@ def compare(gold: Reading, target: Reading) -> Found:
     if gold.expression is None or quantity.disagree(gold.quantity, target.quantity):
         return "wrong"
     return "correct" if _equal(gold, target) else "wrong"
+
+
+def _in_order(reading: Reading, other: Reading) -> Reading:
+    """``y=2,x=1`` as ``(1,2)`` where the other side does not name its values: the engine would compare sets."""
+    values, others = quantity.assignments_of(reading.quantity.body), quantity.assignments_of(other.quantity.body)
+    if values is None or others is not None:
+        return reading
+    return _read_side(f"({','.join(values[name] for name in sorted(values))})")
 
 
 def _without_spaces(latex: str) -> str:
@@ -134,22 +152,22 @@ def _missed(gold: Reading, target: Reading) -> bool:
         return one == two
     if _flipped(gold.expression, target.expression) or _as_sets(gold, target):
         return True
-    if _equal_complex(gold.expression, target.expression) or _equal_with_exact_decimals(gold, target):
+    if _equal_complex(gold.expression, target.expression) or _equal_as_written(gold, target):
         return True
     return _equal_products(gold.quantity.body, target.quantity.body)
 
 
-def _equal_with_exact_decimals(gold: Reading, target: Reading) -> bool:
-    """``10^{1.5}`` and ``x^{0.5}``: a decimal exponent as the fraction it is."""
+def _equal_as_written(gold: Reading, target: Reading) -> bool:
+    """A lone letter (``x`` and ``x\\cdot 1``), and decimal exponents as the fractions they are (``10^{1.5}``)."""
     left, right = gold.expression, target.expression
     if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
         return False
-    if not any(power.exp.has(sympy.Float) for side in (left, right) for power in side.atoms(sympy.Pow)):
+    decimals = any(power.exp.has(sympy.Float) for side in (left, right) for power in side.atoms(sympy.Pow))
+    if not decimals and isinstance(left, sympy.Symbol) == isinstance(right, sympy.Symbol):
         return False
     left, right = guards.with_exact_decimals(left).doit(), guards.with_exact_decimals(right).doit()
-    return bool(sympy.simplify(left - right).is_zero) and guards.stands(
-        gold.quantity.body, target.quantity.body, left, right
-    )
+    same = bool(sympy.simplify(left - right).is_zero)
+    return same and guards.stands(gold.quantity.body, target.quantity.body, left, right)
 
 
 def _flipped(gold: Any, target: Any) -> bool:

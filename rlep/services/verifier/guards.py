@@ -24,6 +24,7 @@ _RELATIVE_DECIMAL = sympy.Float("1e-6")
 """How far a decimal may be from the irrational number it stands for, relative to that number."""
 _VANISHING = sympy.Float("1e-60")
 _UNREAD = re.compile(r"'|\\prime(?![a-zA-Z])|\\[lc]?dots(?![a-zA-Z])|\.\.\.|(?<![\^{\d])\d+[)} ]*_")
+_DENIAL = re.compile(r"(?<![a-zA-Z\\])(?:not|never|false|wrong|incorrect)(?![a-zA-Z])|\\(?:neg|lnot)(?![a-zA-Z])", re.I)
 _WITNESSES = tuple(Fraction(top, bottom) for top, bottom in ((7, 5), (13, 4), (23, 7), (31, 9), (41, 17), (53, 12)))
 
 
@@ -32,6 +33,8 @@ def stands(reference: str, answer: str, gold: Any, target: Any) -> bool:
     if not consistent(target) or _has_no_value(gold) or _has_no_value(target):
         return False
     if _kind_of_brackets(reference, answer) or _repeats_itself(reference, answer, target):
+        return False
+    if _DENIAL.search(answer) and not _DENIAL.search(reference):
         return False
     if _unread(reference, answer) != _unread(answer, reference):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from fractions import Fraction
@@ -35,13 +36,14 @@ _ROW_MARK = "\ue000"
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|rm|operatorname)\s*"
 _COMMANDS = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut)(?![a-zA-Z])\.?"), ""),
-    (re.compile(r"\\!"), ""),
+    (re.compile(r"\\!|\\(?:bf|it|large|Large|small|normalsize)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\ |~)(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|\\(?:thin|med|thick|enspace)space|\\hspace\{[^{}]*\}"), " "),
     (re.compile(r"\\varnothing(?![a-zA-Z])|\\O(?![a-zA-Z])|\\\{\s*\\\}"), r"\\emptyset "),
     (re.compile(r"\\(?:geqslant|geqq|geq)(?![a-zA-Z])"), r"\\ge "),
     (re.compile(r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])"), r"\\le "),
-    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne "),
+    (re.compile(r"\\neq(?![a-zA-Z])|\\not\s*=|!="), r"\\ne "),
     (re.compile(r"\\dots[bcmio]?(?![a-zA-Z])"), r"\\ldots "),
     (re.compile(r"\\(?:text|mathrm|mbox)\{\s*(?:percent|per cent|pct|\\?%)\s*\}"), r"\\%"),
     (re.compile(r"\\(?:[lr]?vert|mid)(?![a-zA-Z])"), "|"),
@@ -79,9 +81,15 @@ _NO_TEXT = re.compile(r"\\text\{\s*\}")
 _BASE_WORDS = re.compile(
     rf"(?<=[0-9a-zA-Z)}}])\s*(?:_\s*\{{\s*)?(?:{_TEXT}\{{)?[\s(]*(?:in\s+)?base[\s~}}-]*(\d{{1,2}}|[a-z]{{3,7}})[\s)}}]*"
 )
+_PREAMBLE = re.compile(rf"\A{_TEXT}\{{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s*\}}\s*[:=]?\s*", re.IGNORECASE)
+_APOSTROPHES = re.compile(r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})")
 _PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))\s*\\?%")
 _OPEN_ENDED = re.compile(r"([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])")
+_PROPORTION = re.compile(r"\d{1,30}(?:\s*:\s*\d{1,30}){2,}")
+_SET_BUILDER = re.compile(
+    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\[lg]e)[^{}|:]*)\\\}"
+)
 _GROUPS = re.compile(r"\\[{}]|[()\[\]]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
 _INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:\\text\{\s*)?infin(?:ity|ite)(?:\s*\})?(?![a-zA-Z])", re.IGNORECASE)
@@ -109,10 +117,21 @@ def to_latex(text: str) -> str:
         text = _DOTTED.sub(_dotted_fraction, _REPEATING.sub(_repeating_fraction, text))
     if "," in text:
         text = _without_groups(text)
+    if "'" in text:
+        text = _APOSTROPHES.sub(lambda match: match.group().replace("'", ""), text)
     if "%" in text:
         text = _PERCENT_OF_MIXED.sub(_percent_of_mixed, text)
     text = _with_words(text.strip().lstrip("=").strip())
-    return _half_open(text)
+    return _half_open(_proportion(_SET_BUILDER.sub(r"\2", text)))
+
+
+def _proportion(text: str) -> str:
+    """``2:4:6`` as ``(1,2,3)``; the engine divides from left to right."""
+    if not _PROPORTION.fullmatch(text):
+        return text
+    parts = [int(part) for part in text.split(":")]
+    shared = math.gcd(*parts) or 1
+    return f"({','.join(str(part // shared) for part in parts)})"
 
 
 def _with_words(text: str) -> str:
@@ -121,6 +140,8 @@ def _with_words(text: str) -> str:
         text = _INFINITY.sub(r"\\infty", text)
     if "illion" in text or "thousand" in text or "hundred" in text:
         text = _NO_TEXT.sub("", _MAGNITUDE.sub(_power_of_ten, text))
+    if "nswer" in text:
+        text = _PREAMBLE.sub("", text)
     if "base" in text:
         text = _BASE_WORDS.sub(r"_{\1}", text)
     if match := _EXPONENT.fullmatch(text):
