@@ -74,7 +74,7 @@ class VerifierConfig(ActorConfig):
     )
     """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
     ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/verifier.md``."""
-    cpu_seconds: Seconds = 1.5
+    cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
     """Times a dead verifier is started again before the run ends."""

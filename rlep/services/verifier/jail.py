@@ -39,7 +39,7 @@ _REFUSED_CALLS = {
 class Limits:
     """What one job, and the process that runs it, may use."""
 
-    cpu_seconds: float = 1.5
+    cpu_seconds: float = 1.0
     """CPU time of one job, in seconds."""
     wall_seconds: float = 30.0
     """Backstop for a job that waits instead of computing, in seconds."""
