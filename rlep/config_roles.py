@@ -69,8 +69,11 @@ class VerifierConfig(ActorConfig):
     """Number of verifier actors."""
     workers: Positive = 1
     """math-verify processes in each actor."""
-    profile: Literal["math", "dapo", "strict-box"] = "math"
-    """Which text counts as the answer; see ``docs/verifier.md``."""
+    profile: str = Field(
+        "math", pattern=r"^(math|math-bare|strict-box|dapo|exact|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+    )
+    """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
+    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/verifier.md``."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3

@@ -129,6 +129,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("verifier/status/<status>", "trajectories", "Fresh rollouts with this verdict"),
     Metric("verifier/fast", "share", "Verdicts decided without the full grader"),
     Metric("verifier/seconds", "s", "Mean time of one verdict"),
+    Metric(
+        "verifier/latency",
+        "trajectories",
+        "Verdicts by their time: up to 10 us, 100 us, 1 ms, 3 ms, 10 ms, 30 ms, 0.1 s, 0.3 s, 1 s, 3 s, and above",
+        "list",
+    ),
     Metric("actors/alive/<role>", "actors", "Actors of this role that answer"),
     Metric("actors/restarts/<role>", "restarts", "Supervised restarts of this role since the run began"),
     Metric("time/generate", "s", "From the first request to the last fresh completion"),

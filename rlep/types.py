@@ -33,6 +33,9 @@ STATUSES: tuple[Status, ...] = (
     "crashed",
 )
 
+LATENCY_BOUNDS: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Upper bounds of the buckets that verdicts are counted in by their time, in seconds; a last one holds the rest."""
+
 
 def prompt_id_of(question: str, reference: str) -> str:
     """The content hash (32 hex digits) that names a prompt: NFC-normalised, whitespace-collapsed question + reference."""

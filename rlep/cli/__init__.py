@@ -83,7 +83,7 @@ def evaluate(
 def grade(
     file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
     profile: Annotated[
-        str, typer.Option(help="math, dapo, strict-box, exact, regex:PATTERN or python:module:function.")
+        str, typer.Option(help="math, math-bare, strict-box, dapo, exact, regex:PATTERN or python:module:function.")
     ] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
