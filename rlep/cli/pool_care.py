@@ -21,7 +21,8 @@ from rlep.services.pool.examine import Examined, examine
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.prune import Criteria, prune
 from rlep.services.pool.reverify import Difference, Reverified, reverify
-from rlep.services.verifier.grader import Grader, build_verifier
+from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
 
 DAY = 86400.0
@@ -59,7 +60,7 @@ def verify(
         _show_verified(found, verifier)
 
 
-def _check_verifier(pool: Pool, verifier: Grader) -> None:
+def _check_verifier(pool: Pool, verifier: BaseVerifier) -> None:
     """Refuse to throw out what another kind of verifier let in: its answers may only be written otherwise."""
     others = sorted({name for name in pool.stats().by_verifier if name.rpartition("@")[0] != verifier.name})
     if others:
@@ -78,7 +79,7 @@ def _sentence(difference: Difference) -> str:
     )
 
 
-def _show_verified(found: Reverified, verifier: Grader) -> None:
+def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
     typer.echo(f"{found.graded} answers graded by {verifier.name} {verifier.version}")
     show_table([{"verdict": status, "answers": str(count)} for status, count in found.statuses.most_common()])
     if found.reread:

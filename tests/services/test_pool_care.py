@@ -18,7 +18,8 @@ from rlep.services.pool.prune import Criteria, prune
 from rlep.services.pool.reverify import Difference, reverify
 from rlep.services.pool.scan import find, scan
 from rlep.services.pool.store import Entry
-from rlep.services.verifier.grader import Grader, build_verifier
+from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
 from rlep.types import Status, Trajectory, Verdict
 from tests.services.pool_texts import Letters
 
@@ -34,7 +35,7 @@ def binary(any_binary: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
+def grader() -> Iterator[BaseVerifier]:
     with build_verifier("math") as verifier:
         yield verifier
 
@@ -46,7 +47,7 @@ def answer(make: MakeTrajectory, prompt_id: str, text: str, extracted: str = "42
 
 
 def test_verify_quarantines_what_no_longer_passes_and_reports_every_difference(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: Grader
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
     pool = open_pool(tokenizer=LETTERS.digest)
     good, bad, reread, unknown = (
@@ -107,7 +108,7 @@ def test_only_verdicts_on_the_answer_itself_quarantine_it(
 
 
 def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: Grader
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
     pool = open_pool(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", r"\boxed{1}")])
@@ -117,7 +118,7 @@ def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
     assert reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=False, report=lambda _: None).failed == 1
 
 
-def test_texts_of_another_tokenizer_are_not_graded(open_pool: OpenPool, grader: Grader) -> None:
+def test_texts_of_another_tokenizer_are_not_graded(open_pool: OpenPool, grader: BaseVerifier) -> None:
     pool = open_pool(tokenizer="another")
     with pytest.raises(PoolError, match=r"the tokenizer is letters; pool .* has another"):
         reverify(pool, {}, LETTERS, grader, quarantine=False, report=lambda _: None)

@@ -11,7 +11,8 @@ from rlep.errors import PoolError
 from rlep.prompt_files import Row, read_rows, write_verl
 from rlep.services.pool.interchange_texts import UNKNOWN, Question, import_texts, texts_of
 from rlep.services.pool.pool import Pool
-from rlep.services.verifier.grader import Grader, build_verifier
+from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
 from rlep.types import Message, prompt_id_of
 from tests.services.pool_texts import Letters
 
@@ -28,7 +29,7 @@ def binary(any_binary: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
+def grader() -> Iterator[BaseVerifier]:
     with build_verifier("math") as verifier:
         yield verifier
 
@@ -38,7 +39,7 @@ def pool(open_pool: OpenPool) -> Pool:
     return open_pool(tokenizer=LETTERS.digest)
 
 
-def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(pool: Pool, grader: Grader) -> None:
+def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(pool: Pool, grader: BaseVerifier) -> None:
     report = import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="authors.parquet")
     assert (report.inserted, report.duplicates, dict(report.refused)) == (3, 0, {"wrong": 1})
     assert report.examples == [(f"{SIX}/2", "the verifier says wrong: found '7', the reference is '6'")]
@@ -59,7 +60,7 @@ def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(pool: 
 class Asked:
     """A verifier that remembers what it was asked."""
 
-    def __init__(self, grader: Grader) -> None:
+    def __init__(self, grader: BaseVerifier) -> None:
         self.pairs: list[tuple[str, str, bool]] = []
         self._grader = grader
 
@@ -68,7 +69,7 @@ class Asked:
         return self._grader.grade_pairs(pairs)
 
 
-def test_a_repeated_import_grades_only_what_is_not_there(pool: Pool, grader: Grader) -> None:
+def test_a_repeated_import_grades_only_what_is_not_there(pool: Pool, grader: BaseVerifier) -> None:
     import_texts(pool, QUESTIONS[:1], LETTERS, grader, max_tokens=20, source="a")
     pool.remove(SIX, [LETTERS.content_id(SIX, r"so \boxed{6}")], quarantine=True)
     asked = Asked(grader)
@@ -88,7 +89,7 @@ def test_a_repeated_import_grades_only_what_is_not_there(pool: Pool, grader: Gra
     ],
 )
 def test_an_answer_of_no_use_is_refused_before_it_is_graded(
-    pool: Pool, grader: Grader, text: str, group: str, reason: str
+    pool: Pool, grader: BaseVerifier, text: str, group: str, reason: str
 ) -> None:
     asked = Asked(grader)
     report = import_texts(pool, [Question(SIX, "6", (text,))], LETTERS, asked, max_tokens=20, source="a")
@@ -96,14 +97,14 @@ def test_an_answer_of_no_use_is_refused_before_it_is_graded(
     assert asked.pairs == []
 
 
-def test_a_pool_of_another_tokenizer_takes_no_texts(open_pool: OpenPool, grader: Grader) -> None:
+def test_a_pool_of_another_tokenizer_takes_no_texts(open_pool: OpenPool, grader: BaseVerifier) -> None:
     with pytest.raises(PoolError, match="the tokenizer is letters; the pool's is another"):
         import_texts(open_pool("foreign", tokenizer="another"), QUESTIONS, LETTERS, grader, max_tokens=9, source="a")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_what_is_written_for_the_authors_is_read_back(
-    pool: Pool, open_pool: OpenPool, grader: Grader, tmp_path: Path, suffix: str
+    pool: Pool, open_pool: OpenPool, grader: BaseVerifier, tmp_path: Path, suffix: str
 ) -> None:
     import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="a")
     prompts = {SIX: "3 + 3?", SEVEN: "3 + 4?"}
