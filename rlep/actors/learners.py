@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import ActorStatus, RoleStatus, State
 from rlep.actors.places import private_directory
 from rlep.actors.supervised import close_actor
 from rlep.config_roles import LearnerConfig
@@ -142,6 +143,13 @@ class Learners:
         for rank in self._ranks:
             ray.kill(rank)
         await self.start()
+
+    def status(self) -> RoleStatus:
+        """Which ranks there are; they start, fail and are started again together."""
+        restarts = self._config.restarts - self._restarts_left
+        state: State = "serving" if self._ranks else "placing"
+        names = [f"learner-{rank}" for rank in range(self._config.ranks)]
+        return RoleStatus("learner", tuple(ActorStatus(name, state, restarts=restarts) for name in names))
 
     async def close(self) -> None:
         """End all ranks."""

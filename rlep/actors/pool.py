@@ -11,6 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import RoleStatus
 from rlep.actors.supervised import Supervised
 from rlep.config_roles import ActorConfig, PoolConfig
 from rlep.errors import PoolError
@@ -161,6 +162,10 @@ class PoolService:
         """Questions with at least one stored answer."""
         ids: list[str] = await self._actor.call("prompt_ids", deadline_s=self._deadline)
         return ids
+
+    def status(self) -> RoleStatus:
+        """Whether it answers."""
+        return RoleStatus("pool", (self._actor.status(),))
 
     async def close(self) -> None:
         """End the actor."""

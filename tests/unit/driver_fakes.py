@@ -25,6 +25,7 @@ from rlep.types import (
     FinishReason,
     Float32Array,
     Prompt,
+    Reissued,
     Request,
     Sampling,
     SequenceBatch,
@@ -33,14 +34,7 @@ from rlep.types import (
     UpdateOutcome,
     Verdict,
 )
-from tests.unit.driver_values import (
-    BASE,
-    TOKENIZER,
-    answer_of,
-    batch_bytes,
-    config_of,
-    sums_of,
-)
+from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, sums_of
 
 
 class Killed(Exception):
@@ -94,6 +88,7 @@ class FakeGenerators:
     version: int = 0
     weights: bytes = BASE
     asked: list[Request] = field(default_factory=list)
+    reissued: Reissued = Reissued()  # noqa: RUF009 - frozen
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
