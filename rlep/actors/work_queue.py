@@ -103,6 +103,7 @@ class WorkQueue:
 
     def give_back(self, worker: str) -> int:
         """Put what a worker leaves behind and nobody else works on at the head of the queue; returns how many."""
+        self._end_leases()
         back = []
         for entry in list(self._leased.pop(worker, {}).values()):
             self._release(worker, entry)
@@ -155,6 +156,11 @@ class WorkQueue:
 
     def _offer(self, worker: str) -> Entry | None:
         """The next request for ``worker``."""
+        self._end_leases()
+        late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
+        return late or (self._pending[0] if self._pending else None)
+
+    def _end_leases(self) -> None:
         while self._ends:
             end, holder, entry = self._ends[0]
             held = self._open.get(entry.request.id) is entry and holder in entry.leases
@@ -163,8 +169,6 @@ class WorkQueue:
             self._ends.popleft()
             if held:
                 self._expire(entry)
-        late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
-        return late or (self._pending[0] if self._pending else None)
 
     def _expire(self, entry: Entry) -> None:
         if max(entry.leases.values()) <= self._clock():
