@@ -126,7 +126,7 @@ class Verifiers:
 
     async def _leave(self, seat: Seat, grace_s: float) -> None:
         """Let a verifier finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
-        seat.state = "leaving"
+        seat.state, seat.actor.restarts_left = "leaving", 0
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._until(lambda: not seat.busy)
