@@ -18,6 +18,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from rlep.actors.contact import Contact, write_private
 from rlep.actors.places import private_directory
+from rlep.actors.timeline import Timeline
 from rlep.config_roles import ActorConfig, ClusterConfig
 from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
 
@@ -40,6 +41,7 @@ class Cluster:
     def __init__(self, config: ClusterConfig, run_name: str, report: Report = unreported) -> None:
         self.config = config
         self.report = report
+        self.timeline = Timeline()
         self.namespace = f"rlep-{run_name}"
         self._roles: dict[str, ActorConfig] = {}
         """What each named actor asks for, to see whether they fit a private cluster together."""

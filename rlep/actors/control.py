@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.crew import RoleStatus
 from rlep.actors.supervised import Supervised
+from rlep.actors.timeline import Span
 from rlep.config_roles import ActorConfig
 from rlep.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
 
@@ -56,6 +57,9 @@ class Drain:
 class Look:
     """Ask for the status, and nothing else."""
 
+    spans: bool = False
+    """With the timeline."""
+
 
 Command = Scale | Drain | Look
 
@@ -66,6 +70,8 @@ class RunStatus:
 
     run: str
     roles: tuple[RoleStatus, ...]
+    spans: tuple[Span, ...] = ()
+    """The newest of the timeline, where it was asked for."""
 
 
 class Elastic(Protocol):
@@ -137,7 +143,7 @@ class Control:
         async def start() -> ActorHandle[Any]:
             return await cluster.place(ControlActor, ACTOR_NAME, ROLE)
 
-        self._report = cluster.report
+        self._report, self._timeline = cluster.report, cluster.timeline
         self._actor = Supervised(ACTOR_NAME, start, restarts=3, silence_s=60, report=cluster.report)
         self._listening: asyncio.Task[None] | None = None
         self._doing: set[asyncio.Task[None]] = set()
@@ -155,10 +161,10 @@ class Control:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._actor.close()
 
-    def status(self) -> RunStatus:
+    def status(self, *, spans: bool = False) -> RunStatus:
         """The run as it is now."""
         roles = [*(role.status() for role in self._elastic.values()), *(status() for status in self._watched)]
-        return RunStatus(self._run, tuple(roles))
+        return RunStatus(self._run, tuple(roles), self._timeline.spans if spans else ())
 
     async def do(self, command: Command) -> RunStatus:
         """Carry a command out; the status after it. Raises the reason it cannot be."""
@@ -173,7 +179,7 @@ class Control:
             if role is None:
                 raise ConfigError(f"{command.actor} cannot leave: only generators and verifiers can")
             await role.drain(command.actor, command.grace_s)
-        return self.status()
+        return self.status(spans=isinstance(command, Look) and command.spans)
 
     async def _listen(self) -> None:
         """Until the mailbox is lost for good: the run goes on without it."""

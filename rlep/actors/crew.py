@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -122,10 +122,10 @@ class Crew(Generic[M]):
         if count < 1:
             raise ConfigError(f"a run needs at least one {self.kind}")
         async with self._turn:
-            for name in [member.name for member in self.members if member.spent and len(self._members) > 1]:
-                await self._part(name, 0)
-            if count > len(self._members):
-                await self._grow(count - len(self._members))
+            dead = [member.name for member in self.members if member.spent]
+            newcomers = self.hire(max(0, count - len(self._members) + len(dead)))
+            await asyncio.gather(*(self._part(name, 0) for name in dead))
+            await self._bring(newcomers)
             await asyncio.gather(*(self._part(name, grace_s) for name in list(self._members)[count:]))
 
     async def drain(self, name: str, grace_s: float) -> None:
@@ -142,9 +142,8 @@ class Crew(Generic[M]):
                 raise ConfigError(f"{name} is the only {self.kind}: add another first")
             await self._part(name, grace_s)
 
-    async def _grow(self, count: int) -> None:
-        newcomers = self.hire(count)
-        outcomes: list[BaseException | None] = [asyncio.CancelledError()] * count
+    async def _bring(self, newcomers: Sequence[M]) -> None:
+        outcomes: list[BaseException | None] = [asyncio.CancelledError()] * len(newcomers)
         try:
             outcomes = list(await asyncio.gather(*(self._join(one) for one in newcomers), return_exceptions=True))
         finally:
@@ -153,7 +152,9 @@ class Crew(Generic[M]):
                     del self._members[one.name]
         failed = [outcome for outcome in outcomes if outcome is not None]
         if failed:
-            raise PlacementError(f"{len(failed)} of {count} newcomers did not come: {failed[0]}") from failed[0]
+            raise PlacementError(f"{len(failed)} of {len(newcomers)} newcomers did not come: {failed[0]}") from failed[
+                0
+            ]
 
     async def _part(self, name: str, grace_s: float) -> None:
         await self._leave(self._members[name], grace_s)

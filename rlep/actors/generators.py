@@ -60,7 +60,7 @@ class Generators:
 
     def __init__(self, cluster: Cluster, config: GeneratorConfig, model: Path, options: SamplerOptions) -> None:
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
-        self._report = cluster.report
+        self._report, self._span = cluster.report, cluster.timeline.span
         self._queue = WorkQueue(config.lease_s)
         self._crew = Crew("generator", lambda name: Worker(name, config.restarts), self._join, self._leave)
         self.scale, self.drain = self._crew.scale, self._crew.drain
@@ -161,7 +161,8 @@ class Generators:
     async def _load(self, worker: Worker, publication: Publication, deadline_s: float) -> None:
         for _ in range(2):  # a refused update is pushed once more before the generator is given up
             try:
-                gap = await call(worker.actor.load.remote(publication), f"{worker.name}.load", deadline_s)  # type: ignore[union-attr]
+                with self._span(worker.name, "load weights"):
+                    gap = await call(worker.actor.load.remote(publication), f"{worker.name}.load", deadline_s)  # type: ignore[union-attr]
             except WeightSyncError as error:
                 worker.error = error
             except (RlepError, RayError) as error:
@@ -211,7 +212,8 @@ class Generators:
         )
         worker.state = "starting"
         try:
-            await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
+            with self._span(worker.name, "start"):
+                await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
             if self._publication is None and self._version is not None:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
@@ -266,8 +268,7 @@ class Generators:
             self._queue.fail(self._nobody_left())
 
     def _nobody_left(self) -> ActorLost:
-        worker = self._workers[0]
-        return ActorLost(f"no generator is left; {worker.name}: {worker.error}")
+        return ActorLost("; ".join(["no generator is left", *(f"{w.name}: {w.error}" for w in self._workers[:1])]))
 
     async def _pump(self, worker: Worker) -> None:
         """Keep the generator's slots filled from the queue."""
@@ -288,11 +289,12 @@ class Generators:
     async def _stream(self, worker: Worker, job: Job, requests: list[Request]) -> None:
         generate = worker.actor.generate.options(num_returns="streaming")  # type: ignore[union-attr]
         try:
-            async for reference in generate.remote(requests, job.sampling):
-                for completion in await reference:
-                    if self._queue.finish(worker.name, job, completion):
-                        worker.rate.add(len(completion.tokens))
-                worker.room.set()
+            with self._span(worker.name, "generate", len(requests)):
+                async for reference in generate.remote(requests, job.sampling):
+                    for completion in await reference:
+                        if self._queue.finish(worker.name, job, completion):
+                            worker.rate.add(len(completion.tokens))
+                    worker.room.set()
         except RayTaskError as error:
             worker.lose(error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:

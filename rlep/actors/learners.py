@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -159,6 +160,7 @@ class Learners:
         """Call a collective method on every rank; rank 0's answer. One collective at a time."""
         deadline = deadline_s or self._config.deadline_s
         async with self._turn:
+            begin = time.time()
             calls = [
                 asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
                 for n, rank in enumerate(self._ranks)
@@ -170,3 +172,4 @@ class Learners:
             finally:
                 for waiting in calls:
                     waiting.cancel()
+                self._cluster.timeline.add("learner", method, begin)

@@ -141,15 +141,11 @@ class Verifiers:
     async def _grade(self, reference: str, part: Sequence[Completion]) -> list[Verdict]:
         texts = [completion.text for completion in part]
         truncated = [completion.finish_reason == "length" for completion in part]
-        # Each answer may use its CPU deadline, and its process may have to be started again.
-        deadline = 60 + 4 * self._config.cpu_seconds * len(part)
         while True:
             seat = await self._free_seat()
             try:
-                verdicts: list[Verdict] = await seat.actor.call(
-                    "grade", reference, texts, truncated, deadline_s=deadline
-                )
-                return verdicts
+                with self._cluster.timeline.span(seat.name, "grade", len(part)):
+                    return await self._call(seat, reference, texts, truncated)
             except ActorLost:
                 if seat.state != "leaving" and not seat.spent:
                     raise
@@ -157,12 +153,18 @@ class Verifiers:
                 seat.busy -= 1
                 self._freed.set()
 
+    async def _call(self, seat: Seat, reference: str, texts: list[str], truncated: list[bool]) -> list[Verdict]:
+        # Each answer may use its CPU deadline, and its process may have to be started again.
+        deadline = 60 + 4 * self._config.cpu_seconds * len(texts)
+        verdicts: list[Verdict] = await seat.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
+        return verdicts
+
     async def _free_seat(self) -> Seat:
         """The least busy verifier, once one has room. Two calls each: one works while one travels."""
 
         def free() -> list[Seat]:
             if all(seat.spent for seat in self._crew.members):
-                raise ActorLost(f"no verifier is left; {self._crew.members[0].actor.error}")
+                raise ActorLost("; ".join(["no verifier is left", *(s.actor.error for s in self._crew.members[:1])]))
             serving = [seat for seat in self._crew.members if seat.state == "serving" and not seat.spent]
             return [seat for seat in serving if seat.busy < 2]
 

@@ -174,6 +174,19 @@ def status(
 
 @app.command()
 @command_errors
+def timeline(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
+    address: Address = None,
+    out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
+) -> None:
+    """Who did what in the last steps of a running run, as a Chrome trace that Perfetto opens; busy share by actor."""
+    from rlep.cli.control import save_timeline
+
+    save_timeline(run, out, address=address)
+
+
+@app.command()
+@command_errors
 def scale(
     role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="What to change the number of.")],
     count: Annotated[int, typer.Argument(metavar="N", min=1, help="How many there shall be.")],

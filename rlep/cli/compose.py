@@ -17,6 +17,7 @@ from rlep.actors.crew import RoleStatus
 from rlep.actors.generators import Generators
 from rlep.actors.learners import Learners, Probes
 from rlep.actors.pool import PoolService
+from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import Verifiers
 from rlep.actors.weights import WeightPublisher
 from rlep.algorithms.objective import LossOptions
@@ -265,6 +266,7 @@ class Stage:
 
         self._begin(role, start())
         self._stack.callback(remove_contact, directory)
+        self._stack.callback(lambda: write_trace(directory / "timeline.json", self.cluster.timeline.spans))
         return role
 
     def weights(self, learners: Learners, generators: Generators, prompts: Sequence[Prompt]) -> WeightPublisher:

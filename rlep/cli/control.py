@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from rlep.actors.contact import CONTACT, read_contact
+from rlep.actors.timeline import busy_shares, write_trace
 from rlep.cli.shell import run_async
 from rlep.cli.tables import show_table
 from rlep.errors import ConfigError
@@ -36,9 +37,20 @@ def show_status(run: str, *, address: str | None, as_json: bool) -> None:
 
     status = run_async(_asked(cluster, Look()))
     if as_json:
-        typer.echo(json.dumps(asdict(status), indent=2))
+        typer.echo(json.dumps({"run": status.run, "roles": [asdict(role) for role in status.roles]}, indent=2))
     else:
         _show(status)
+
+
+def save_timeline(run: str, out: Path, *, address: str | None) -> None:
+    """Write the trace of the last steps, and print how much of the time every actor had work."""
+    cluster = _cluster(run, address)
+    from rlep.actors.control import Look
+
+    spans = run_async(_asked(cluster, Look(spans=True))).spans
+    write_trace(out, spans)
+    show_table([{"actor": actor, "busy": f"{100 * share:.0f} %"} for actor, share in busy_shares(spans).items()])
+    typer.echo(f"timeline: {out} ({len(spans)} spans; https://ui.perfetto.dev opens it)")
 
 
 def change_count(
