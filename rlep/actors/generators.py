@@ -48,8 +48,10 @@ class Worker:
         """Whether it is dead and will not be started again."""
         return self.supervisor is not None and self.supervisor.done()
 
-    def lose(self, error: Exception) -> None:
-        """Take the generator out of service."""
+    def lose(self, actor: ActorHandle[Any], error: Exception) -> None:
+        """Take the generator out of service, unless ``actor`` is one that was replaced before."""
+        if self.actor is not actor:
+            return
         self.error = error
         self.lost.set()
         self.room.set()
@@ -159,10 +161,12 @@ class Generators:
         await asyncio.gather(*(close_actor(actor, name) for actor, name in living))
 
     async def _load(self, worker: Worker, publication: Publication, deadline_s: float) -> None:
+        actor = worker.actor
+        assert actor is not None
         for _ in range(2):  # a refused update is pushed once more before the generator is given up
             try:
                 with self._span(worker.name, "load weights"):
-                    gap = await call(worker.actor.load.remote(publication), f"{worker.name}.load", deadline_s)  # type: ignore[union-attr]
+                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
             except WeightSyncError as error:
                 worker.error = error
             except (RlepError, RayError) as error:
@@ -171,7 +175,7 @@ class Generators:
             else:
                 worker.gap, worker.version = float(gap), publication.version
                 return
-        worker.lose(worker.error or ActorLost(worker.name))
+        worker.lose(actor, worker.error or ActorLost(worker.name))
 
     async def _join(self, worker: Worker) -> None:
         """Bring a newcomer to the present weights, then let it work."""
@@ -230,7 +234,8 @@ class Generators:
 
     async def _supervise(self, worker: Worker) -> None:
         while True:
-            tasks = [asyncio.create_task(self._pump(worker)), asyncio.create_task(self._watch(worker))]
+            assert worker.actor is not None
+            tasks = [asyncio.create_task(work(worker, worker.actor)) for work in (self._pump, self._watch)]
             try:
                 await worker.lost.wait()
             finally:
@@ -270,7 +275,7 @@ class Generators:
     def _nobody_left(self) -> ActorLost:
         return ActorLost("; ".join(["no generator is left", *(f"{w.name}: {w.error}" for w in self._workers[:1])]))
 
-    async def _pump(self, worker: Worker) -> None:
+    async def _pump(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Keep the generator's slots filled from the queue."""
         slots = self._config.max_sequences
         while True:
@@ -282,12 +287,12 @@ class Generators:
                 continue
             taken = self._queue.take(worker.name, free)
             if taken is not None:
-                stream = asyncio.create_task(self._stream(worker, *taken))
+                stream = asyncio.create_task(self._stream(worker, actor, *taken))
                 self._streams.add(stream)
                 stream.add_done_callback(self._streams.discard)
 
-    async def _stream(self, worker: Worker, job: Job, requests: list[Request]) -> None:
-        generate = worker.actor.generate.options(num_returns="streaming")  # type: ignore[union-attr]
+    async def _stream(self, worker: Worker, actor: ActorHandle[Any], job: Job, requests: list[Request]) -> None:
+        generate = actor.generate.options(num_returns="streaming")
         try:
             with self._span(worker.name, "generate", len(requests)):
                 async for reference in generate.remote(requests, job.sampling):
@@ -296,16 +301,16 @@ class Generators:
                             worker.rate.add(len(completion.tokens))
                     worker.room.set()
         except RayTaskError as error:
-            worker.lose(error.cause if isinstance(error.cause, Exception) else error)
+            worker.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
-            worker.lose(ActorLost(f"{worker.name}: {type(error).__name__}"))
+            worker.lose(actor, ActorLost(f"{worker.name}: {type(error).__name__}"))
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Replace a generator that is silent or whose engine is dead."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                await call(worker.actor.health.remote(), f"{worker.name}.health", self._config.silence_s)  # type: ignore[union-attr]
+                await call(actor.health.remote(), f"{worker.name}.health", self._config.silence_s)
             except (RlepError, RayError) as error:
-                worker.lose(error)
+                worker.lose(actor, error)
                 return
