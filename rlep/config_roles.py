@@ -58,6 +58,8 @@ class GeneratorConfig(ActorConfig):
     """Times a dead generator is started again before the run ends."""
     silence_s: Seconds = 60
     """A generator that answers no heartbeat for this long is taken for dead and replaced."""
+    lease_s: Seconds = 600
+    """A request not answered for this long is given to another free generator too; the first answer counts."""
 
 
 class VerifierConfig(ActorConfig):

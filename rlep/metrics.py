@@ -56,10 +56,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
-    Metric("rollout/retried", "requests", "Requests given to another generator after theirs was lost"),
-    Metric(
-        "rollout/dropped", "trajectories", "Completions thrown away: duplicates of a request, or a stale policy version"
-    ),
+    Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
+    Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
@@ -175,6 +173,7 @@ EVENTS: dict[str, str] = {
     "actor_started": "An actor answers for the first time",
     "actor_lost": "An actor died or stopped answering",
     "actor_restarted": "An actor was started again in place of a lost one",
+    "actor_drained": "An actor left the run on request; what it handed back",
     "rollout_retried": "Requests of a lost generator were given to another",
     "rollout_dropped": "A completion was thrown away: a duplicate or a stale policy version",
     "update_skipped": "An optimizer update was not applied",

@@ -122,6 +122,16 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Reissued:
+    """How often work of generators was not done once and for all, since the run began."""
+
+    retried: int = 0
+    """Requests handed out again, because their generator was lost, left, or let their lease end."""
+    dropped: int = 0
+    """Completions that nobody waited for any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier says of one response."""
 

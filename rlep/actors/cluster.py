@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import secrets
 import shutil
 import socket
@@ -15,7 +16,9 @@ import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
+from rlep.actors.contact import Contact, write_private
 from rlep.actors.places import private_directory
+from rlep.actors.timeline import Timeline
 from rlep.config_roles import ActorConfig, ClusterConfig
 from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
 
@@ -38,6 +41,7 @@ class Cluster:
     def __init__(self, config: ClusterConfig, run_name: str, report: Report = unreported) -> None:
         self.config = config
         self.report = report
+        self.timeline = Timeline()
         self.namespace = f"rlep-{run_name}"
         self._roles: dict[str, ActorConfig] = {}
         """What each named actor asks for, to see whether they fit a private cluster together."""
@@ -61,6 +65,8 @@ class Cluster:
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        if "RAY_AUTH_TOKEN" in os.environ:  # for other processes of the same user: see contact.py
+            write_private(self.home / "token", os.environ["RAY_AUTH_TOKEN"])
         ray.init(
             address="local",
             namespace=self.namespace,
@@ -71,6 +77,16 @@ class Cluster:
             logging_level="error",
             _temp_dir=str(self.home / "ray"),
         )
+
+    @property
+    def contact(self) -> Contact:
+        """How another process reaches this cluster and the run on it."""
+        token = None
+        if self.home is not None:
+            own = self.home / "token"
+            token = str(own) if own.exists() else os.environ["RAY_AUTH_TOKEN_PATH"]
+        address = ray.get_runtime_context().gcs_address
+        return Contact(self.namespace.removeprefix("rlep-"), address, platform.node(), token)
 
     def close(self, logs: Path | None = None) -> None:
         """Disconnect; end a private cluster with all its processes and files, after saving its logs to ``logs``."""
@@ -92,6 +108,7 @@ class Cluster:
         if self.home is not None:
             self._roles[name] = role
             if gap := self._infeasible(wanted, role.label_selector) or self._crowded():
+                self.forget(name)
                 raise PlacementError(f"actor {name} cannot be placed: {gap}")
         options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus, "max_restarts": 0}
         if role.label_selector:
@@ -104,12 +121,23 @@ class Cluster:
             await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
         except DeadlineExceeded:
             ray.kill(handle)
-            gap = self._infeasible(wanted, role.label_selector) or f"free now: {_amounts(ray.available_resources())}"
             raise PlacementError(
-                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: "
-                f"needs {_amounts(wanted)}{_labels(role.label_selector)}; {gap}"
+                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {self.gap(role)}"
             ) from None
+        except BaseException:
+            ray.kill(handle)
+            raise
         return handle
+
+    def gap(self, role: ActorConfig) -> str:
+        """What an actor of this role needs, and what there is."""
+        wanted = {"CPU": role.cpus, "GPU": role.gpus}
+        lacking = self._infeasible(wanted, role.label_selector) or f"free now: {_amounts(ray.available_resources())}"
+        return f"needs {_amounts(wanted)}{_labels(role.label_selector)}; {lacking}"
+
+    def forget(self, name: str) -> None:
+        """An actor that will not come again: its room on a private cluster is free."""
+        self._roles.pop(name, None)
 
     def _crowded(self) -> str:
         """Why the actors asked for so far do not fit a private cluster, which does not grow; or an empty string."""

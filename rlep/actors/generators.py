@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,52 +14,15 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import ActorStatus, Crew, Rate, RoleStatus, State
+from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import Job, WorkQueue
 from rlep.config_roles import GeneratorConfig
-from rlep.engines.sampler import Sampler, SamplerHealth, SamplerOptions, prepare_environment
+from rlep.engines.sampler_setup import SamplerOptions
 from rlep.engines.segment import Publication
 from rlep.errors import ActorLost, DeadlineExceeded, RlepError, WeightSyncError
-from rlep.types import Completion, Request, Sampling
-
-
-@ray.remote
-class GeneratorActor:
-    """One engine. A dead engine ends the actor, so that its supervisor sees it."""
-
-    def __init__(self, model: Path, options: SamplerOptions, runtime_parent: Path | None) -> None:
-        prepare_environment(options, runtime_parent)
-        self._sampler = Sampler(model, options)
-
-    async def ping(self) -> int:
-        """The process id."""
-        return os.getpid()
-
-    async def start(self, deadline_s: float) -> None:
-        """Load the model."""
-        await self._sampler.start(deadline_s)
-
-    async def serve_base(self, version: int) -> None:
-        """Serve the weights loaded from the model directory as policy ``version``."""
-        self._sampler.serve_base(version)
-
-    async def load(self, publication: Publication) -> float:
-        """Take over published weights and confirm them by log-probs; returns the largest gap."""
-        await self._sampler.load_weights(publication)
-        return await self._sampler.confirm(publication)
-
-    async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
-        """Stream finished completions in small lists."""
-        async for finished in self._sampler.generate(requests, sampling):
-            yield finished
-
-    async def health(self) -> SamplerHealth:
-        """What the engine itself says; fails when it is dead."""
-        return await self._sampler.health()
-
-    async def close(self) -> None:
-        """End the engine's processes."""
-        await self._sampler.close()
+from rlep.types import Completion, Reissued, Request, Sampling
 
 
 class Worker:
@@ -74,9 +37,21 @@ class Worker:
         self.error: Exception | None = None
         self.gap: float | None = None
         """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""
+        self.state: State = "placing"
+        self.version: int | None = None
+        self.restarts = 0
+        self.rate = Rate()
+        self.supervisor: asyncio.Task[None] | None = None
 
-    def lose(self, error: Exception) -> None:
-        """Take the generator out of service."""
+    @property
+    def spent(self) -> bool:
+        """Whether it is dead and will not be started again."""
+        return self.supervisor is not None and self.supervisor.done()
+
+    def lose(self, actor: ActorHandle[Any], error: Exception) -> None:
+        """Take the generator out of service, unless ``actor`` is one that was replaced before."""
+        if self.actor is not actor:
+            return
         self.error = error
         self.lost.set()
         self.room.set()
@@ -87,26 +62,50 @@ class Generators:
 
     def __init__(self, cluster: Cluster, config: GeneratorConfig, model: Path, options: SamplerOptions) -> None:
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
-        self._report = cluster.report
-        self._queue = WorkQueue()
-        self._workers = [Worker(f"generator-{index}", config.restarts) for index in range(config.count)]
+        self._report, self._span = cluster.report, cluster.timeline.span
+        self._queue = WorkQueue(config.lease_s)
+        self._crew = Crew("generator", lambda name: Worker(name, config.restarts), self._join, self._leave)
+        self.scale, self.drain = self._crew.scale, self._crew.drain
         self._publication: Publication | None = None
         self._version: int | None = None
-        self._supervisors: list[asyncio.Task[None]] = []
         self._streams: set[asyncio.Task[None]] = set()
 
     async def start(self, *, base_version: int | None = None) -> None:
         """Start all engines; ``base_version`` serves the model directory's weights as that policy version."""
         self._version = base_version
-        await asyncio.gather(*(self._start(worker) for worker in self._workers))
-        self._supervisors = [asyncio.create_task(self._supervise(worker)) for worker in self._workers]
+        await asyncio.gather(*(self._join(worker) for worker in self._crew.hire(self._config.count)))
+
+    @property
+    def reissued(self) -> Reissued:
+        """See the port."""
+        return Reissued(self._queue.retried, self._queue.dropped)
+
+    def status(self) -> RoleStatus:
+        """What every generator does now."""
+        return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
+
+    def _status_of(self, worker: Worker) -> ActorStatus:
+        gap = self._cluster.gap(self._config) if worker.state == "placing" else ""
+        return ActorStatus(
+            worker.name,
+            "lost" if worker.spent and worker.state != "leaving" else worker.state,
+            version=worker.version,
+            in_flight=self._queue.leased(worker.name),
+            tokens_per_second=worker.rate.per_second(),
+            restarts=worker.restarts,
+            error=gap or str(worker.error or ""),
+        )
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return self._crew.members
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
-        if self._supervisors and all(task.done() for task in self._supervisors):
-            raise ActorLost(f"no generator is left; {self._workers[0].name}: {self._workers[0].error}")
+        if all(worker.spent for worker in self._workers):
+            raise self._nobody_left()
         job = self._queue.put(requests, sampling)
         try:
             async with asyncio.timeout(deadline_s):
@@ -123,7 +122,10 @@ class Generators:
                 f"first {next(iter(job.missing), None)}; {self._queue.waiting} waiting for a generator"
             ) from None
         finally:
-            self._queue.cancel(job)
+            held = self._queue.cancel(job)
+            for worker in self._workers:
+                if worker.actor is not None and worker.name in held:
+                    worker.actor.abandon.remote(held[worker.name])
 
     async def publish(self, publication: Publication, *, deadline_s: float) -> float:
         """Bring every living generator to the published weights; returns the largest log-prob gap (nats).
@@ -131,61 +133,109 @@ class Generators:
         A generator that refuses twice is replaced. Raises ``WeightSyncError`` when none took the weights.
         """
         self._publication = publication
-        for worker in self._workers:
+        for worker in self._staying():
             worker.gap = None
-        living = [worker for worker in self._workers if worker.actor is not None and not worker.lost.is_set()]
-        await asyncio.gather(*(self._load(worker, deadline_s) for worker in living))
+        living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
+        await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in living))
         begun = time.monotonic()
-        while all(worker.gap is None for worker in self._workers):  # all lost: one that is started again will do
+        while not (gaps := [worker.gap for worker in self._staying() if worker.gap is not None]):
+            # all lost: one that is started again will do
             error = next((worker.error for worker in self._workers if worker.error), None)
-            if all(task.done() for task in self._supervisors) or time.monotonic() - begun > deadline_s:
+            if all(worker.spent for worker in self._workers) or time.monotonic() - begun > deadline_s:
                 raise WeightSyncError(f"no generator took policy version {publication.version}: {error}")
             await asyncio.sleep(0.1)
-        return max(worker.gap for worker in self._workers if worker.gap is not None)
+        return max(gaps)
+
+    def _staying(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker.state != "leaving"]
 
     async def close(self) -> None:
         """End all engines."""
-        for task in (*self._supervisors, *self._streams):
+        tasks = [*self._streams, *(worker.supervisor for worker in self._workers if worker.supervisor is not None)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._supervisors, *self._streams, return_exceptions=True)
-        await asyncio.gather(*(close_actor(w.actor, w.name) for w in self._workers if w.actor is not None))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        living = [(worker.actor, worker.name) for worker in self._workers if worker.actor is not None]
+        for worker in self._workers:
+            worker.actor = None
+        await asyncio.gather(*(close_actor(actor, name) for actor, name in living))
 
-    async def _load(self, worker: Worker, deadline_s: float) -> None:
+    async def _load(self, worker: Worker, publication: Publication, deadline_s: float) -> None:
+        actor = worker.actor
+        assert actor is not None
         for _ in range(2):  # a refused update is pushed once more before the generator is given up
             try:
-                gap = await call(worker.actor.load.remote(self._publication), f"{worker.name}.load", deadline_s)  # type: ignore[union-attr]
+                with self._span(worker.name, "load weights"):
+                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
             except WeightSyncError as error:
                 worker.error = error
             except (RlepError, RayError) as error:
                 worker.error = error
                 break
             else:
-                worker.gap = float(gap)
+                worker.gap, worker.version = float(gap), publication.version
                 return
-        worker.lose(worker.error or ActorLost(worker.name))
+        worker.lose(actor, worker.error or ActorLost(worker.name))
+
+    async def _join(self, worker: Worker) -> None:
+        """Bring a newcomer to the present weights, then let it work."""
+        try:
+            await self._start(worker)
+        except BaseException:
+            self._cluster.forget(worker.name)
+            self._check_others(worker)
+            raise
+        worker.supervisor = asyncio.create_task(self._supervise(worker))
+        self._report("actor_started", worker.name, "")
+
+    async def _leave(self, worker: Worker, grace_s: float) -> None:
+        """Let a generator finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
+        worker.state = "leaving"
+        if worker.supervisor is not None:
+            worker.supervisor.cancel()
+            await asyncio.wait({worker.supervisor})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._queue.leased(worker.name) and not worker.lost.is_set():
+                    worker.room.clear()
+                    await worker.room.wait()
+        back = self._queue.give_back(worker.name)
+        actor, worker.actor = worker.actor, None
+        if actor is not None and back:
+            ray.kill(actor)
+        elif actor is not None:
+            await close_actor(actor, worker.name)
+        self._cluster.forget(worker.name)
+        self._report("actor_drained", worker.name, f"{back} requests handed back" if back else "")
 
     async def _start(self, worker: Worker) -> None:
-        worker.lost, worker.room = asyncio.Event(), asyncio.Event()
+        worker.lost, worker.room, worker.state = asyncio.Event(), asyncio.Event(), "placing"
         deadline = self._config.start_deadline_s
         actor = await self._cluster.place(
             GeneratorActor, worker.name, self._config, self._model, self._options, self._cluster.home
         )
+        worker.state = "starting"
         try:
-            await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
-            served: Publication | None = None
+            with self._span(worker.name, "start"):
+                await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
+            if self._publication is None and self._version is not None:
+                await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
+                worker.version = self._version
+            served, gap = None, None
             while served is not self._publication:  # another may have been published meanwhile
                 served = self._publication
-                worker.gap = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
-            if served is None and self._version is not None:
-                await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
+                gap = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
         except BaseException:
             ray.kill(actor)
             raise
-        worker.actor = actor
+        if served is not None:
+            worker.gap, worker.version = gap, served.version
+        worker.actor, worker.state = actor, "serving"
 
     async def _supervise(self, worker: Worker) -> None:
         while True:
-            tasks = [asyncio.create_task(self._pump(worker)), asyncio.create_task(self._watch(worker))]
+            assert worker.actor is not None
+            tasks = [asyncio.create_task(work(worker, worker.actor)) for work in (self._pump, self._watch)]
             try:
                 await worker.lost.wait()
             finally:
@@ -206,6 +256,7 @@ class Generators:
         """Start a lost generator again; False when its restarts are spent."""
         while worker.restarts_left:
             worker.restarts_left -= 1
+            worker.restarts += 1
             try:
                 await self._start(worker)
             except (RlepError, RayError) as error:
@@ -213,15 +264,22 @@ class Generators:
             else:
                 self._report("actor_restarted", worker.name, "")
                 return True
-        if all(other.actor is None for other in self._workers):
-            self._queue.fail(ActorLost(f"no generator is left; {worker.name}: {worker.error}"))
+        self._check_others(worker)
         return False
 
-    async def _pump(self, worker: Worker) -> None:
+    def _check_others(self, worker: Worker) -> None:
+        """End the rollout when ``worker`` was the last hope."""
+        if all(other.spent for other in self._workers if other is not worker):
+            self._queue.fail(self._nobody_left())
+
+    def _nobody_left(self) -> ActorLost:
+        return ActorLost("; ".join(["no generator is left", *(f"{w.name}: {w.error}" for w in self._workers[:1])]))
+
+    async def _pump(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Keep the generator's slots filled from the queue."""
         slots = self._config.max_sequences
         while True:
-            await self._queue.changed()
+            await self._queue.changed(worker.name)
             free = slots - self._queue.leased(worker.name)
             if free < max(1, slots // 4):
                 worker.room.clear()
@@ -229,28 +287,30 @@ class Generators:
                 continue
             taken = self._queue.take(worker.name, free)
             if taken is not None:
-                stream = asyncio.create_task(self._stream(worker, *taken))
+                stream = asyncio.create_task(self._stream(worker, actor, *taken))
                 self._streams.add(stream)
                 stream.add_done_callback(self._streams.discard)
 
-    async def _stream(self, worker: Worker, job: Job, requests: list[Request]) -> None:
-        generate = worker.actor.generate.options(num_returns="streaming")  # type: ignore[union-attr]
+    async def _stream(self, worker: Worker, actor: ActorHandle[Any], job: Job, requests: list[Request]) -> None:
+        generate = actor.generate.options(num_returns="streaming")
         try:
-            async for reference in generate.remote(requests, job.sampling):
-                for completion in await reference:
-                    self._queue.finish(job, completion)
-                worker.room.set()
+            with self._span(worker.name, "generate", len(requests)):
+                async for reference in generate.remote(requests, job.sampling):
+                    for completion in await reference:
+                        if self._queue.finish(worker.name, job, completion):
+                            worker.rate.add(len(completion.tokens))
+                    worker.room.set()
         except RayTaskError as error:
-            worker.lose(error.cause if isinstance(error.cause, Exception) else error)
+            worker.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
-            worker.lose(ActorLost(f"{worker.name}: {type(error).__name__}"))
+            worker.lose(actor, ActorLost(f"{worker.name}: {type(error).__name__}"))
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Replace a generator that is silent or whose engine is dead."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                await call(worker.actor.health.remote(), f"{worker.name}.health", self._config.silence_s)  # type: ignore[union-attr]
+                await call(actor.health.remote(), f"{worker.name}.health", self._config.silence_s)
             except (RlepError, RayError) as error:
-                worker.lose(error)
+                worker.lose(actor, error)
                 return

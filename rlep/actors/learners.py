@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import ActorStatus, RoleStatus, State
 from rlep.actors.places import private_directory
 from rlep.actors.supervised import close_actor
 from rlep.config_roles import LearnerConfig
@@ -159,6 +160,13 @@ class Learners:
             ray.kill(rank)
         await self.start()
 
+    def status(self) -> RoleStatus:
+        """Which ranks there are; they start, fail and are started again together."""
+        restarts = self._config.restarts - self._restarts_left
+        state: State = "serving" if self._ranks else "placing"
+        names = [f"learner-{rank}" for rank in range(self._config.ranks)]
+        return RoleStatus("learner", tuple(ActorStatus(name, state, restarts=restarts) for name in names))
+
     async def close(self) -> None:
         """End all ranks."""
         await asyncio.gather(*(close_actor(rank, f"learner-{n}") for n, rank in enumerate(self._ranks)))
@@ -166,7 +174,11 @@ class Learners:
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         """Call a collective method on every rank; rank 0's answer. One collective at a time."""
         async with self._turn:
-            return (await self._each(method, *args, deadline_s=deadline_s))[0]
+            begin = time.time()
+            try:
+                return (await self._each(method, *args, deadline_s=deadline_s))[0]
+            finally:
+                self._cluster.timeline.add("learner", method, begin)
 
     async def _each(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
         """The answers of all ranks."""

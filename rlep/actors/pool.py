@@ -11,6 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import RoleStatus
 from rlep.actors.supervised import Supervised
 from rlep.config_roles import ActorConfig, PoolConfig
 from rlep.errors import PoolError
@@ -126,6 +127,7 @@ class PoolService:
             await call(actor.start.remote(config, home, tokenizer_digest, options), "opening the pool", self._deadline)
             return actor
 
+        self._span = cluster.timeline.span
         self._deadline = config.deadline_s + 60  # the pool's own deadline answers first, with its reason
         self._actor = Supervised(name, start, restarts=3, silence_s=config.deadline_s, report=cluster.report)
 
@@ -137,14 +139,16 @@ class PoolService:
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
     ) -> Mapping[str, Sequence[Trajectory]]:
         """See the port."""
-        sample: Sample = await self._actor.call(
-            "sample", list(prompt_ids), count, seed, step, deadline_s=self._deadline
-        )
+        with self._span(self._actor.name, "sample", len(prompt_ids)):
+            sample: Sample = await self._actor.call(
+                "sample", list(prompt_ids), count, seed, step, deadline_s=self._deadline
+            )
         return sample.trajectories()
 
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         """See the port."""
-        report: AddReport = await self._actor.call("add", list(trajectories), deadline_s=self._deadline)
+        with self._span(self._actor.name, "add", len(trajectories)):
+            report: AddReport = await self._actor.call("add", list(trajectories), deadline_s=self._deadline)
         return report
 
     async def stats(self) -> PoolStats:
@@ -161,6 +165,10 @@ class PoolService:
         """Questions with at least one stored answer."""
         ids: list[str] = await self._actor.call("prompt_ids", deadline_s=self._deadline)
         return ids
+
+    def status(self) -> RoleStatus:
+        """Whether it answers."""
+        return RoleStatus("pool", (self._actor.status(),))
 
     async def close(self) -> None:
         """End the actor."""

@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Report, call
+from rlep.actors.crew import ActorStatus, State
 from rlep.errors import ActorLost, DeadlineExceeded
 
 HEARTBEAT_S = 5.0
@@ -42,10 +43,16 @@ class Supervised:
         self._start = start
         self._handle: ActorHandle[Any] | None = None
         self._starting = asyncio.Lock()
+        self.restarts = 0
+        self.error = ""
+        self.closed = self.spent = False
+        """``spent``: lost, and not started again."""
 
     async def handle(self) -> ActorHandle[Any]:
         """The living actor, started if there is none."""
         async with self._starting:
+            if self.closed or self.spent:
+                raise ActorLost(f"{self.name} has left" if self.closed else self.error)
             if self._handle is None:
                 self._handle = await self._start()
             return self._handle
@@ -77,13 +84,28 @@ class Supervised:
             return
         ray.kill(handle)
         self._handle = None
-        self._report("actor_lost", self.name, str(error))
+        self.error = str(error)
+        self._report("actor_lost", self.name, self.error)
         if not self.restarts_left:
-            raise ActorLost(f"{self.name} was lost and has no restart left: {error}") from error
+            self.spent, self.error = True, f"{self.name} was lost and has no restart left: {error}"
+            raise ActorLost(self.error) from error
         self.restarts_left -= 1
+        self.restarts += 1
+
+    def status(self) -> ActorStatus:
+        """What is known of it."""
+        state: State = "lost" if self.spent else "placing" if self._handle is None else "serving"
+        return ActorStatus(self.name, state, restarts=self.restarts, error=self.error)
+
+    def kill(self) -> None:
+        """End the actor's process at once; it is not started again."""
+        handle, self._handle, self.closed = self._handle, None, True
+        if handle is not None:
+            ray.kill(handle)
 
     async def close(self) -> None:
-        """Let the actor close, then end its process."""
+        """Let the actor close, then end its process; it is not started again."""
+        self.closed = True
         handle, self._handle = self._handle, None
         if handle is not None:
             await close_actor(handle, self.name)

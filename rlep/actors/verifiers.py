@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import ActorStatus, Crew, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config_roles import VerifierConfig
+from rlep.errors import ActorLost
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
 from rlep.types import Completion, Prompt, Verdict
@@ -45,39 +47,55 @@ class VerifierActor:
         self._verifier.close()
 
 
+class Seat:
+    """The driver's side of one verifier."""
+
+    def __init__(self, name: str, cluster: Cluster, config: VerifierConfig) -> None:
+        self.name = name
+        self.state: State = "placing"
+        self.busy = 0
+        """Calls it holds."""
+
+        async def start() -> ActorHandle[Any]:
+            handle = await cluster.place(VerifierActor, name, config)
+            if self.state == "placing":
+                self.state = "starting"
+            await call(handle.start.remote(config), f"starting {name}", config.start_deadline_s)
+            return handle
+
+        self.actor = Supervised(
+            name, start, restarts=config.restarts, silence_s=config.silence_s, report=cluster.report
+        )
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is dead and will not be started again."""
+        return self.actor.spent
+
+
 class Verifiers:
     """All verifiers of a run behind the driver's ``Verifiers`` port."""
 
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
-        async def start(name: str) -> ActorHandle[Any]:
-            actor = await cluster.place(VerifierActor, name, config)
-            await call(actor.start.remote(config), f"starting {name}", config.start_deadline_s)
-            return actor
-
-        names = [f"verifier-{index}" for index in range(config.count)]
-        self._actors = [
-            Supervised(
-                name,
-                partial(start, name),
-                restarts=config.restarts,
-                silence_s=config.silence_s,
-                report=cluster.report,
-            )
-            for name in names
-        ]
-        self._config = config
-        self._idle: asyncio.Queue[Supervised] = asyncio.Queue()
+        self._cluster, self._config = cluster, config
+        self._crew = Crew("verifier", lambda name: Seat(name, cluster, config), self._join, self._leave)
+        self.scale, self.drain = self._crew.scale, self._crew.drain
+        self._freed = asyncio.Event()
+        self._waiting = 0
 
     async def start(self) -> None:
         """Start all verifiers."""
-        await asyncio.gather(*(actor.handle() for actor in self._actors))
-        for actor in (*self._actors, *self._actors):  # two calls in flight for each: one works while one travels
-            self._idle.put_nowait(actor)
+        await asyncio.gather(*(self._join(seat) for seat in self._crew.hire(self._config.count)))
+
+    def status(self) -> RoleStatus:
+        """What every verifier does now."""
+        return RoleStatus("verifier", tuple(map(self._status_of, self._crew.members)), self._waiting)
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         """One verdict per completion, in order, the same however many verifiers there are.
 
-        A lost verifier's answers are graded again by its successor. Raises ``ActorLost`` when its restarts are spent.
+        The answers of a verifier that is lost or leaves are graded again, by its successor or another one. Raises
+        ``ActorLost`` when no verifier is left and all restarts are spent.
         """
         parts = [completions[start : start + BATCH] for start in range(0, len(completions), BATCH)]
         graded = await asyncio.gather(*(self._grade(prompt.reference, part) for part in parts))
@@ -85,16 +103,82 @@ class Verifiers:
 
     async def close(self) -> None:
         """End all verifiers."""
-        await asyncio.gather(*(actor.close() for actor in self._actors))
+        await asyncio.gather(*(seat.actor.close() for seat in self._crew.members))
+
+    def _status_of(self, seat: Seat) -> ActorStatus:
+        return ActorStatus(
+            seat.name,
+            "lost" if seat.spent else seat.state,
+            in_flight=seat.busy,
+            restarts=seat.actor.restarts,
+            error=self._cluster.gap(self._config) if seat.state == "placing" else seat.actor.error,
+        )
+
+    async def _join(self, seat: Seat) -> None:
+        try:
+            await seat.actor.handle()
+        except BaseException:
+            seat.actor.kill()
+            self._cluster.forget(seat.name)
+            raise
+        seat.state = "serving"
+        self._freed.set()
+        self._cluster.report("actor_started", seat.name, "")
+
+    async def _leave(self, seat: Seat, grace_s: float) -> None:
+        """Let a verifier finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
+        seat.state, seat.actor.restarts_left = "leaving", 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._until(lambda: not seat.busy)
+        back = seat.busy
+        if back:
+            seat.actor.kill()
+        else:
+            await seat.actor.close()
+        self._cluster.forget(seat.name)
+        self._cluster.report("actor_drained", seat.name, f"{back} calls handed back" if back else "")
 
     async def _grade(self, reference: str, part: Sequence[Completion]) -> list[Verdict]:
         texts = [completion.text for completion in part]
         truncated = [completion.finish_reason == "length" for completion in part]
+        while True:
+            seat = await self._free_seat()
+            try:
+                with self._cluster.timeline.span(seat.name, "grade", len(part)):
+                    return await self._call(seat, reference, texts, truncated)
+            except ActorLost:
+                if seat.state != "leaving" and not seat.spent:
+                    raise
+            finally:
+                seat.busy -= 1
+                self._freed.set()
+
+    async def _call(self, seat: Seat, reference: str, texts: list[str], truncated: list[bool]) -> list[Verdict]:
         # Each answer may use its CPU deadline, and its process may have to be started again.
-        deadline = 60 + 4 * self._config.cpu_seconds * len(part)
-        actor = await self._idle.get()
+        deadline = 60 + 4 * self._config.cpu_seconds * len(texts)
+        verdicts: list[Verdict] = await seat.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
+        return verdicts
+
+    async def _free_seat(self) -> Seat:
+        """The least busy verifier, once one has room. Two calls each: one works while one travels."""
+
+        def free() -> list[Seat]:
+            if all(seat.spent for seat in self._crew.members):
+                raise ActorLost("; ".join(["no verifier is left", *(s.actor.error for s in self._crew.members[:1])]))
+            serving = [seat for seat in self._crew.members if seat.state == "serving" and not seat.spent]
+            return [seat for seat in serving if seat.busy < 2]
+
+        self._waiting += 1
         try:
-            verdicts: list[Verdict] = await actor.call("grade", reference, texts, truncated, deadline_s=deadline)
-            return verdicts
+            await self._until(lambda: bool(free()))
         finally:
-            self._idle.put_nowait(actor)
+            self._waiting -= 1
+        seat = min(free(), key=lambda seat: seat.busy)
+        seat.busy += 1
+        return seat
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._freed.clear()
+            await self._freed.wait()

@@ -1,10 +1,12 @@
-"""Requests that wait for a generator: taken in order under a lease, given back when the generator is lost."""
+"""Requests that wait for a generator: taken in order under leases, given back or issued again, finished exactly once."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rlep.types import Completion, Request, Sampling
@@ -19,74 +21,124 @@ class Job:
     finished: asyncio.Queue[Completion | Exception] = field(default_factory=asyncio.Queue)
 
 
-class WorkQueue:
-    """First in, first out over all jobs; every request is finished exactly once, however often it was handed out."""
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One request on its way; ``leases``: worker → when its lease ends, for all that may be working on it."""
 
-    def __init__(self) -> None:
-        self._pending: deque[tuple[Job, Request]] = deque()
-        self._leased: dict[str, dict[str, tuple[Job, Request]]] = {}
-        self._jobs: dict[str, Job] = {}
+    job: Job
+    request: Request
+    leases: dict[str, float] = field(default_factory=dict)
+
+
+class WorkQueue:
+    """First in, first out over all jobs; every request is finished exactly once, however often it was handed out.
+
+    A worker holds what it takes until it finishes or loses it. A request whose leases have all ended is offered to the
+    workers that do not hold it; whoever answers first counts.
+    """
+
+    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read."""
+        self._lease_s, self._clock = lease_s, clock
+        self._pending: deque[Entry] = deque()
+        self._late: dict[str, Entry] = {}
+        """Requests that are held, but under no lease any more."""
+        self._ends: deque[tuple[float, str, Entry]] = deque()
+        """(time, worker, request) of every lease, in order of time: all last equally long."""
+        self._leased: dict[str, dict[str, Entry]] = {}
+        self._open: dict[str, Entry] = {}
         self._changed = asyncio.Event()
+        self.retried = 0
+        """How often a request was handed out again: its worker was lost, left, or let its lease end."""
+        self.dropped = 0
+        """Completions nobody waited for: late duplicates, and those of cancelled jobs."""
 
     def put(self, requests: Iterable[Request], sampling: Sampling) -> Job:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
         wanted = list(requests)
         missing = {request.id: request for request in wanted}
-        clashes = [request.id for request in wanted if request.id in self._jobs]
+        clashes = [request.id for request in wanted if request.id in self._open]
         if len(missing) != len(wanted) or clashes:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
         job = Job(sampling, missing)
-        self._jobs.update(dict.fromkeys(missing, job))
-        self._pending.extend((job, request) for request in wanted)
+        entries = [Entry(job, request) for request in wanted]
+        self._open.update((entry.request.id, entry) for entry in entries)
+        self._pending.extend(entries)
         self._changed.set()
         return job
 
     def take(self, worker: str, limit: int) -> tuple[Job, list[Request]] | None:
-        """Lease up to ``limit`` requests of the oldest waiting job to ``worker``; None when nothing waits."""
-        taken: list[Request] = []
-        job: Job | None = None
-        while self._pending and len(taken) < limit and (job is None or self._pending[0][0] is job):
-            job, request = self._pending.popleft()
-            self._leased.setdefault(worker, {})[request.id] = (job, request)
-            taken.append(request)
-        return (job, taken) if job is not None else None
+        """Lease up to ``limit`` requests of one job to ``worker``, those whose lease has ended first; None when none waits."""
+        held = self._leased.setdefault(worker, {})
+        taken: list[Entry] = []
+        while len(taken) < limit and (entry := self._offer(worker)) is not None:
+            if taken and entry.job is not taken[0].job:
+                break
+            if self._late.pop(entry.request.id, None) is None:
+                self._pending.popleft()
+            else:
+                self.retried += 1
+            entry.leases[worker] = self._clock() + self._lease_s
+            self._ends.append((entry.leases[worker], worker, entry))
+            held[entry.request.id] = entry
+            taken.append(entry)
+        return (taken[0].job, [entry.request for entry in taken]) if taken else None
 
-    def finish(self, job: Job, completion: Completion) -> bool:
-        """Deliver a completion to its job. False for a late duplicate or a request of a cancelled job: it is dropped."""
-        holders = [leases for leases in self._leased.values() if leases.get(completion.request_id, (None,))[0] is job]
-        for leases in holders:
-            del leases[completion.request_id]
-        if self._jobs.get(completion.request_id) is not job:
+    def finish(self, worker: str, job: Job, completion: Completion) -> bool:
+        """Deliver a worker's completion to its job. False where nobody waits for it any more: it is dropped and counted."""
+        identity = completion.request_id
+        entry = self._leased.get(worker, {}).get(identity)
+        if entry is not None and entry.job is job:
+            self._release(worker, entry)
+        wanted = self._open.get(identity)
+        if wanted is None or wanted.job is not job:
+            self.dropped += 1
             return False
-        if not holders:  # given back, and finished after all by the worker it was taken from
-            self._pending = deque(entry for entry in self._pending if entry[1].id != completion.request_id)
-        del self._jobs[completion.request_id], job.missing[completion.request_id]
+        if entry is not wanted and not wanted.leases:  # given back, and answered after all by whom it was taken from
+            self._pending = deque(other for other in self._pending if other is not wanted)
+        self._forget(identity)
+        del job.missing[identity]
         job.finished.put_nowait(completion)
         return True
 
     def give_back(self, worker: str) -> int:
-        """Put a lost worker's unfinished requests at the head of the queue again; returns how many."""
-        leases = self._leased.pop(worker, {})
-        back = [(job, request) for job, request in leases.values() if self._jobs.get(request.id) is job]
+        """Put what a worker leaves behind and nobody else works on at the head of the queue; returns how many."""
+        self._end_leases()
+        back = []
+        for entry in list(self._leased.pop(worker, {}).values()):
+            self._release(worker, entry)
+            if self._open.get(entry.request.id) is not entry:
+                continue
+            if entry.leases:  # others work on it, perhaps too long already
+                self._expire(entry)
+            else:
+                self._late.pop(entry.request.id, None)
+                back.append(entry)
         self._pending.extendleft(reversed(back))
-        if back:
-            self._changed.set()
+        self.retried += len(back)
+        self._changed.set()
         return len(back)
 
-    def cancel(self, job: Job) -> None:
-        """Forget a job; what is still generated for it is dropped."""
-        for request_id in job.missing:
-            self._jobs.pop(request_id, None)
-        self._pending = deque((owner, request) for owner, request in self._pending if owner is not job)
+    def cancel(self, job: Job) -> dict[str, list[str]]:
+        """Forget a job; returns who may stop working on what of it, as worker → request ids: those leases are over."""
+        for identity in job.missing:
+            self._forget(identity)
+        self._pending = deque(entry for entry in self._pending if entry.job is not job)
+        held: dict[str, list[str]] = {}
+        for worker, leases in self._leased.items():
+            for entry in [entry for entry in leases.values() if entry.job is job]:
+                self._release(worker, entry)
+                held.setdefault(worker, []).append(entry.request.id)
+        return held
 
     def fail(self, error: Exception) -> None:
         """End every job with ``error``: nobody is left to work."""
-        for job in {id(job): job for job in self._jobs.values()}.values():
+        for job in {id(entry.job): entry.job for entry in self._open.values()}.values():
             job.finished.put_nowait(error)
             self.cancel(job)
 
     def leased(self, worker: str) -> int:
-        """How many requests ``worker`` holds."""
+        """How many requests ``worker`` works on, those that another has answered meanwhile included."""
         return len(self._leased.get(worker, {}))
 
     @property
@@ -94,8 +146,38 @@ class WorkQueue:
         """Requests that no worker holds."""
         return len(self._pending)
 
-    async def changed(self) -> None:
-        """Wait until requests wait to be taken."""
-        while not self._pending:
+    async def changed(self, worker: str) -> None:
+        """Wait until there is a request that ``worker`` may take."""
+        while self._offer(worker) is None:
             self._changed.clear()
-            await self._changed.wait()
+            next_end = self._ends[0][0] - self._clock() if self._ends else None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), next_end)
+
+    def _offer(self, worker: str) -> Entry | None:
+        """The next request for ``worker``."""
+        self._end_leases()
+        late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
+        return late or (self._pending[0] if self._pending else None)
+
+    def _end_leases(self) -> None:
+        while self._ends:
+            end, holder, entry = self._ends[0]
+            held = self._open.get(entry.request.id) is entry and holder in entry.leases
+            if held and end > self._clock():
+                break
+            self._ends.popleft()
+            if held:
+                self._expire(entry)
+
+    def _expire(self, entry: Entry) -> None:
+        if max(entry.leases.values()) <= self._clock():
+            self._late[entry.request.id] = entry
+
+    def _release(self, worker: str, entry: Entry) -> None:
+        entry.leases.pop(worker, None)
+        self._leased.get(worker, {}).pop(entry.request.id, None)
+
+    def _forget(self, identity: str) -> None:
+        self._open.pop(identity, None)
+        self._late.pop(identity, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -27,6 +27,10 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
 ]
 PROFILES = "math, dapo, strict-box, exact, regex:PATTERN or python:module:function."
+ActorKind = Literal["generators", "verifiers"]
+RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
+Grace = Annotated[float, typer.Option(min=0, help="Seconds that a leaving actor gets to finish what it holds.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
@@ -153,6 +157,63 @@ def submit(
     from rlep.actors.jobs import submit_job
 
     raise typer.Exit(submit_job(context.args, address=address, working_dir=working_dir, wait=wait, echo=typer.echo))
+
+
+@app.command()
+@command_errors
+def status(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
+    address: Address = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What every actor of a running run does: state, policy version, work in flight, speed, restarts, last error."""
+    from rlep.cli.control import show_status
+
+    show_status(run, address=address, as_json=as_json)
+
+
+@app.command()
+@command_errors
+def timeline(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
+    address: Address = None,
+    out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
+) -> None:
+    """Who did what in the last steps of a running run, as a Chrome trace that Perfetto opens; busy share by actor."""
+    from rlep.cli.control import save_timeline
+
+    save_timeline(run, out, address=address)
+
+
+@app.command()
+@command_errors
+def scale(
+    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="What to change the number of.")],
+    count: Annotated[int, typer.Argument(metavar="N", min=1, help="How many there shall be.")],
+    run: RunName,
+    address: Address = None,
+    *,
+    grace: Grace = 60,
+) -> None:
+    """Change the number of generators or verifiers of a running run; the newest leave first."""
+    from rlep.cli.control import change_count
+
+    change_count(run, role, count, address=address, grace_s=grace)
+
+
+@app.command()
+@command_errors
+def drain(
+    actor: Annotated[str, typer.Argument(metavar="ACTOR", help="As rlep status names it, e.g. generator-1.")],
+    run: RunName,
+    address: Address = None,
+    *,
+    grace: Grace = 60,
+) -> None:
+    """Let one generator or verifier of a running run leave; it finishes what it holds, or hands it back."""
+    from rlep.cli.control import drain_actor
+
+    drain_actor(run, actor, address=address, grace_s=grace)
 
 
 @config_app.command("show")

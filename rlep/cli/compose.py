@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
 from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.contact import remove_contact, write_contact
+from rlep.actors.control import Control, Elastic, Role
+from rlep.actors.crew import RoleStatus
 from rlep.actors.generators import Generators
 from rlep.actors.learners import Learners, Probes
 from rlep.actors.pool import PoolService
+from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import Verifiers
 from rlep.actors.weights import WeightPublisher
 from rlep.algorithms.objective import LossOptions
@@ -188,6 +192,8 @@ class Stage:
         self.cluster = cluster
         self._stack = AsyncExitStack()
         self._starting: list[asyncio.Task[None]] = []
+        self._elastic: dict[Role, Elastic] = {}
+        self._watched: list[Callable[[], RoleStatus]] = []
 
     async def __aenter__(self) -> Stage:
         return self
@@ -207,12 +213,14 @@ class Stage:
         config = self.config
         role = Generators(self.cluster, config.generator, config.model.path.absolute(), sampler_options(config))
         self._begin(role, role.start(base_version=base_version))
+        self._elastic["generators"] = role
         return role
 
     def verifiers(self) -> Verifiers:
         """The verifier pool."""
         role = Verifiers(self.cluster, self.config.verifier)
         self._begin(role, role.start())
+        self._elastic["verifiers"] = role
         return role
 
     def learners(self) -> Learners:
@@ -220,6 +228,7 @@ class Stage:
         config = self.config
         role = Learners(self.cluster, config.learner, config.model.path.absolute(), learner_options(config))
         self._begin(role, role.start())
+        self._watched.append(role.status)
         return role
 
     def pool(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
@@ -251,6 +260,21 @@ class Stage:
         pool = self.config.pool.model_copy(update={"name": name})
         role = PoolService(self.cluster, pool, pool_directory(self.config), (tokenizer.digest, options), actor)
         self._begin(role, role.start())
+        self._watched.append(role.status)
+        return role
+
+    def control(self) -> Control:
+        """Commands from other processes, which find the run by a file in its directory; asked for after all roles."""
+        role = Control(self.cluster, self._elastic, self._watched)
+        directory = self.config.run.directory
+
+        async def start() -> None:
+            await role.start()
+            write_contact(directory, self.cluster.contact)
+
+        self._begin(role, start())
+        self._stack.callback(remove_contact, directory)
+        self._stack.callback(lambda: write_trace(directory / "timeline.json", self.cluster.timeline.spans))
         return role
 
     def weights(self, learners: Learners, generators: Generators, prompts: Sequence[Prompt]) -> WeightPublisher:

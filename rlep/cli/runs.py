@@ -121,6 +121,7 @@ async def _train(
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
         pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
         failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
+        actors.control()
         progress.note(f"{config.run.name}: starting {_cast(config)}")
         await actors.started()
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
@@ -139,6 +140,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         pool = actors.pool(inputs.tokenizer, read_only=False)
         failures = actors.failures(inputs.tokenizer, read_only=False) if config.collection.failed else None
+        actors.control()
         progress.note(f"{config.run.name}: starting {_cast(config)}")
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)

@@ -12,6 +12,7 @@ from rlep.types import (
     Completion,
     Float32Array,
     Prompt,
+    Reissued,
     Request,
     Sampling,
     SequenceBatch,
@@ -23,6 +24,11 @@ from rlep.types import (
 
 class Generators(Protocol):
     """Engines that write answers under the policy version they hold."""
+
+    @property
+    def reissued(self) -> Reissued:
+        """How often their work was handed out again, or done twice."""
+        ...
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float

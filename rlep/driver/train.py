@@ -123,13 +123,19 @@ class Training:
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
         number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
+        generators = self._run.roles.generators
+        before = generators.reissued
         trained = await self._train(number, prompts)
+        again = {
+            "rollout/retried": generators.reissued.retried - before.retried,
+            "rollout/dropped": generators.reissued.dropped - before.dropped,
+        }
         if self._run.config.replay.selection == "least-used":
             self._used.update(trained.replayed)
         for index, update in enumerate(trained.updates):
             if update.skipped:
                 self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
-        return trained.metrics | {"prompts/epoch": step // self._order.steps_per_epoch}
+        return trained.metrics | again | {"prompts/epoch": step // self._order.steps_per_epoch}
 
     async def _evaluate(self, step: int) -> dict[str, MetricValue]:
         """Evaluate when it is due after ``step`` steps."""

@@ -10,7 +10,7 @@ import importlib
 import math
 import os
 import shutil
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -119,7 +119,7 @@ class Sampler:
             raise WeightSyncError("the sampler serves no policy version: its weights are not confirmed")
         self._check_lengths(requests, sampling)
         ended: asyncio.Queue[asyncio.Task[tuple[Request, CompletionOutput]]] = asyncio.Queue()
-        tasks = [_start(sample(engine, request, sampling), self._samples) for request in requests]
+        tasks = [_start(sample(engine, request, sampling), self._samples, request.id) for request in requests]
         for task in tasks:
             task.add_done_callback(ended.put_nowait)
         left = len(tasks)
@@ -129,11 +129,18 @@ class Sampler:
                 while not ended.empty():
                     batch.append(ended.get_nowait())
                 left -= len(batch)
-                yield self._completions([_result(task) for task in batch], version)
+                if finished := [task for task in batch if not task.cancelled() or self._engine is None]:
+                    yield self._completions([_result(task) for task in finished], version)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def abandon(self, request_ids: Collection[str]) -> None:
+        """Abort these requests; the iterators they belong to end without them."""
+        for task in self._samples:
+            if task.get_name() in request_ids:
+                task.cancel()
 
     async def score(self, sequences: Sequence[tuple[Int32Array, Int32Array]]) -> list[Float32Array]:
         """Raw log-probs of each given response after its prompt, ``[T]`` each, under the loaded weights.
@@ -321,8 +328,8 @@ def _start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:
     return AsyncLLM.from_engine_args(engine_arguments(model, options))
 
 
-def _start(work: Coroutine[Any, Any, Result], running: set[asyncio.Task[Any]]) -> asyncio.Task[Result]:
-    task = asyncio.create_task(work)
+def _start(work: Coroutine[Any, Any, Result], running: set[asyncio.Task[Any]], name: str = "") -> asyncio.Task[Result]:
+    task = asyncio.create_task(work, name=name)
     running.add(task)
     task.add_done_callback(running.discard)
     return task

@@ -69,14 +69,14 @@ async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path
     async with stage(config) as actors:
         verifiers = actors.verifiers()
         await actors.started()
-        handle = await verifiers._actors[0].handle()
+        handle = await verifiers._crew.members[0].actor.handle()
         silent = await handle.ping.remote()
         os.kill(silent, signal.SIGSTOP)
         graded = await verifiers.grade(
             PROMPT, [completion(PROMPT, 0, r"\boxed{62}"), completion(PROMPT, 1, r"\boxed{3}")]
         )
         assert [verdict.status for verdict in graded] == ["correct", "wrong"]
-        successor = await verifiers._actors[0].handle()
+        successor = await verifiers._crew.members[0].actor.handle()
         assert await successor.ping.remote() != silent
 
 
@@ -91,7 +91,7 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         expected = ["correct" if i == 2 else "wrong" for i in range(8)]
         assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
 
-        handle = await verifiers._actors[0].handle()
+        handle = await verifiers._crew.members[0].actor.handle()
         os.kill(await handle.ping.remote(), signal.SIGKILL)
         assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
 
@@ -113,7 +113,7 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         assert len(set(ids)) == 2
         assert (await pool.add(records)).duplicates == 8
 
-        handle = await verifiers._actors[0].handle()
+        handle = await verifiers._crew.members[0].actor.handle()
         os.kill(await handle.ping.remote(), signal.SIGKILL)
         with pytest.raises(ActorLost, match="verifier-0 was lost and has no restart left"):
             await verifiers.grade(PROMPT, completions)

@@ -25,6 +25,7 @@ from rlep.types import (
     FinishReason,
     Float32Array,
     Prompt,
+    Reissued,
     Request,
     Sampling,
     SequenceBatch,
@@ -87,6 +88,7 @@ class FakeGenerators:
     version: int = 0
     weights: bytes = BASE
     asked: list[Request] = field(default_factory=list)
+    reissued: Reissued = Reissued()  # noqa: RUF009 - frozen
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float

@@ -1,8 +1,9 @@
-"""The queue of requests against a model that is a few lists: first in, first out, and finished exactly once."""
+"""The queue of requests against a model that is a few lists: first in, first out, leased, and finished exactly once."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -36,94 +37,159 @@ def delivered(job: Job) -> list[Completion | Exception]:
     return items
 
 
+LEASE = 10
+
+
+@dataclass(eq=False)
+class Wanted:
+    """One request as the model sees it; ``holders``: worker → when its lease ends, in the order they took it."""
+
+    owner: int
+    name: str
+    holders: dict[str, int] = field(default_factory=dict)
+    open: bool = True
+
+
 class QueueModel(RuleBasedStateMachine):
-    """``waiting`` is the queue in order, ``held`` what each worker took, ``open`` the unfinished requests of each job."""
+    """``waiting``: what nobody holds, in order; ``late``: held by nobody in time, in the order the last lease ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WorkQueue()
+        self.now = 0
+        self.queue = WorkQueue(LEASE, lambda: float(self.now))
         self.jobs: list[Job] = []
-        self.waiting: list[tuple[int, str]] = []
-        self.held: dict[str, list[tuple[int, str]]] = {worker: [] for worker in WORKERS}
-        self.open: dict[int, list[str]] = {}
-        self.written: list[tuple[int, str]] = []
-        """Every request that some worker was ever given: it may complete late, or twice."""
-        self.finished: list[str] = []
+        self.requests: list[Wanted] = []
+        self.waiting: list[Wanted] = []
+        self.late: list[Wanted] = []
+        self.holding: dict[str, list[Wanted]] = {worker: [] for worker in WORKERS}
+        self.written: list[tuple[str, Wanted]] = []
+        """Everything that some worker was ever given: it may complete late, or twice."""
+        self.retried = self.dropped = 0
+
+    def open_of(self, number: int) -> list[Wanted]:
+        """The unfinished requests of a job."""
+        return [one for one in self.requests if one.owner == number and one.open]
+
+    def close(self, one: Wanted) -> None:
+        one.open = False
+        self.waiting = [other for other in self.waiting if other is not one]
+        self.late = [other for other in self.late if other is not one]
+
+    def release(self, worker: str, one: Wanted) -> None:
+        self.holding[worker] = [other for other in self.holding[worker] if other is not one]
+        one.holders.pop(worker, None)
 
     @rule(count=st.integers(1, 5))
     def put(self, count: int) -> None:
         number = len(self.jobs)
         names = [f"{number}/{i}" for i in range(count)]
         self.jobs.append(self.queue.put([request_of(name) for name in names], Sampling()))
-        self.waiting += [(number, name) for name in names]
-        self.open[number] = names
+        new = [Wanted(number, name) for name in names]
+        self.requests += new
+        self.waiting += new
+
+    @rule(seconds=st.integers(1, LEASE))
+    def wait(self, seconds: int) -> None:
+        """Time passes, second by second: what is held by nobody in time is late, the longest held first."""
+        for _ in range(seconds):
+            self.now += 1
+            ended = [one for one in self.requests if one.open and self.now in one.holders.values()]
+            self.late += [one for one in self.in_order(ended) if max(one.holders.values()) <= self.now]
+
+    def in_order(self, ended: list[Wanted]) -> list[Wanted]:
+        """Requests whose leases end now, in the order in which those were taken."""
+        taken = [one for worker, one in self.written if one.holders.get(worker) == self.now and one in ended]
+        return list(dict.fromkeys(reversed(taken)))[::-1]
 
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 4))
     def take(self, worker: str, limit: int) -> None:
+        offered = [one for one in self.late if worker not in one.holders] + self.waiting
+        expected: list[Wanted] = []
+        for one in offered[:limit]:
+            if one.owner != offered[0].owner:
+                break
+            expected.append(one)
         taken = self.queue.take(worker, limit)
-        if not self.waiting:
+        if not expected:
             assert taken is None
             return
-        first = self.waiting[0][0]
-        expected: list[tuple[int, str]] = []
-        while self.waiting and len(expected) < limit and self.waiting[0][0] == first:
-            expected.append(self.waiting.pop(0))
         assert taken is not None
-        assert taken[0] is self.jobs[first]
-        assert [request.id for request in taken[1]] == [name for _, name in expected]
-        self.held[worker] += expected
-        self.written += expected
+        assert taken[0] is self.jobs[expected[0].owner]
+        assert [request.id for request in taken[1]] == [one.name for one in expected]
+        for one in expected:
+            self.retried += one in self.late
+            self.waiting = [other for other in self.waiting if other is not one]
+            self.late = [other for other in self.late if other is not one]
+            one.holders[worker] = self.now + LEASE
+            self.holding[worker].append(one)
+            self.written.append((worker, one))
 
     @precondition(lambda self: self.written)
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
-        """Any request that was ever handed out completes, also a second time or after its job was cancelled."""
-        owner, name = data.draw(st.sampled_from(self.written))
-        wanted = name in self.open.get(owner, ())
-        assert self.queue.finish(self.jobs[owner], completion_of(name)) is wanted
-        for worker in WORKERS:
-            self.held[worker] = [entry for entry in self.held[worker] if entry != (owner, name)]
-        if wanted:
-            self.open[owner].remove(name)
-            self.finished.append(name)
-            received = delivered(self.jobs[owner])
-            assert [item.request_id for item in received if isinstance(item, Completion)] == [name]
-            self.waiting = [entry for entry in self.waiting if entry != (owner, name)]
+        """Anything that was ever handed out completes, also a second time or after its job was cancelled."""
+        worker, one = data.draw(st.sampled_from(self.written))
+        assert self.queue.finish(worker, self.jobs[one.owner], completion_of(one.name)) is one.open
+        received = delivered(self.jobs[one.owner])
+        assert [item.request_id for item in received if isinstance(item, Completion)] == [one.name] * one.open
+        self.dropped += not one.open
+        self.release(worker, one)
+        self.close(one)
 
     @rule(worker=st.sampled_from(WORKERS))
-    def lose(self, worker: str) -> None:
-        back = [entry for entry in self.held[worker] if entry[1] in self.open.get(entry[0], ())]
+    def leave(self, worker: str) -> None:
+        """A worker is lost, or leaves: what nobody else works on comes first again."""
+        left = self.holding[worker]
+        for one in left:
+            self.release(worker, one)
+        back = [one for one in left if one.open and not one.holders]
         assert self.queue.give_back(worker) == len(back)
+        self.late = [one for one in self.late if one not in back]
+        self.late += [
+            one
+            for one in left
+            if one.open and one.holders and max(one.holders.values()) <= self.now and one not in self.late
+        ]
         self.waiting = back + self.waiting
-        self.held[worker] = []
+        self.retried += len(back)
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: any(one.open for one in self.requests))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(sorted(self.open)))
-        self.queue.cancel(self.jobs[number])
-        del self.open[number]
-        self.waiting = [entry for entry in self.waiting if entry[0] != number]
+        number = data.draw(st.sampled_from(sorted({one.owner for one in self.requests if one.open})))
+        held = {worker: [one.name for one in ones if one.owner == number] for worker, ones in self.holding.items()}
+        assert self.queue.cancel(self.jobs[number]) == {worker: names for worker, names in held.items() if names}
+        self.end(number)
+
+    def end(self, number: int) -> None:
+        for one in [one for one in self.requests if one.owner == number]:
+            self.close(one)
+            for worker in WORKERS:
+                self.release(worker, one)
 
     @rule()
     def fail(self) -> None:
         error = ActorLost("no generator is left")
         self.queue.fail(error)
-        for number, names in self.open.items():
-            assert delivered(self.jobs[number]) == ([error] if names else [])
-        self.waiting = [entry for entry in self.waiting if not self.open.get(entry[0])]
-        self.open = {}
+        for number, job in enumerate(self.jobs):
+            unfinished = bool(self.open_of(number))
+            assert delivered(job) == ([error] if unfinished else [])
+            if unfinished:
+                self.end(number)
 
     @invariant()
     def agrees(self) -> None:
         assert self.queue.waiting == len(self.waiting)
         for worker in WORKERS:
-            assert self.queue.leased(worker) == len(self.held[worker])
-        assert len(self.finished) == len(set(self.finished))
+            assert self.queue.leased(worker) == len(self.holding[worker])
+        for number, job in enumerate(self.jobs):
+            if names := [one.name for one in self.open_of(number)]:
+                assert list(job.missing) == names
+        assert (self.queue.retried, self.queue.dropped) == (self.retried, self.dropped)
 
 
 TestQueueModel = QueueModel.TestCase
-TestQueueModel.settings = settings(deadline=None, derandomize=True, max_examples=30, stateful_step_count=40)
+TestQueueModel.settings = settings(deadline=None, derandomize=True, max_examples=60, stateful_step_count=50)
 
 
 def taken_ids(queue: WorkQueue, worker: str, limit: int) -> list[str]:
@@ -133,18 +199,18 @@ def taken_ids(queue: WorkQueue, worker: str, limit: int) -> list[str]:
 
 
 def test_a_lost_worker_s_requests_come_first_again_in_order() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(600)
     job = queue.put(map(request_of, "uvwxyz"), Sampling())
     assert taken_ids(queue, "a", 3) == ["u", "v", "w"]
-    assert queue.finish(job, completion_of("v"))
+    assert queue.finish("a", job, completion_of("v"))
     assert queue.give_back("a") == 2
     assert taken_ids(queue, "b", 9) == ["u", "w", "x", "y", "z"]
-    assert not queue.finish(job, completion_of("v"))
+    assert not queue.finish("a", job, completion_of("v"))
     assert [item.request_id for item in delivered(job) if isinstance(item, Completion)] == ["v"]
 
 
 def test_one_take_holds_requests_of_one_job() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(600)
     queue.put(map(request_of, "uv"), Sampling(temperature=1.0))
     queue.put(map(request_of, "xy"), Sampling(temperature=0.5))
     assert [taken_ids(queue, "a", 9) for _ in range(3)] == [["u", "v"], ["x", "y"], []]
@@ -152,7 +218,7 @@ def test_one_take_holds_requests_of_one_job() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("uu", ""), ("uv", "vw")])
 def test_repeated_ids_are_refused_and_nothing_is_queued(first: str, second: str) -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(600)
     if second:
         queue.put(map(request_of, first), Sampling())
     with pytest.raises(ValueError, match="request ids must be distinct"):
@@ -161,11 +227,11 @@ def test_repeated_ids_are_refused_and_nothing_is_queued(first: str, second: str)
 
 
 async def test_workers_wake_when_there_is_work() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(600)
     woken: list[str] = []
 
     async def work(worker: str) -> None:
-        await queue.changed()
+        await queue.changed(worker)
         woken.extend(taken_ids(queue, worker, 1))
 
     workers = [asyncio.create_task(work(name)) for name in "ab"]
@@ -183,13 +249,43 @@ async def test_workers_wake_when_there_is_work() -> None:
 
 
 def test_a_late_completion_of_a_cancelled_job_does_not_answer_the_same_request_asked_again() -> None:
-    queue = WorkQueue()
+    queue = WorkQueue(600)
     first = queue.put([request_of("u")], Sampling())
     assert taken_ids(queue, "a", 1) == ["u"]
     queue.cancel(first)
     second = queue.put([request_of("u")], Sampling())
-    assert not queue.finish(first, completion_of("u"))
+    assert not queue.finish("a", first, completion_of("u"))
     assert taken_ids(queue, "b", 1) == ["u"]
-    assert queue.finish(second, completion_of("u"))
+    assert queue.finish("b", second, completion_of("u"))
     assert len(delivered(second)) == 1
     assert delivered(first) == []
+
+
+def test_a_slow_worker_s_request_goes_to_another_and_the_first_answer_counts() -> None:
+    now = [0.0]
+    queue = WorkQueue(10, lambda: now[0])
+    job = queue.put(map(request_of, "uvw"), Sampling())
+    assert taken_ids(queue, "a", 2) == ["u", "v"]
+    now[0] = 9.9
+    assert taken_ids(queue, "b", 1) == ["w"]
+    now[0] = 10.0
+    assert taken_ids(queue, "a", 9) == []  # it works on both already
+    assert taken_ids(queue, "b", 9) == ["u", "v"]
+    assert queue.finish("b", job, completion_of("u", "first"))
+    assert not queue.finish("a", job, completion_of("u", "second"))
+    assert queue.finish("a", job, completion_of("v", "first"))
+    assert [item.text for item in delivered(job) if isinstance(item, Completion)] == ["first", "first"]
+    assert (queue.leased("a"), queue.leased("b")) == (0, 2)  # b still works on v and w
+    assert queue.cancel(job) == {"b": ["w", "v"]}
+    assert (queue.retried, queue.dropped) == (2, 1)
+
+
+async def test_an_idle_worker_wakes_when_another_s_lease_ends() -> None:
+    queue = WorkQueue(0.05)
+    queue.put([request_of("u")], Sampling())
+    assert taken_ids(queue, "a", 1) == ["u"]
+    await asyncio.wait_for(queue.changed("b"), 60)
+    assert taken_ids(queue, "b", 1) == ["u"]
+    idle = asyncio.create_task(queue.changed("a"))
+    assert not (await asyncio.wait({idle}, timeout=0.2))[0]  # both work on it: nothing is left for either
+    idle.cancel()

@@ -1,0 +1,230 @@
+"""How another process speaks to a running run: a mailbox actor in its namespace, and the driver that answers it.
+
+    rlep scale … ─► ControlActor.ask ─► Control (in the driver) ─► Generators, Verifiers
+                                  ◄──── RunStatus or the reason ◄──┘
+
+Every command says what shall be, not what shall change: given twice, it does nothing the second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from rlep.actors.cluster import Cluster, call
+from rlep.actors.crew import RoleStatus
+from rlep.actors.supervised import Supervised
+from rlep.actors.timeline import Span
+from rlep.config_roles import ActorConfig
+from rlep.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
+
+ACTOR_NAME = "control"
+ROLE = ActorConfig(cpus=0)
+POLL_S = 20.0
+"""The driver asks for commands again after this time; a command that comes meanwhile is handed over at once."""
+MOST_OPEN = 64
+"""Commands that may wait for an answer at once."""
+Role = Literal["generators", "verifiers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Bring a role to ``count`` actors; those that leave get ``grace_s`` seconds for what they hold."""
+
+    role: Role
+    count: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let one actor leave within about ``grace_s`` seconds."""
+
+    actor: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Ask for the status, and nothing else."""
+
+    spans: bool = False
+    """With the timeline."""
+
+
+Command = Scale | Drain | Look
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run as it is now."""
+
+    run: str
+    roles: tuple[RoleStatus, ...]
+    spans: tuple[Span, ...] = ()
+    """The newest of the timeline, where it was asked for."""
+
+
+class Elastic(Protocol):
+    """A role whose number of actors may change."""
+
+    def status(self) -> RoleStatus: ...
+    async def scale(self, count: int, grace_s: float) -> None: ...
+    async def drain(self, name: str, grace_s: float) -> None: ...
+
+
+@ray.remote(num_cpus=0)
+class ControlActor:
+    """Commands on their way to the driver, and its answers on their way back."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Queue[tuple[str, Command]] = asyncio.Queue()
+        self._answers: dict[str, asyncio.Future[RunStatus]] = {}
+
+    async def ping(self) -> int:
+        """The process id."""
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Nothing to end."""
+
+    async def ask(self, identity: str, command: Command) -> RunStatus:
+        """The driver's answer; the same ``identity`` is one command. Raises what the driver refuses it with."""
+        if identity not in self._answers:
+            if sum(not answer.done() for answer in self._answers.values()) >= MOST_OPEN:
+                raise ConfigError(f"{MOST_OPEN} commands wait for an answer already")
+            for old in [key for key, answer in self._answers.items() if answer.done()][:-MOST_OPEN]:
+                del self._answers[old]
+            self._answers[identity] = asyncio.get_running_loop().create_future()
+            self._asked.put_nowait((identity, command))
+        return await asyncio.shield(self._answers[identity])
+
+    async def next(self, wait_s: float) -> tuple[str, Command] | None:
+        """The next command, or None when none came within ``wait_s``."""
+        try:
+            return await asyncio.wait_for(self._asked.get(), wait_s)
+        except TimeoutError:
+            return None
+
+    async def answer(self, identity: str, answer: RunStatus | RlepError) -> None:
+        """Answer a command."""
+        waiting = self._answers.get(identity)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(answer, RlepError):
+            waiting.set_exception(answer)
+            waiting.exception()  # looked at: whoever asked may be gone
+        else:
+            waiting.set_result(answer)
+
+
+class Control:
+    """The driver's end: it does what commands say, and says what became of it."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        elastic: Mapping[Role, Elastic],
+        watched: Sequence[Callable[[], RoleStatus]],
+    ) -> None:
+        """``watched``: the status of the roles whose number is fixed."""
+        self._run = cluster.namespace.removeprefix("rlep-")
+        self._elastic, self._watched = elastic, watched
+
+        async def start() -> ActorHandle[Any]:
+            return await cluster.place(ControlActor, ACTOR_NAME, ROLE)
+
+        self._report, self._timeline = cluster.report, cluster.timeline
+        self._actor = Supervised(ACTOR_NAME, start, restarts=3, silence_s=60, report=cluster.report)
+        self._listening: asyncio.Task[None] | None = None
+        self._doing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen. Raises ``PlacementError`` when another run of that name is going on."""
+        await self._actor.handle()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def close(self) -> None:
+        """Stop what is being done, and listen no more."""
+        tasks = [*self._doing, *([self._listening] if self._listening else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._actor.close()
+
+    def status(self, *, spans: bool = False) -> RunStatus:
+        """The run as it is now."""
+        roles = [*(role.status() for role in self._elastic.values()), *(status() for status in self._watched)]
+        return RunStatus(self._run, tuple(roles), self._timeline.spans if spans else ())
+
+    async def do(self, command: Command) -> RunStatus:
+        """Carry a command out; the status after it. Raises the reason it cannot be."""
+        if isinstance(command, Scale):
+            role = self._elastic.get(command.role)
+            if role is None:
+                raise ConfigError(f"{self._run} has no {command.role}")
+            await role.scale(command.count, command.grace_s)
+        elif isinstance(command, Drain):
+            kind = command.actor.rpartition("-")[0]
+            role = next((role for role in self._elastic.values() if role.status().role == kind), None)
+            if role is None:
+                raise ConfigError(f"{command.actor} cannot leave: only generators and verifiers can")
+            await role.drain(command.actor, command.grace_s)
+        return self.status(spans=isinstance(command, Look) and command.spans)
+
+    async def _listen(self) -> None:
+        """Until the mailbox is lost for good: the run goes on without it."""
+        while True:
+            try:
+                asked = await self._actor.call("next", POLL_S, deadline_s=POLL_S + 60)
+            except (RlepError, RayError) as error:
+                self._report("actor_lost", ACTOR_NAME, f"the run takes no more commands: {error}")
+                return
+            if asked is not None:
+                task = asyncio.create_task(self._answer(*asked))
+                self._doing.add(task)
+                task.add_done_callback(self._doing.discard)
+
+    async def _answer(self, identity: str, command: Command) -> None:
+        answer: RunStatus | RlepError
+        try:
+            answer = await self.do(command)
+        except RlepError as error:
+            answer = error
+        except RayError as error:
+            answer = PlacementError(f"{type(error).__name__}: {error}")
+        with suppress(ActorLost):  # with the mailbox went whoever waited at it; the loss is reported
+            await self._actor.call("answer", identity, answer, deadline_s=60)
+
+
+async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunStatus:
+    """Let a run on a connected cluster do something; its status afterwards, or the reason why not.
+
+    Raises ``ConfigError`` where no such run is going on, ``DeadlineExceeded`` where its driver does not answer.
+    """
+    run = cluster.namespace.removeprefix("rlep-")
+    try:
+        handle = ray.get_actor(ACTOR_NAME, namespace=cluster.namespace)
+    except ValueError:
+        going = sorted(
+            found["namespace"].removeprefix("rlep-")
+            for found in ray.util.list_named_actors(all_namespaces=True)
+            if found["name"] == ACTOR_NAME
+        )
+        raise ConfigError(f"no run {run} is going on on this cluster; there: {', '.join(going) or 'none'}") from None
+    try:
+        status: RunStatus = await call(handle.ask.remote(uuid.uuid4().hex, command), f"run {run}", deadline_s)
+    except DeadlineExceeded:
+        raise DeadlineExceeded(
+            f"the driver of {run} has not answered {command} within {deadline_s:.0f} s; given again it does no harm"
+        ) from None
+    return status

@@ -1,0 +1,56 @@
+"""One vLLM engine as a Ray actor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import ray
+
+from rlep.engines.sampler import Sampler, SamplerHealth, SamplerOptions, prepare_environment
+from rlep.engines.segment import Publication
+from rlep.types import Completion, Request, Sampling
+
+
+@ray.remote
+class GeneratorActor:
+    """One engine. A dead engine ends the actor, so that its supervisor sees it."""
+
+    def __init__(self, model: Path, options: SamplerOptions, runtime_parent: Path | None) -> None:
+        prepare_environment(options, runtime_parent)
+        self._sampler = Sampler(model, options)
+
+    async def ping(self) -> int:
+        """The process id."""
+        return os.getpid()
+
+    async def start(self, deadline_s: float) -> None:
+        """Load the model."""
+        await self._sampler.start(deadline_s)
+
+    async def serve_base(self, version: int) -> None:
+        """Serve the weights loaded from the model directory as policy ``version``."""
+        self._sampler.serve_base(version)
+
+    async def load(self, publication: Publication) -> float:
+        """Take over published weights and confirm them by log-probs; returns the largest gap."""
+        await self._sampler.load_weights(publication)
+        return await self._sampler.confirm(publication)
+
+    async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
+        """Stream finished completions in small lists."""
+        async for finished in self._sampler.generate(requests, sampling):
+            yield finished
+
+    async def abandon(self, request_ids: Sequence[str]) -> None:
+        """Stop writing these: nobody waits for them any more."""
+        self._sampler.abandon(frozenset(request_ids))
+
+    async def health(self) -> SamplerHealth:
+        """What the engine itself says; fails when it is dead."""
+        return await self._sampler.health()
+
+    async def close(self) -> None:
+        """End the engine's processes."""
+        await self._sampler.close()

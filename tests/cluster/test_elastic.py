@@ -1,0 +1,208 @@
+"""Generators and verifiers come, go, hang and die while a run is at work: every request is answered exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from rlep.actors.cluster import Cluster
+from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
+from rlep.actors.crew import ActorStatus
+from rlep.actors.generators import Generators
+from rlep.actors.verifiers import Verifiers
+from rlep.cli.compose import read_inputs, stage
+from rlep.errors import ConfigError, PlacementError
+from rlep.settings import load_config
+from rlep.types import Completion, Prompt, Request, Sampling
+from tests.small import BASE, small_task
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+VERSION = 1
+DEADLINE_S = 240
+
+
+@dataclass
+class Cast:
+    """What the tests of this file share."""
+
+    cluster: Cluster
+    generators: Generators
+    verifiers: Verifiers
+    prompts: tuple[Prompt, ...]
+    happened: list[tuple[str, str, str]]
+
+    async def do(self, command: Command) -> RunStatus:
+        """As another process would ask for it."""
+        return await ask(self.cluster, command, deadline_s=DEADLINE_S)
+
+    async def until(self, role: str, holds: Callable[[list[ActorStatus]], bool]) -> None:
+        """Wait until the actors of a role are in some state."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds(actors(await self.do(Look()), role)):  # noqa: ASYNC110 - seen from outside
+                await asyncio.sleep(0.1)
+
+    async def pid(self, name: str) -> int:
+        """The process of an actor."""
+        if name.startswith("verifier"):
+            seat = next(seat for seat in self.verifiers._crew.members if seat.name == name)
+            return int(await (await seat.actor.handle()).ping.remote())
+        worker = next(worker for worker in self.generators._workers if worker.name == name)
+        assert worker.actor is not None
+        return int(await worker.actor.ping.remote())
+
+
+def actors(status: RunStatus, role: str) -> list[ActorStatus]:
+    """The actors of one role."""
+    return [actor for found in status.roles if found.role == role for actor in found.actors]
+
+
+def names(status: RunStatus, role: str) -> list[str]:
+    """Who there is."""
+    return [actor.name for actor in actors(status, role)]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
+    """One generator that has moved on from the base weights, and one verifier."""
+    home = tmp_path_factory.mktemp("elastic")
+    overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=elastic", "cluster.cpus=4"]
+    times = ["generator.lease_s=5", "verifier.silence_s=5", "verifier.cpus=0.25"]
+    config = load_config([BASE], [*overrides, *times])
+    inputs = read_inputs(config)
+    assert inputs.train is not None
+    happened: list[tuple[str, str, str]] = []
+    async with stage(config, lambda *event: happened.append(event)) as stood:
+        generators, verifiers, learners = stood.generators(), stood.verifiers(), stood.learners()
+        stood.control()
+        await stood.started()
+        weights = stood.weights(learners, generators, inputs.train.prompts)
+        await weights.publish(0)
+        await weights.publish(VERSION)
+        yield Cast(stood.cluster, generators, verifiers, inputs.train.prompts, happened)
+
+
+@asynccontextmanager
+async def rollouts(cast: Cast, label: str) -> AsyncIterator[None]:
+    """Rollouts of 8 prompts x 32 samples, one after the other, while the block lasts; each must be complete."""
+    enough = asyncio.Event()
+
+    async def roll() -> None:
+        number = 0
+        while not enough.is_set():
+            await rollout(cast, f"{label}-{number}")
+            number += 1
+
+    rolling = asyncio.create_task(roll())
+    try:
+        yield
+    finally:
+        enough.set()
+        await asyncio.wait_for(rolling, DEADLINE_S)
+
+
+async def rollout(cast: Cast, label: str) -> None:
+    """One rollout: exactly 32 distinct samples of each prompt, under the present policy."""
+    wanted = [
+        Request(f"{label}/{prompt.id}/{sample}", prompt.id, prompt.tokens, sample, seed=sample)
+        for prompt in cast.prompts[:8]
+        for sample in range(32)
+    ]
+    answers = [one async for one in cast.generators.generate(wanted, Sampling(max_tokens=48), deadline_s=DEADLINE_S)]
+    expected = Counter((prompt.id, sample) for prompt in cast.prompts[:8] for sample in range(32))
+    assert Counter((one.prompt_id, one.sample) for one in answers) == expected
+    assert {one.policy_version for one in answers} == {VERSION}
+
+
+async def test_generators_come_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
+    async with rollouts(cast, "scaled"):
+        status = await cast.do(Scale("generators", 3, 60))
+        assert names(status, "generator") == ["generator-0", "generator-1", "generator-2"]
+        assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
+        await cast.until("generator", lambda found: all(actor.tokens_per_second for actor in found))
+        hung, dead = await cast.pid("generator-1"), await cast.pid("generator-2")
+        await cast.until("generator", lambda found: all(actor.in_flight for actor in found))
+        os.kill(hung, signal.SIGSTOP)
+        os.kill(dead, signal.SIGKILL)
+        assert names(await cast.do(Scale("generators", 1, 2)), "generator") == ["generator-0"]
+    left = sorted(name for event, name, _ in cast.happened if event == "actor_drained")
+    assert left == ["generator-1", "generator-2"]
+
+
+async def test_a_command_given_twice_does_nothing_the_second_time(cast: Cast) -> None:
+    before = len(cast.happened)
+    assert names(await cast.do(Scale("generators", 1, 2)), "generator") == ["generator-0"]
+    assert names(await cast.do(Drain("generator-1", 2)), "generator") == ["generator-0"]
+    assert len(cast.happened) == before
+
+
+@pytest.mark.parametrize(
+    ("actor", "message"),
+    [
+        ("generator-0", "generator-0 is the only generator: add another first"),
+        ("generator-9", "there is no generator-9; there are generator-0"),
+        ("learner-0", "learner-0 cannot leave: only generators and verifiers can"),
+    ],
+)
+async def test_who_cannot_leave_is_said(cast: Cast, actor: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await cast.do(Drain(actor, 2))
+
+
+async def test_what_has_no_room_is_said_and_the_others_stay(cast: Cast) -> None:
+    with pytest.raises(PlacementError, match=r"of 39 newcomers did not come: .* this machine has 4 CPU"):
+        await cast.do(Scale("generators", 40, 60))
+    status = await cast.do(Scale("generators", 1, 60))
+    assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
+    await rollout(cast, "after")
+
+
+async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_another(cast: Cast) -> None:
+    status = await cast.do(Scale("generators", 2, 60))
+    newest = names(status, "generator")[-1]
+    silent, before = await cast.pid(newest), cast.generators.reissued.retried
+    async with rollouts(cast, "leased"):
+        await cast.until("generator", lambda found: all(actor.in_flight >= 32 for actor in found))
+        os.kill(silent, signal.SIGSTOP)
+    assert cast.generators.reissued.retried > before
+    assert [(event, name) for event, name, _ in cast.happened if name == newest] == [("actor_started", newest)]
+    os.kill(silent, signal.SIGCONT)
+    await rollout(cast, "continued")
+    assert names(await cast.do(Drain(newest, 60)), "generator") == names(status, "generator")[:-1]
+
+
+def answer(prompt: Prompt, sample: int) -> Completion:
+    """A right answer where ``sample`` is even."""
+    text = rf"\boxed{{{prompt.reference if sample % 2 == 0 else 'no'}}}"
+    return Completion(f"v/{sample}", prompt.id, sample, np.array([5]), np.zeros(1, np.float32), "stop", VERSION, text)
+
+
+async def test_verifiers_come_hang_die_and_go_while_they_grade(cast: Cast) -> None:
+    prompt = cast.prompts[0]
+    enough = asyncio.Event()
+
+    async def grade() -> None:
+        while not enough.is_set():
+            verdicts = await cast.verifiers.grade(prompt, [answer(prompt, sample) for sample in range(256)])
+            assert [verdict.status == "correct" for verdict in verdicts] == [True, False] * 128
+
+    grading = [asyncio.create_task(grade()) for _ in range(2)]
+    assert names(await cast.do(Scale("verifiers", 3, 60)), "verifier") == ["verifier-0", "verifier-1", "verifier-2"]
+    await cast.until("verifier", lambda found: all(actor.in_flight for actor in found))
+    hung, dead = await cast.pid("verifier-0"), await cast.pid("verifier-2")
+    os.kill(hung, signal.SIGSTOP)
+    os.kill(dead, signal.SIGKILL)
+    status = await cast.do(Scale("verifiers", 2, 60))
+    assert names(status, "verifier") == ["verifier-0", "verifier-1"]
+    await cast.until("verifier", lambda found: found[0].restarts == 1)
+    assert names(await cast.do(Drain("verifier-0", 0)), "verifier") == ["verifier-1"]
+    enough.set()
+    await asyncio.gather(*grading)

@@ -1,0 +1,69 @@
+"""``rlep status``, ``scale`` and ``drain`` where there is no run to speak to: the reason, before Ray is started."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+import ray
+from typer.testing import CliRunner
+
+from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
+from rlep.cli import app
+
+COMMANDS = [["status"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
+
+
+def refusal(command: list[str], run: Path) -> str:
+    """The one line that a command ends with, as a mistake of the user."""
+    result = CliRunner().invoke(app, [*command, str(run)])
+    assert result.exit_code == 2, result.output
+    assert not ray.is_initialized()
+    return result.stderr.removeprefix("error: ").rstrip()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_run_that_has_ended_is_said(command: list[str], tmp_path: Path) -> None:
+    assert refusal(command, tmp_path) == (
+        f"no run is going on in {tmp_path}: contact.json is not there (it has ended, or its actors are still starting)"
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_private_cluster_of_another_machine_is_named(command: list[str], tmp_path: Path) -> None:
+    write_contact(tmp_path, Contact("run", "10.0.0.1:6379", "elsewhere", "/tmp/token"))
+    assert refusal(command, tmp_path) == f"{tmp_path} runs on a private cluster of elsewhere: ask on that machine"
+
+
+def test_a_token_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    write_contact(tmp_path, Contact("run", "127.0.0.1:1", platform.node(), str(gone)))
+    assert refusal(["status"], tmp_path) == (
+        f"{tmp_path} was killed, or belongs to another user: {gone} cannot be read"
+    )
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_a_role_needs_at_least_one_actor(count: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["scale", "--run", str(tmp_path), "--", "generators", count])
+    assert result.exit_code == 2
+    assert "Invalid value" in result.stderr
+
+
+def test_only_generators_and_verifiers_are_scaled(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["scale", "learners", "2", "--run", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "'learners'" in result.stderr
+
+
+def test_a_contact_is_read_back_by_its_owner_alone_until_it_is_removed(tmp_path: Path) -> None:
+    contact = Contact("run", "127.0.0.1:6379", "here", None)
+    write_contact(tmp_path / "run", contact)
+    assert read_contact(tmp_path / "run") == contact
+    assert [(path.name, path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()] == [
+        ("contact.json", 0o600)
+    ]
+    remove_contact(tmp_path / "run")
+    remove_contact(tmp_path / "run")
+    assert read_contact(tmp_path / "run") is None

@@ -1,0 +1,81 @@
+"""A running run is looked at and changed by commands from another process, and says so when it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rlep.jsonl import read_lines
+from tests.small import BASE, options, rlep, small_task
+
+
+def test_status_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = [f'run.directory="{run}"', "run.name=operated", "run.steps=10000", "cluster.cpus=4"]
+    overrides = [*small_task(tmp_path), *more, "data.evaluation=[]"]
+    command = [sys.executable, "-m", "rlep", "train", str(BASE), *options(overrides)]
+    with (tmp_path / "output.txt").open("w") as output:
+        training = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        before = status_of(run, training, output=tmp_path / "output.txt")
+        assert states(before, "generator") == {"generator-0": "serving"}
+        assert states(before, "learner") == {"learner-0": "serving"}
+
+        assert (run / "contact.json").stat().st_mode & 0o777 == 0o600
+        contact = json.loads((run / "contact.json").read_text())
+        assert Path(contact["token_file"]).stat().st_mode & 0o777 == 0o600
+        assert Path(contact["token_file"]).read_text() not in (run / "contact.json").read_text()
+
+        table = rlep("scale", "verifiers", "2", "--run", run).stdout
+        assert "verifier-1" in table
+        after = json.loads(rlep("status", run, "--json").stdout)
+        assert states(after, "verifier") == {"verifier-0": "serving", "verifier-1": "serving"}
+        rlep("drain", "verifier-0", "--run", run)
+        rlep("drain", "verifier-0", "--run", run)  # it has left already
+        assert states(json.loads(rlep("status", run, "--json").stdout), "verifier") == {"verifier-1": "serving"}
+
+        refused = rlep("drain", "verifier-1", "--run", run, check=False)
+        assert (refused.returncode, refused.stderr) == (
+            2,
+            "error: verifier-1 is the only verifier: add another first\n",
+        )
+        too_many = rlep("scale", "verifiers", "99", "--run", run, check=False)
+        assert too_many.returncode == 1
+        assert "98 of 98 newcomers did not come" in too_many.stderr
+        assert "this machine has 4 CPU" in too_many.stderr
+
+        os.kill(training.pid, signal.SIGINT)
+        assert training.wait(timeout=90) == 130
+    finally:
+        training.kill()
+        training.wait()
+    ended = rlep("status", run, check=False)
+    assert ended.returncode == 2
+    assert f"no run is going on in {run}" in ended.stderr
+    events = [(line["event"], line.get("actor")) for line in read_lines(run / "events.jsonl")]
+    assert ("actor_started", "verifier-1") in events
+    assert ("actor_drained", "verifier-0") in events
+    assert not [event for event, _ in events if event == "actor_lost"]
+
+
+def status_of(run: Path, training: subprocess.Popen[bytes], *, output: Path) -> dict[str, Any]:
+    """The status once the run takes commands and its first weights are served."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        assert training.poll() is None, output.read_text()
+        if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text():
+            found: dict[str, Any] = json.loads(rlep("status", run, "--json").stdout)
+            return found
+        time.sleep(0.2)
+    raise AssertionError("no step within 300 s")
+
+
+def states(status: dict[str, Any], role: str) -> dict[str, str]:
+    """Actor → state of one role."""
+    return {a["name"]: a["state"] for found in status["roles"] if found["role"] == role for a in found["actors"]}
