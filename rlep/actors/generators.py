@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -102,12 +103,12 @@ class Generators:
         self._supervisors = [asyncio.create_task(self._supervise(worker)) for worker in self._workers]
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
         if self._supervisors and all(task.done() for task in self._supervisors):
             raise ActorLost(f"no generator is left; {self._workers[0].name}: {self._workers[0].error}")
-        job = self._queue.put(requests, sampling)
+        job = self._queue.put(requests, sampling, in_flight)
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):
@@ -219,9 +220,10 @@ class Generators:
 
     async def _pump(self, worker: Worker) -> None:
         """Keep the generator's slots filled from the queue."""
-        slots = self._config.max_sequences
         while True:
             await self._queue.changed()
+            living = sum(other.actor is not None and not other.lost.is_set() for other in self._workers)
+            slots = min(self._queue.share(living) or sys.maxsize, self._config.max_sequences)
             free = slots - self._queue.leased(worker.name)
             if free < max(1, slots // 4):
                 worker.room.clear()

@@ -16,6 +16,8 @@ class Job:
 
     sampling: Sampling
     missing: dict[str, Request]
+    in_flight: int | None = None
+    """Requests that all workers together should hold at a time; None leaves it to the workers."""
     finished: asyncio.Queue[Completion | Exception] = field(default_factory=asyncio.Queue)
 
 
@@ -28,14 +30,14 @@ class WorkQueue:
         self._jobs: dict[str, Job] = {}
         self._changed = asyncio.Event()
 
-    def put(self, requests: Iterable[Request], sampling: Sampling) -> Job:
+    def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> Job:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
         wanted = list(requests)
         missing = {request.id: request for request in wanted}
         clashes = [request.id for request in wanted if request.id in self._jobs]
         if len(missing) != len(wanted) or clashes:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
-        job = Job(sampling, missing)
+        job = Job(sampling, missing, in_flight)
         self._jobs.update(dict.fromkeys(missing, job))
         self._pending.extend((job, request) for request in wanted)
         self._changed.set()
@@ -84,6 +86,11 @@ class WorkQueue:
         for job in {id(job): job for job in self._jobs.values()}.values():
             job.finished.put_nowait(error)
             self.cancel(job)
+
+    def share(self, workers: int) -> int | None:
+        """Requests of the oldest waiting job that one of ``workers`` should hold; None: as many as it can."""
+        bound = self._pending[0][0].in_flight if self._pending else None
+        return None if bound is None else -(-bound // max(workers, 1))
 
     def leased(self, worker: str) -> int:
         """How many requests ``worker`` holds."""
