@@ -177,7 +177,7 @@ class UpdateConfig(Section):
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
     stream: Literal["off", "fixed", "completion"] = "off"
-    """Update while later groups are still written: ``fixed`` keeps the order of the prompts and the result of ``off``; in order of ``completion`` short answers are trained on first."""
+    """Update while later groups are written: ``fixed`` has the result of ``off``, ``completion`` takes short answers first."""
     lr: float = Field(1e-6, gt=0)
     """AdamW learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.999)

@@ -56,6 +56,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
+    Metric(
+        "rollout/in_flight", "requests", "Requests that generators hold at once (update.stream; chosen from past steps)"
+    ),
     Metric("rollout/retried", "requests", "Requests given to another generator after theirs was lost"),
     Metric(
         "rollout/dropped", "trajectories", "Completions thrown away: duplicates of a request, or a stale policy version"
@@ -82,6 +85,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/tokens/<source>", "tokens", "Response tokens of this source that reached the loss"),
     Metric("loss/sft", "nats/token", "Supervised fine-tuning: mean negative log-prob of the target tokens"),
     Metric("update/count", "updates", "Optimizer updates applied in the step"),
+    Metric("update/early", "updates", "Updates begun before the last fresh completion (update.stream)"),
     Metric("update/skipped", "updates", "Updates not applied: no token to train on, or a non-finite gradient"),
     Metric("update/grad_norm", "norm", "Gradient norm before clipping, mean over the updates"),
     Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),

@@ -56,7 +56,11 @@ class InFlight:
         lowest = min(known)
         if len(self._costs[self._at]) < TRIALS and self._at < lowest:
             return self._at
-        if lowest > 0 and len(known) == len(self._numbers) - lowest and self._cost(lowest) < HOPELESS * self._cost(best):
+        if (
+            lowest > 0
+            and len(known) == len(self._numbers) - lowest
+            and self._cost(lowest) < HOPELESS * self._cost(best)
+        ):
             return lowest - 1
         if self._steps % LOOK_ROUND == 0:
             beside = best - 1 if self._steps // LOOK_ROUND % 2 else best + 1

@@ -79,9 +79,7 @@ async def answered(
     arrived: dict[str, list[Completion]] = {}
     begun, before = time.perf_counter(), clock.seconds.get("generate", 0.0)
     deadline = run.config.rollout.deadline_s
-    async for completion in run.roles.generators.generate(
-        requests, sampling, deadline_s=deadline, in_flight=in_flight
-    ):
+    async for completion in run.roles.generators.generate(requests, sampling, deadline_s=deadline, in_flight=in_flight):
         clock.seconds["generate"] = before + time.perf_counter() - begun
         advance()
         arrived.setdefault(completion.prompt_id, []).append(completion)
@@ -163,9 +161,7 @@ async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[
     drawing = asyncio.create_task(drawn_replays(step, prompts))
     try:
         with bars(run.progress, len(requests)) as shown:
-            graded = verified(
-                run, prompts, requests, sampling, bars=shown, clock=step.clock, in_flight=step.in_flight
-            )
+            graded = verified(run, prompts, requests, sampling, bars=shown, clock=step.clock, in_flight=step.in_flight)
             async with aclosing(graded):
                 async for prompt, fresh in graded:
                     if not drawing.done():

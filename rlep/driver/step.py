@@ -52,6 +52,8 @@ class StepOutcome:
     updates: tuple[UpdateOutcome, ...]
     logprob_gap: float
     """Largest log-prob difference between learner and generators at version k+1, nats."""
+    early: int = 0
+    """Updates begun before the last completion."""
 
 
 def replays_at(config: Config, step: int) -> int:
@@ -65,10 +67,13 @@ async def run_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
     streamed, count = run.config.update.stream != "off", len(prompts) // run.config.update.prompts
     sets: list[UpdateSet] = []
     outcomes: list[UpdateOutcome] = []
+    written: list[float] = []
+    """Seconds of generation when each update began."""
     with clock.phase("step"), run.progress.phase("update", count, "updates") as advance:
 
         async def update() -> None:
             ready, keep = sets[len(outcomes)], streamed and count > 1
+            written.append(clock.seconds.get("generate", 0.0))
             with clock.phase("update"):
                 outcomes.append(await step.trainers.learner.update(ready.batch, rollout=number, keep=keep))
             advance()
@@ -82,7 +87,8 @@ async def run_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
             await update()
         with clock.phase("publish"):
             gap = await step.trainers.weights.publish(number + 1)
-    return StepOutcome(step, tuple(sets), tuple(outcomes), gap)
+    early = sum(seconds < clock.seconds.get("generate", 0.0) for seconds in written)
+    return StepOutcome(step, tuple(sets), tuple(outcomes), gap, early)
 
 
 async def scored_sets(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[UpdateSet, None]:

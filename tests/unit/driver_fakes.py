@@ -33,7 +33,7 @@ from rlep.types import (
     UpdateOutcome,
     Verdict,
 )
-from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, sums_of
+from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 
 class Killed(Exception):
