@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import filecmp
 import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,13 +32,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from rlep.actors.generators import Generators
 from rlep.actors.learners import Learners
 from rlep.actors.pool import PoolService
 from rlep.actors.verifiers import Verifiers
 from rlep.actors.weights import WeightPublisher
 from rlep.algorithms.in_flight import InFlight
-from rlep.cli.compose import Inputs, Stage, generator_dtype, read_inputs, stage
+from rlep.cli.compose import Inputs, generator_dtype, read_inputs, stage
 from rlep.cli.progress import Bars
 from rlep.config import Config
 from rlep.driver import ports
@@ -47,7 +50,7 @@ from rlep.driver.step_metrics import step_metrics
 from rlep.prompts import PromptOrder
 from rlep.quickstart.task import build_task
 from rlep.settings import load_config
-from rlep.types import Completion, Prompt, Request, Sampling, Verdict
+from rlep.types import Completion, Request, Sampling, Verdict
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
 BASE = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "base.toml"
@@ -56,6 +59,7 @@ SUMMARY = (
     *("streamed_over_synchronous", "bit_identical", "generator_over_bare_vllm", "replay_added_fraction"),
     *("publish_over_memcpy", "driver_fraction_64_generators"),
 )
+REPLAYS = 2
 COMPARED = 10
 """Steps after which weights are compared."""
 THREADS = ((1, 1), (2, 2), (1, 2))
@@ -113,16 +117,13 @@ class Cast:
         return Made(outcome, step_metrics(outcome))
 
     async def begin(self, home: Path) -> None:
-        """The first weights again, on both sides."""
-        if home.exists():
-            await self.learners.load(home)
-        else:
-            home.mkdir()
-            await self.save(home)
+        """The weights saved at ``home`` on both sides, as version 0."""
+        await self.learners.load(home)
         await self.weights.publish(0)
 
     async def save(self, home: Path) -> None:
-        """Weights and optimizer state."""
+        """Weights and optimizer state into a new directory."""
+        await asyncio.to_thread(home.mkdir)
         await self.learners.save(home)
         await self.learners.written()
 
@@ -174,6 +175,7 @@ async def streaming(home: Path, steps: int) -> dict[str, Any]:
         config = settings(home, f"generator.threads={generator}", f"learner.threads={learner}")
         async with cast(config) as actors:
             start = home / f"start-{generator}-{learner}"
+            await actors.save(start)
             await actors.begin(start)
             made = [await actors.step(number) for number in range(steps + 2)][2:]
             synchronous[name] = statistics.median(one.seconds() for one in made)
@@ -200,7 +202,6 @@ async def streamed(actors: Cast, start: Path, steps: int) -> dict[str, Any]:
         made.append(await actors.step(len(made), stream="fixed", in_flight=chosen.now))
         chosen.record(made[-1].seconds(), int(made[-1].metrics["rollout/tokens"]))
         if len(made) == COMPARED:
-            homes[0].mkdir()
             await actors.save(homes[0])
     print(f"streamed: {phases(made[2:])}, in flight {[one.metrics['rollout/in_flight'] for one in made]}", flush=True)
     same = sum(one.tokens.tolist() == written[key].tokens.tolist() for key, one in actors.generators.answers.items())
@@ -208,16 +209,50 @@ async def streamed(actors: Cast, start: Path, steps: int) -> dict[str, Any]:
     await actors.begin(start)
     for number in range(COMPARED):
         await actors.step(number)
-    homes[1].mkdir()
     await actors.save(homes[1])
     actors.generators.again = False
     return {
-        "bit_identical": equal_files(*homes),
+        "bit_identical": tensors(homes[0]) == tensors(homes[1]) != tensors(start),
         "same_answers": round(same / len(written), 4),
         "seconds": round(statistics.median(one.seconds() for one in made[2:]), 3),
         "in_flight": made[-1].metrics["rollout/in_flight"],
         "early_updates": statistics.median(one.metrics["update/early"] for one in made[2:]),
     }
+
+
+async def replay(home: Path, steps: int) -> dict[str, Any]:
+    """Steps with and without replays in turn, on the same prompts with the same seeds."""
+    config = settings(home)
+    async with cast(config, pool=True) as actors:
+        await actors.save(home / "start-replay")
+        await actors.begin(home / "start-replay")
+        assert actors.inputs.train is not None
+        for number in range(len(actors.inputs.train) // config.rollout.prompts):
+            await store(actors, await actors.step(number))
+        made: dict[int, list[Made]] = {0: [], REPLAYS: []}
+        for number in range(steps + 1):
+            for count, arm in made.items():
+                await actors.weights.publish(number)
+                arm.append(await actors.step(number, replays=count))
+    without, with_them = made[0][1:], made[REPLAYS][1:]
+    print(f"without replays: {phases(without)}\nwith replays: {phases(with_them)}", flush=True)
+    base = statistics.median(one.seconds() for one in without)
+    learner = statistics.median(one.seconds("score") + one.seconds("update") for one in without)
+    return {
+        "replay_added_fraction": round(statistics.median(one.seconds() for one in with_them) / base - 1, 4),
+        "replay_share_of_learner": round(learner / base * REPLAYS / config.rollout.fresh, 4),
+        "replays_per_group": round(statistics.fmean(one.metrics["replay/trajectories"] for one in with_them) / 32, 2),
+    }
+
+
+async def store(actors: Cast, made: Made) -> None:
+    """Answers that ended by themselves, declared right, as replays of their prompts: only their lengths matter here."""
+    assert actors.pool is not None
+    right = Verdict("correct", "0", "math", "1")
+    members = [one for ready in made.outcome.sets for group in ready.groups for one in group.fresh]
+    report = await actors.pool.add([replace(one, verdict=right) for one in members if one.finish_reason == "stop"])
+    if report.refused:
+        raise RuntimeError(f"the pool refused {report.refused[0]}")
 
 
 def phases(made: Sequence[Made]) -> str:
@@ -226,24 +261,55 @@ def phases(made: Sequence[Made]) -> str:
     return ", ".join(f"{name} {statistics.median(one.seconds(name) for one in made):.3f}" for name in names)
 
 
-def equal_files(first: Path, second: Path) -> bool:
-    """Whether two checkpoints hold the same bytes under the same names."""
-    names = [sorted(path.relative_to(home) for path in home.rglob("*.safetensors")) for home in (first, second)]
-    return bool(names[0]) and names[0] == names[1] and all(
-        filecmp.cmp(first / name, second / name, shallow=False) for name in names[0]
-    )
+def tensors(home: Path) -> dict[str, tuple[str, bytes]]:
+    """Every tensor of a checkpoint by file and name, as dtype and bytes; files may hold them in any order."""
+    found: dict[str, tuple[str, bytes]] = {}
+    for path in sorted(home.rglob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                tensor = file.get_tensor(name)
+                found[f"{path.relative_to(home)}:{name}"] = str(tensor.dtype), tensor.tobytes()
+    return found
+
+
+def script(part: str) -> dict[str, Any]:
+    """The figures of a part that runs in a process of its own."""
+    command = [sys.executable, str(Path(__file__).parent / "parts" / f"{part}.py")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
-    """Run the parts and write the figures."""
+    """Run the parts and write the figures; the last line of the output is the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each arm")
-    parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas between")
-    parser.add_argument("--json", type=Path, default=RESULTS)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {','.join(PARTS)}; with commas between")
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=RESULTS, default=RESULTS, help="where figures are written"
+    )
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="rlep-bench-") as home:
-        print(json.dumps(asyncio.run(streaming(Path(home), arguments.steps)), indent=2))
+    wanted = arguments.parts.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        parser.error(f"unknown parts {sorted(unknown)}; there are {', '.join(PARTS)}")
+    figures: dict[str, Any] = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start",
+        "steps": arguments.steps,
+    }
+    for part in wanted:
+        begun = time.perf_counter()
+        if part in STEPS:
+            with tempfile.TemporaryDirectory(prefix="rlep-bench-") as home:
+                figures |= asyncio.run(STEPS[part](Path(home), arguments.steps))
+        else:
+            figures |= script(part)
+        print(f"{part}: {time.perf_counter() - begun:.0f} s", flush=True)
+    print(json.dumps(figures, indent=2))
+    arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps({name: figures.get(name) for name in SUMMARY}))
 
+
+STEPS = {"streaming": streaming, "replay": replay}
 
 if __name__ == "__main__":
     main()

@@ -143,7 +143,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/publish", "s", "New weights to every generator, and the log-prob check"),
     Metric("time/checkpoint", "s", "What a checkpoint held training up; its files are written meanwhile"),
     Metric("time/evaluate", "s", "Evaluation on held-out prompts"),
-    Metric("time/step", "s", "The whole step without evaluation and checkpoint; what its parts leave is waiting"),
+    Metric(
+        "time/step",
+        "s",
+        "The whole step without evaluation and checkpoint; what its parts leave is waiting (with update.stream they overlap)",
+    ),
     Metric("evaluation/<data_source>/questions", "questions", "Questions evaluated"),
     Metric("evaluation/<data_source>/samples", "samples/question", "Samples of each question (n)"),
     Metric("evaluation/<data_source>/avg", "share", "avg@n: correct samples, mean over questions"),
