@@ -56,6 +56,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
+    Metric(
+        "rollout/in_flight", "requests", "Requests that generators hold at once (update.stream; chosen from past steps)"
+    ),
     Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
@@ -80,6 +83,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/tokens/<source>", "tokens", "Response tokens of this source that reached the loss"),
     Metric("loss/sft", "nats/token", "Supervised fine-tuning: mean negative log-prob of the target tokens"),
     Metric("update/count", "updates", "Optimizer updates applied in the step"),
+    Metric("update/early", "updates", "Updates begun before the last fresh completion (update.stream)"),
     Metric("update/skipped", "updates", "Updates not applied: no token to train on, or a non-finite gradient"),
     Metric("update/grad_norm", "norm", "Gradient norm before clipping, mean over the updates"),
     Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),
@@ -143,7 +147,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/publish", "s", "New weights to every generator, and the log-prob check"),
     Metric("time/checkpoint", "s", "What a checkpoint held training up; its files are written meanwhile"),
     Metric("time/evaluate", "s", "Evaluation on held-out prompts"),
-    Metric("time/step", "s", "The whole step without evaluation and checkpoint; what its parts leave is waiting"),
+    Metric(
+        "time/step",
+        "s",
+        "The whole step without evaluation and checkpoint; what its parts leave is waiting (with update.stream they overlap)",
+    ),
     Metric("evaluation/<data_source>/questions", "questions", "Questions evaluated"),
     Metric("evaluation/<data_source>/samples", "samples/question", "Samples of each question (n)"),
     Metric("evaluation/<data_source>/avg", "share", "avg@n: correct samples, mean over questions"),
