@@ -176,6 +176,8 @@ class UpdateConfig(Section):
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    stream: Literal["off", "fixed", "completion"] = "off"
+    """Update while later groups are written: ``fixed`` has the result of ``off``, ``completion`` takes short answers first."""
     lr: float = Field(1e-6, gt=0)
     """AdamW learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.999)
@@ -282,6 +284,11 @@ class Config(Section):
             raise ConfigError(
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
+            )
+        if update.stream != "off" and rollout.dynamic_sampling:
+            raise ConfigError(
+                f"update.stream = {update.stream} with rollout.dynamic_sampling: which groups a step trains on is known "
+                "only when all are verified; switch one of them off"
             )
         if rollout.fresh == 1 and self.replay.count == 0:
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")

@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,14 +62,14 @@ class LearnerActor:
         self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
         self._segments = private_directory("weights", in_memory=True) if self._rank == 0 else None
 
-    def score(self, batch: SequenceBatch) -> Float32Array | None:
+    def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
         """See ``LearnerRank.score``; rank 0 answers."""
-        logprobs = self._learner.score(batch)
+        logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
-    def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, keep: bool) -> UpdateOutcome | None:
         """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
-        step = self._learner.sft_update if supervised else self._learner.update
+        step = self._learner.sft_update if supervised else partial(self._learner.update, keep=keep)
         report = step(batch, rollout=rollout)
         if self._rank:
             return None
@@ -120,14 +121,16 @@ class Learners:
         deadline = self._config.start_deadline_s
         await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
 
-    async def score(self, batch: SequenceBatch) -> Float32Array:
+    async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """See the port."""
-        logprobs: Float32Array = await self._all("score", ray.put(batch))
+        logprobs: Float32Array = await self._all("score", ray.put(batch), rollout)
         return logprobs
 
-    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+    async def update(
+        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
+    ) -> UpdateOutcome:
         """See the port; ``supervised`` trains by cross-entropy on the batch's responses instead."""
-        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised)
+        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised, keep)
         return outcome
 
     async def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication:

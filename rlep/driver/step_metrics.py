@@ -41,6 +41,10 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
     values |= update_metrics(outcome.updates)
+    if outcome.step.run.config.update.stream != "off":
+        values["update/early"] = outcome.early
+    if outcome.step.in_flight is not None:
+        values["rollout/in_flight"] = outcome.step.in_flight
     return values
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
+from rlep.algorithms.in_flight import InFlight
 from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
@@ -72,6 +73,11 @@ class Training:
         self._used: Counter[str] = Counter()
         """Content id → steps that replayed it, where ``replay.selection`` asks for it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
+        rollout, update = run.config.rollout, run.config.update
+        streamed = update.stream != "off"
+        self._in_flight = (
+            InFlight(update.prompts * rollout.fresh, rollout.prompts // update.prompts) if streamed else None
+        )
         self._unlogged: dict[str, MetricValue] = {}
         """What goes into the next step's line, because this step's is already written."""
 
@@ -125,7 +131,11 @@ class Training:
         number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
         generators = self._run.roles.generators
         before = generators.reissued
+        number.in_flight = None if self._in_flight is None else self._in_flight.now
         trained = await self._train(number, prompts)
+        tokens = trained.metrics.get("rollout/tokens")
+        if self._in_flight is not None and isinstance(tokens, int):
+            self._in_flight.record(number.clock.seconds["step"], tokens)
         again = {
             "rollout/retried": generators.reissued.retried - before.retried,
             "rollout/dropped": generators.reissued.dropped - before.dropped,

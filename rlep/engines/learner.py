@@ -21,6 +21,7 @@ from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.engines.background import BackgroundWriter
 from rlep.engines.checkpoint import Position, full_weights, read_trainer, write_model, write_trainer
+from rlep.engines.kept import KeptWeights
 from rlep.engines.optimizer import ShardedAdamW
 from rlep.engines.options import LearnerOptions
 from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
@@ -78,21 +79,27 @@ class LearnerRank:
         self._reference = None if options.reference is None else build_policy(options.reference, options.policy, mesh)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
+        self._kept = KeptWeights(self._shards)
         self._updates = 0
         hidden_size = self._policy.model.config.hidden_size
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * hidden_size)
         self._device = torch.device(options.device, torch.cuda.current_device() if options.device == "cuda" else None)
 
-    def score(self, batch: SequenceBatch) -> Float32Array:
-        """Log-probs ``[R]`` of all response tokens under the present weights at temperature 1, on every rank."""
-        return self._no_grad_pass(batch, entropy=False)
+    def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
+        """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+        Under the present weights; with ``rollout`` under those before its first update, which must have kept them.
+        """
+        with self._kept.at_start_of(rollout):
+            return self._no_grad_pass(batch, entropy=False)
+
+    def update(self, batch: SequenceBatch, *, rollout: int, keep: bool = False) -> UpdateReport:
         """One optimizer update on whole groups with their old log-probs.
 
         Args:
             batch: the whole update; ranks take their parts of it themselves.
             rollout: number of the training step (from 0), which warm-up and schedule may count.
+            keep: the rollout's first update keeps a copy of the weights before it, for ``score``; until the next rollout.
 
         Raises:
             UpdateError: the batch has no old log-probs.
@@ -100,6 +107,7 @@ class LearnerRank:
         options = self.options.loss
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
+        self._kept.updating(rollout, keep=keep)
         weights = normalizers(batch, options)  # [S]
         high_entropy = None
         if options.high_entropy_fraction < 1:
@@ -201,6 +209,7 @@ class LearnerRank:
         Raises:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
+        self._kept.forget()
         random_state = self._random_state()
         position, absent = read_trainer(self._state() | random_state, frozenset(random_state), directory / "trainer")
         self._optimizer.set_steps(position.applied)
@@ -215,6 +224,7 @@ class LearnerRank:
             ModelError: the weights are missing or of another shape.
         """
         read_weights(self._policy, model)
+        self._kept.forget()
         self._source = model
         self._optimizer.restart()
         self._updates = 0
