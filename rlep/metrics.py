@@ -56,9 +56,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
-    Metric(
-        "rollout/in_flight", "requests", "Requests that generators hold at once (update.stream; chosen from past steps)"
-    ),
+    Metric("rollout/in_flight", "requests", "Requests that generators hold at once; chosen from past steps"),
     Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),

@@ -46,13 +46,10 @@ CORRECT = Verdict("correct", "2", "math", "1")
 class Generators:
     """64 workers that pull from the queue and answer at once."""
 
-    def __init__(self) -> None:
-        self._queue = WorkQueue(STEP_S)
+    reissued = Reissued()
 
-    @property
-    def reissued(self) -> Reissued:
-        """See the port."""
-        return Reissued(self._queue.retried, self._queue.dropped)
+    def __init__(self) -> None:
+        self._queue = WorkQueue(lease_s=3600.0)
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None

@@ -132,7 +132,11 @@ class Training:
         number.in_flight = None if self._in_flight is None else self._in_flight.now
         generators = self._run.roles.generators
         before = generators.reissued
+        number.in_flight = None if self._in_flight is None else self._in_flight.now
         trained = await self._train(number, prompts)
+        tokens = trained.metrics.get("rollout/tokens")
+        if self._in_flight is not None and isinstance(tokens, int):
+            self._in_flight.record(number.clock.seconds["step"], tokens)
         again = {
             "rollout/retried": generators.reissued.retried - before.retried,
             "rollout/dropped": generators.reissued.dropped - before.dropped,

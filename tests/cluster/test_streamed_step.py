@@ -42,6 +42,7 @@ class Answers:
 
     @property
     def reissued(self) -> Reissued:
+        """See the port."""
         return self.inner.reissued
 
     async def generate(

@@ -209,8 +209,7 @@ class FakeLearner:
     restarts: int = 0
     updated: int | None = None
     """The rollout of the last update."""
-    kept: bytes | None = None
-    """The state before that rollout's first update, where it was to be kept."""
+    kept: bytes | None = None  # the state before that rollout's first update, where it was to be kept
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         await self.world.event("score", len(batch))
