@@ -62,9 +62,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
-    Metric(
-        "selection/discarded", "groups", "Dynamic sampling: groups thrown away because all fresh rewards were equal"
-    ),
+    Metric("selection/discarded", "groups", "Dynamic sampling: groups dropped because all fresh verdicts were equal"),
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),
     Metric("group/informative", "share", "Groups whose advantages are not all zero"),
@@ -97,9 +95,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("update/clip_fraction_low/<source>", "share", "Tokens of this source whose loss is clipped at 1 - low"),
     Metric("update/clip_fraction_high/<source>", "share", "Tokens of this source whose loss is clipped at 1 + high"),
     Metric("update/clip_fraction_dual/<source>", "share", "Tokens of this source stopped by the dual clip"),
-    Metric(
-        "update/entropy/<source>", "nats/token", "Mean entropy of the policy over the trained tokens of this source"
-    ),
+    Metric("update/entropy/<source>", "nats/token", "Mean entropy of the policy on this source's trained tokens"),
     Metric(
         "update/old_kl/<source>", "nats/token", "Estimated divergence from the step's policy on this source's tokens"
     ),

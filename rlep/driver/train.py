@@ -129,14 +129,10 @@ class Training:
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
         number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
-        number.in_flight = None if self._in_flight is None else self._in_flight.now
         generators = self._run.roles.generators
         before = generators.reissued
         number.in_flight = None if self._in_flight is None else self._in_flight.now
         trained = await self._train(number, prompts)
-        tokens = trained.metrics.get("rollout/tokens")
-        if self._in_flight is not None and isinstance(tokens, int):
-            self._in_flight.record(number.clock.seconds["step"], tokens)
         again = {
             "rollout/retried": generators.reissued.retried - before.retried,
             "rollout/dropped": generators.reissued.dropped - before.dropped,
