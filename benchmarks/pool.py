@@ -162,8 +162,10 @@ class Bench:
     def samples(self) -> Times:
         """Every way to a sample, beside its bytes over TCP."""
         steps, asked, same = itertools.count(), list[str](), self.asked()
-        cached = RecordCache()
+        cached, cluster = RecordCache(), Cluster(ClusterConfig(cpus=2), "bench")
         with ExitStack() as stack:
+            stack.callback(cluster.close)
+            cluster.connect()
             bare, warm = (stack.enter_context(self.open(cache)) for cache in (RecordCache(NOTHING), cached))
             remote = {
                 "grpc_redis": stack.enter_context(self.served(NOTHING)),
@@ -201,12 +203,8 @@ class Bench:
 
     @contextmanager
     def actor(self, cache_mib: int) -> Iterator[Verb]:
-        """``sample`` of an actor on a private Ray of this machine."""
+        """``sample`` of an actor on the Ray that is connected."""
         import ray
-
-        cluster = Cluster(ClusterConfig(cpus=2), "bench")
-        if not ray.is_initialized():
-            cluster.connect()
 
         @ray.remote(num_cpus=0)
         class Holder:
@@ -222,7 +220,6 @@ class Bench:
         holder = Holder.remote(self.server.url, self.server.password_file)
         yield lambda asked, count, *, seed, step: ray.get(holder.sample.remote(asked, count, seed, step), timeout=60)
         ray.kill(holder)
-        cluster.close()
 
     def inserts(self) -> Times:
         """The store's insert beside a plain pipeline."""
