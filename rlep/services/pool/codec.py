@@ -173,10 +173,12 @@ def split_all(blobs: Sequence[bytes]) -> list[Sections]:
     frames = [blob[_HEADER.size : head.end_of_tokens] for blob, head in zip(blobs, heads, strict=True)]
     sizes = np.array([4 * head.length for head in heads], "<u8")
     try:
-        unpacked = _zstd.decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes.tobytes())
+        tokens = _zstd.decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes.tobytes())
     except zstandard.ZstdError as error:
         raise RecordRefused(f"a record's token frame is damaged: {error}") from None
-    return [_sections(blob, head, tokens.tobytes()) for blob, head, tokens in zip(blobs, heads, unpacked, strict=True)]
+    return [
+        _sections(blob, head, tokens[at].tobytes()) for at, (blob, head) in enumerate(zip(blobs, heads, strict=True))
+    ]
 
 
 class _Head(NamedTuple):
