@@ -32,6 +32,8 @@ from rlep.types import Prompt
 
 PROBES = 4
 FINGERPRINT_BYTES = 2**20
+FAILURES = ".failures"
+"""Ends the name of a pool of wrong answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ class Stage:
             deadline=config.pool.deadline_s,
             holds="wrong",
         )
-        return self._pool("failures", f"{config.pool.name}.failures", tokenizer, options)
+        return self._pool("failures", config.pool.name + FAILURES, tokenizer, options)
 
     def _pool(self, actor: str, name: str, tokenizer: Tokenizer, options: PoolOptions) -> PoolService:
         pool = self.config.pool.model_copy(update={"name": name})

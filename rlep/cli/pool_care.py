@@ -55,7 +55,7 @@ def verify(
         advance = stack.enter_context(bars.phase("verify", pool.stats().trajectories, "answers"))
         found = reverify(pool, references, tokenizer, verifier, quarantine=not dry_run, report=report, advance=advance)
     if as_json:
-        typer.echo(json.dumps(asdict(found) | {"statuses": dict(found.statuses), "failed": found.failed}, indent=2))
+        typer.echo(json.dumps(asdict(found) | {"statuses": dict(found.statuses)}, indent=2))
     else:
         _show_verified(found, verifier)
 
@@ -83,7 +83,7 @@ def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
     typer.echo(f"{found.graded} answers graded by {verifier.name} {verifier.version}")
     show_table([{"verdict": status, "answers": str(count)} for status, count in found.statuses.most_common()])
     if found.reread:
-        typer.echo(f"{found.reread} still correct, by another text than before")
+        typer.echo(f"{found.reread} with the same verdict, by another text than before")
     if found.unknown:
         typer.echo(
             f"{found.unknown} answers to {found.unknown_questions} questions that these files do not have: not graded"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlep.actors.pool import open_pool
-from rlep.cli.compose import pool_directory
+from rlep.cli.compose import FAILURES, pool_directory
 from rlep.cli.progress import Bars
 from rlep.config import Config
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
@@ -72,7 +72,8 @@ def filling(config: Config, tokenizer_digest: str, *, cap: int | None = None) ->
             cap = found.cap
     except PoolError:
         cap = cap or config.collection.cap
-    options = PoolOptions(cap=cap, minimum=1, deadline=config.pool.deadline_s)
+    holds: Literal["correct", "wrong"] = "wrong" if config.pool.name.endswith(FAILURES) else "correct"
+    options = PoolOptions(cap=cap, minimum=1, deadline=config.pool.deadline_s, holds=holds)
     with open_pool(config.pool, pool_directory(config), tokenizer_digest, options) as pool:
         yield pool
 

@@ -107,6 +107,20 @@ def test_only_verdicts_on_the_answer_itself_quarantine_it(
     assert pool.stats().trajectories == 1 - quarantined
 
 
+def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: Grader
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest, holds="wrong")
+    wrong, right = (
+        replace(one, verdict=replace(one.verdict, status="wrong", extracted="41"))
+        for one in (answer(trajectory, "q0", r"\boxed{41}"), answer(trajectory, "q0", r"\boxed{42}"))
+    )
+    assert pool.add([wrong, right]).inserted == 2
+    result = reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=True, report=lambda _: None)
+    assert (dict(result.statuses), result.failed, result.quarantined) == ({"wrong": 1, "correct": 1}, 1, 1)
+    assert pool.content_ids("q0") == [wrong.content_id]
+
+
 def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
     open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:

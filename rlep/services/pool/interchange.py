@@ -233,8 +233,8 @@ def _taken(pool: Pool, fields: dict[str, Any], report: Imported) -> tuple[Line, 
         trajectory = line.trajectory
         if trajectory.provenance.tokenizer_digest != pool.tokenizer_digest:
             raise RecordRefused(f"its token ids are of tokenizer {trajectory.provenance.tokenizer_digest}")
-        if not trajectory.correct and not line.quarantined:
-            raise RecordRefused(f"its verdict is {trajectory.verdict.status}; the pool holds only correct answers")
+        if trajectory.verdict.status != pool.holds and not line.quarantined:
+            raise RecordRefused(f"its verdict is {trajectory.verdict.status}; the pool holds only {pool.holds} answers")
     except RecordRefused as error:
         report.refuse(str(fields.get("content_id"))[:40], str(error)[:300])
         return None

@@ -200,6 +200,11 @@ class Pool:
         return digest
 
     @property
+    def holds(self) -> str:
+        """The verdict of what this opener takes: ``correct``, or ``wrong``."""
+        return self._options.holds
+
+    @property
     def sealed(self) -> str | None:
         """The digest of a sealed pool, as far as this opener knows."""
         return self._sealed

@@ -35,17 +35,16 @@ class Reverified:
     graded: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     """Verdict → answers."""
+    failed: int = 0
+    """Answers with another verdict than they came in with: not correct any more, or in a pool of wrong ones not wrong."""
+    undecided: int = 0
+    """Of ``UNDECIDED``."""
     reread: int = 0
-    """Still correct, but another text was taken for the answer."""
+    """The same verdict, but another text was taken for the answer."""
     quarantined: int = 0
     unknown: int = 0
     """Answers to questions that have no reference here: not graded."""
     unknown_questions: int = 0
-
-    @property
-    def failed(self) -> int:
-        """Answers that are not correct and not undecided."""
-        return sum(count for status, count in self.statuses.items() if status not in ("correct", *UNDECIDED))
 
 
 def reverify(
@@ -60,7 +59,7 @@ def reverify(
 ) -> Reverified:
     """Grade every answer of a pool against ``references`` (prompt id → reference), some hundred at a time.
 
-    ``report`` is told of every difference. With ``quarantine`` what is no longer correct is set aside, never to come
+    ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
     back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.
     """
     if quarantine and pool.sealed:
@@ -80,11 +79,14 @@ def reverify(
         for one, verdict in zip(batch, grader.grade_pairs(pairs), strict=True):
             result.graded += 1
             result.statuses[verdict.status] += 1
-            passed = verdict.status == "correct"
-            if passed and verdict.extracted == one.verdict.extracted:
+            same = verdict.status == one.verdict.status
+            if same and verdict.extracted == one.verdict.extracted:
                 continue
-            result.reread += passed
-            aside = quarantine and not passed and verdict.status not in UNDECIDED
+            undecided = verdict.status in UNDECIDED
+            result.reread += same
+            result.undecided += undecided
+            result.failed += not (same or undecided)
+            aside = quarantine and not (same or undecided)
             if aside:
                 result.quarantined += pool.remove(one.prompt_id, [one.content_id], quarantine=True)
             report(Difference(one.prompt_id, one.content_id, one.verdict, verdict, aside))
