@@ -7,7 +7,7 @@
 * ``workers``: verdicts per second of two workers over one (2.0 is the limit, on two free cores);
 * ``one_call``: 8,192 responses of 512 prompts like DAPO's in one call;
 * ``agreement``: pairs of plain numbers on which the fast path and the full path differ;
-* ``hostile``: seconds of the slowest of the tests' hostile answers, and of the honest ones behind them, each in its own call.
+* ``hostile``: seconds of the slowest of the tests' hostile answers and of the honest answers behind them, one per call.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def test_only_verdicts_on_the_answer_itself_quarantine_it(
 
 
 def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: Grader
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
     pool = open_pool(tokenizer=LETTERS.digest, holds="wrong")
     wrong, right = (

@@ -1,0 +1,50 @@
+"""Two verifier actors with any profile: every answer gets its verdict, in order, also where one of them dies at work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+
+from rlep.cli.compose import stage
+from rlep.settings import load_config
+from rlep.types import Completion, Prompt, Verdict
+from tests.small import BASE, small_task
+
+COUNT = 320
+
+
+async def verdicts_of(home: Path, reference: str, texts: list[str], *more: str, kill: bool = False) -> list[Verdict]:
+    """The verdicts of two verifiers; with ``kill``, the first is killed while it grades."""
+    prompt = Prompt("ab" * 16, "?", reference, np.arange(4, dtype=np.int32))
+    tokens, logprobs = np.array([5], np.int32), np.zeros(1, np.float32)
+    completions = [
+        Completion(f"r/{i}", prompt.id, i, tokens, logprobs, "stop", 0, text) for i, text in enumerate(texts)
+    ]
+    overrides = [*small_task(home), f'run.directory="{home / "run"}"', f"run.name={home.name}", "cluster.cpus=2"]
+    config = load_config([BASE], [*overrides, "verifier.count=2", *more])
+    async with stage(config) as actors:
+        verifiers = actors.verifiers()
+        await actors.started()
+        victim = await (await verifiers._actors[0].handle()).ping.remote()
+        grading = asyncio.create_task(verifiers.grade(prompt, completions))
+        await asyncio.sleep(0)  # its calls are on their way
+        if kill:
+            os.kill(victim, signal.SIGKILL)
+        return await grading
+
+
+async def test_a_verifier_that_dies_at_work_loses_no_answer(tmp_path: Path) -> None:
+    texts = [rf"\boxed{{x+{i % 7}+{i}-{i}}}" for i in range(COUNT)]
+    verdicts = await verdicts_of(tmp_path, "x+3", texts, kill=True)
+    assert [verdict.status for verdict in verdicts] == ["correct" if i % 7 == 3 else "wrong" for i in range(COUNT)]
+
+
+async def test_a_run_takes_a_pattern_for_its_profile(tmp_path: Path) -> None:
+    profile = r"verifier.profile='regex:label: (\w+)'"
+    verdicts = await verdicts_of(tmp_path, "Ham", ["label: ham", "label: spam", "none"], profile)
+    assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer"]
+    assert verdicts[0].verifier == r"regex:label: (\w+)"
