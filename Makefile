@@ -36,8 +36,8 @@ format: setup-dev  ## mend what ruff can mend
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-bench: setup-dev  ## every benchmark but the quickstart comparison
-	@for script in $(filter-out benchmarks/quickstart.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+bench: setup-dev  ## every benchmark but the quickstart comparison and those for a GPU
+	@for script in $(filter-out benchmarks/quickstart.py benchmarks/gpu_learner.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
 
 bench-quickstart: setup-dev  ## replay against the baseline and the controls, over paired seeds
 	$(RUN) benchmarks/quickstart.py

@@ -1,9 +1,14 @@
-"""Speed and memory of the learner's packed update against a padded loop and the machine's own matrix products.
+"""Speed and memory of the learner's update against TRL, a padded loop and the machine's own matrix products.
 
 ``python benchmarks/learner.py [--json]``, on one core. The batch is ragged: 128 sequences of 20-250 tokens, Qwen2 with
-about a million parameters. Every arm runs in a process of its own, so that peaks of memory do not mix; times are CPU
-seconds, the best of three. The padded loop is what a plain training script does: right-padded micro-batches of 16
-sequences through transformers' SDPA, log-softmax of all logits. ``loss_difference`` is relative.
+about a million parameters beside its embedding. Every arm runs in a process of its own, so that peaks of memory do not
+mix; times are CPU seconds, the best of several. The padded loop is what a plain training script does: right-padded
+micro-batches of 16 sequences through transformers' SDPA, log-softmax of all logits. TRL is its ``GRPOTrainer`` with
+micro-batches of as many, installed by this script into ``runs/trl-environment`` (on top of this environment's own torch
+and transformers), with generation replaced by the batch. The ceiling is a large fp32 product in the process of our arm.
+
+``--json`` prints one line per vocabulary and at last the worst of each figure over vocabularies. ``loss_difference`` is
+relative, the largest to either peer. Peak memory is also compared at V = 151,936, on the first 32 sequences.
 """
 
 from __future__ import annotations
@@ -11,25 +16,39 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import platform
 import resource
+import site
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from rlep.algorithms.packing import take
 from rlep.engines.learner import LearnerRank
 from rlep.engines.options import LearnerOptions, OptimizerOptions
 from rlep.engines.report import model_flops
 from rlep.types import SequenceBatch
 
-SEQUENCES, SHORTEST, LONGEST, PROMPT = 128, 20, 250, 10
+SEQUENCES, GROUP, SHORTEST, LONGEST, PROMPT = 128, 8, 20, 250, 10
 PADDED_ROWS = 16
-REPEATS = 3
+REPEATS = 5
+MEMORY_VOCABULARY, MEMORY_SEQUENCES = 151_936, 32
+HERE = Path(__file__).resolve().parent
+TRL = HERE.parent / "runs" / "trl-environment"
+TRL_PACKAGES = (
+    *("trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "pandas==3.1.1", "dill==0.4.1", "multiprocess==0.70.19"),
+    *("xxhash==4.1.0", "python-dateutil", "pytz", "tzdata", "six"),
+)
+"""What TRL needs beside this environment; ``--no-deps``, so that torch and transformers stay the same in every arm."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,8 @@ class Measured:
     tokens_per_cpu_second: float
     peak_bytes: int
     loss: float
+    ceiling: float = 0.0
+    """Operations per CPU second of a large matrix product in the same process; 0 where it was not measured."""
 
 
 def config_of(vocabulary: int) -> Qwen2Config:
@@ -54,41 +75,72 @@ def config_of(vocabulary: int) -> Qwen2Config:
     )
 
 
-def ragged_batch(vocabulary: int) -> SequenceBatch:
-    """The same batch for every arm; old log-probs near those of a random model."""
+def ragged_batch(vocabulary: int, sequences: int = SEQUENCES) -> SequenceBatch:
+    """The same batch for every arm: advantages of mean zero in each group, old log-probs near those of a random model."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(SHORTEST, LONGEST + 1, size=SEQUENCES)
     responses = int((lengths - PROMPT).sum())
-    return SequenceBatch(
+    advantages = rng.normal(size=(SEQUENCES // GROUP, GROUP))
+    batch = SequenceBatch(
         tokens=rng.integers(0, vocabulary, size=lengths.sum()).astype(np.int32),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         prompt_lengths=np.full(SEQUENCES, PROMPT, dtype=np.int32),
-        advantages=rng.normal(size=SEQUENCES).astype(np.float32),
+        advantages=(advantages - advantages.mean(axis=1, keepdims=True)).reshape(-1).astype(np.float32),
         trained=np.ones(SEQUENCES, dtype=np.bool_),
-        groups=(np.arange(SEQUENCES) // 8).astype(np.int32),
+        groups=(np.arange(SEQUENCES) // GROUP).astype(np.int32),
         replayed=np.zeros(SEQUENCES, dtype=np.bool_),
         old_logprobs=rng.normal(-np.log(vocabulary), 0.1, size=responses).astype(np.float32),
     )
+    return take(batch, np.arange(sequences))
 
 
-def ours(directory: Path, vocabulary: int) -> Measured:
+def ours(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
     """The learner's own update; its learning rate of nothing keeps the loss the same."""
     options = LearnerOptions(optimizer=OptimizerOptions(lr=0.0), micro_batch_tokens=4096, threads=1)
-    meeting = f"file://{directory}/meeting-{vocabulary}"
-    learner = LearnerRank(directory, options, rank=0, world_size=1, init_method=meeting)
-    batch = ragged_batch(vocabulary)
-    measured = measure(lambda: learner.update(batch, rollout=0).loss, len(batch.tokens))
+    learner = LearnerRank(
+        directory, options, rank=0, world_size=1, init_method=f"file://{directory}/meeting-{vocabulary}"
+    )
+    batch = ragged_batch(vocabulary, sequences)
+    measured = measure(lambda: learner.update(batch, rollout=0).loss, len(batch.tokens), repeats)
     learner.close()
     return measured
 
 
-def padded(directory: Path, vocabulary: int) -> Measured:
+def padded(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
     """A plain loop over right-padded micro-batches of the same sequences in the same order."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     adamw = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.1)
-    batch = ragged_batch(vocabulary)
-    return measure(lambda: padded_update(model, adamw, batch), len(batch.tokens))
+    batch = ragged_batch(vocabulary, sequences)
+    return measure(lambda: padded_update(model, adamw, batch), len(batch.tokens), repeats)
+
+
+def trl(directory: Path, vocabulary: int) -> Measured:
+    """TRL's update, in its own environment."""
+    batch, result = ragged_batch(vocabulary), directory / "trl.json"
+    arrays = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    np.savez(directory / "batch.npz", **{name: array for name, array in arrays.items() if array is not None})
+    command = [*(str(part) for part in (trl_python(), HERE / "peers" / "trl_update.py", directory))]
+    command += [str(directory / "batch.npz"), str(result), str(PADDED_ROWS), str(REPEATS)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
+    if done.returncode:
+        raise RuntimeError(f"TRL's update failed:\n{done.stderr[-3000:]}")
+    told = json.loads(result.read_text())
+    return Measured(len(batch.tokens) / told["cpu_seconds"], told["peak_bytes"], told["loss"])
+
+
+def trl_python() -> Path:
+    """The interpreter of TRL's environment, which is made when it is not there."""
+    python, complete = TRL / "bin" / "python", TRL / "complete"
+    if not complete.exists() or complete.read_text() != " ".join(TRL_PACKAGES):
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(TRL)], check=True, timeout=600)
+        install = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps", *TRL_PACKAGES]
+        subprocess.run(install, check=True, timeout=1800, stdout=sys.stderr)
+        (packages,) = TRL.glob("lib/python*/site-packages")
+        (packages / "rlep-environment.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+        complete.write_text(" ".join(TRL_PACKAGES))
+    return python
 
 
 def padded_update(model: torch.nn.Module, adamw: torch.optim.AdamW, batch: SequenceBatch) -> float:
@@ -97,7 +149,7 @@ def padded_update(model: torch.nn.Module, adamw: torch.optim.AdamW, batch: Seque
     parts = [torch.from_numpy(part) for part in np.split(batch.tokens.astype(np.int64), batch.offsets[1:-1])]
     olds = [torch.from_numpy(part) for part in np.split(batch.old_logprobs, np.cumsum(batch.response_lengths)[:-1])]
     total = 0.0
-    for start in range(0, SEQUENCES, PADDED_ROWS):
+    for start in range(0, len(batch), PADDED_ROWS):
         rows = slice(start, start + PADDED_ROWS)
         ids = torch.nn.utils.rnn.pad_sequence(parts[rows], batch_first=True)
         old = torch.nn.utils.rnn.pad_sequence(olds[rows], batch_first=True)  # [B, T]
@@ -118,15 +170,17 @@ def padded_update(model: torch.nn.Module, adamw: torch.optim.AdamW, batch: Seque
     return total
 
 
-def measure(update: Callable[[], float], tokens: int) -> Measured:
-    """The best of ``REPEATS`` updates after one to warm up."""
+def measure(update: Callable[[], float], tokens: int, repeats: int) -> Measured:
+    """One update to warm up, then the best of ``repeats``, a matrix product before each."""
     before = peak()
-    loss, seconds = update(), []
-    for _ in range(REPEATS):
+    loss, seconds, ceilings = update(), [], []
+    used = peak() - before
+    for _ in range(repeats):
+        ceilings.append(matmul_ceiling())
         started = time.process_time()
         update()
         seconds.append(time.process_time() - started)
-    return Measured(tokens / min(seconds), peak() - before, loss)
+    return Measured(tokens / min(seconds, default=float("inf")), used, loss, max(ceilings, default=0.0))
 
 
 def peak() -> int:
@@ -139,48 +193,82 @@ def matmul_ceiling() -> float:
     torch.set_num_threads(1)
     matrix = torch.randn(1536, 1536)
     seconds = []
-    for _ in range(5):
+    for _ in range(3):
         started = time.process_time()
         matrix @ matrix
         seconds.append(time.process_time() - started)
     return float(2 * 1536**3 / min(seconds))
 
 
-def compare(vocabulary: int) -> dict[str, object]:
-    """All figures for one vocabulary."""
+def arms(vocabulary: int, sequences: int, repeats: int, *, with_trl: bool) -> tuple[dict[str, Measured], float]:
+    """Every arm on the same model, and the operations of one update."""
     config = config_of(vocabulary)
     torch.manual_seed(0)
-    with (
-        tempfile.TemporaryDirectory() as name,
-        multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool,
-    ):
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as name, context.Pool(1, maxtasksperchild=1) as pool:
         model = Qwen2ForCausalLM(config)
         model.save_pretrained(name)
-        arms = {arm.__name__: pool.apply(arm, (Path(name), vocabulary)) for arm in (ours, padded)}
-        ceiling = pool.apply(matmul_ceiling)
-    batch = ragged_batch(vocabulary)
-    flops = model_flops(config, sum(weight.numel() for weight in model.parameters()), batch)
-    speed = arms["ours"].tokens_per_cpu_second
+        work = (Path(name), vocabulary, sequences, repeats)
+        found = {arm.__name__: pool.apply(arm, work) for arm in (ours, padded)}
+        if with_trl:
+            found["trl"] = trl(Path(name), vocabulary)
+    weights = sum(weight.numel() for weight in model.parameters())
+    return found, model_flops(config, weights, ragged_batch(vocabulary, sequences))
+
+
+def compare(vocabulary: int) -> dict[str, object]:
+    """All figures for one vocabulary."""
+    found, flops = arms(vocabulary, SEQUENCES, REPEATS, with_trl=True)
+    own, tokens = found["ours"], len(ragged_batch(vocabulary).tokens)
     return {
         "vocabulary": vocabulary,
-        "tokens": len(batch.tokens),
-        **{name: asdict(measured) for name, measured in arms.items()},
-        "matmul_ceiling_flops": ceiling,
-        "ours_over_padded": speed / arms["padded"].tokens_per_cpu_second,
-        "fraction_of_matmul_ceiling": flops / len(batch.tokens) * speed / ceiling,
-        "loss_difference": abs(arms["ours"].loss / arms["padded"].loss - 1.0),
+        "tokens": tokens,
+        **{name: asdict(measured) for name, measured in found.items()},
+        "ours_over_trl": own.tokens_per_cpu_second / found["trl"].tokens_per_cpu_second,
+        "ours_over_padded": own.tokens_per_cpu_second / found["padded"].tokens_per_cpu_second,
+        "fraction_of_matmul_ceiling": flops / tokens * own.tokens_per_cpu_second / own.ceiling,
+        "loss_difference": max(abs(own.loss / found[peer].loss - 1.0) for peer in ("padded", "trl")),
     }
 
 
+def compare_memory() -> dict[str, object]:
+    """Peak memory of one update with a large vocabulary."""
+    found, _ = arms(MEMORY_VOCABULARY, MEMORY_SEQUENCES, 0, with_trl=False)
+    own, plain = found["ours"], found["padded"]
+    return {
+        "vocabulary": MEMORY_VOCABULARY,
+        "sequences": MEMORY_SEQUENCES,
+        "peak_bytes": {name: measured.peak_bytes for name, measured in found.items()},
+        "memory_over_padded": own.peak_bytes / plain.peak_bytes,
+        "loss_difference": abs(own.loss / plain.loss - 1.0),
+    }
+
+
+def worst(rows: list[dict[str, object]]) -> dict[str, float]:
+    """Of each figure the worst."""
+    kinds = {"ours_over_trl": min, "ours_over_padded": min, "fraction_of_matmul_ceiling": min}
+    kinds |= {"loss_difference": max, "memory_over_padded": max}
+    return {name: pick(float(str(row[name])) for row in rows if name in row) for name, pick in kinds.items()}
+
+
 def main() -> None:
-    """Print the figures of each vocabulary; with ``--json`` one line for each."""
+    """Print the figures of each vocabulary; with ``--json`` one line for each, and the worst at last."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="one JSON line per vocabulary")
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[98, 16_384])
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON line per vocabulary, then the worst of each figure"
+    )
+    parser.add_argument("--out", type=Path, help="also write everything to this file, with the machine's description")
     chosen = parser.parse_args()
-    for vocabulary in chosen.vocabulary:
-        figures = compare(vocabulary)
-        print(json.dumps(figures) if chosen.json else json.dumps(figures, indent=2))
+    rows: list[dict[str, object]] = []
+    for row in (compare(98), compare(16_384), compare_memory()):
+        rows.append(row)
+        print(json.dumps(row) if chosen.json else json.dumps(row, indent=2), flush=True)
+    figures = worst(rows)
+    print(json.dumps(figures))
+    if chosen.out:
+        machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
+        written = {"machine": machine | {"torch": torch.__version__, "trl": TRL_PACKAGES[0]}, "rows": rows}
+        chosen.out.write_text(json.dumps(written | figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

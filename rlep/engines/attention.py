@@ -23,7 +23,7 @@ from rlep.types import Int64Array
 PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
 
-_SHORTEST_SHARE = 0.75
+_SHORTEST_SHARE = 0.85
 """Sequences shorter than this share of their bucket's longest start the next bucket."""
 
 
@@ -31,16 +31,15 @@ _SHORTEST_SHARE = 0.75
 class Bucket:
     """Neighbouring sequences of the row that are attended together."""
 
-    start: int
-    stop: int
-    """The row's tokens ``[start, stop)``."""
+    tokens: int
+    """So many of the row's tokens, after those of the buckets before."""
     count: int
     length: int
     """``count`` sequences, the longest of ``length`` tokens."""
     slots: Tensor | None
-    """Row token of every padded slot, ``[count * length]``; None when all have the same length."""
+    """The bucket's token in every padded slot, ``[count * length]``; None when all have the same length."""
     filled: Tensor | None
-    """Padded slot of every token of the bucket, ``[stop - start]``; None when all have the same length."""
+    """Padded slot of every token of the bucket, ``[tokens]``; None when all have the same length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +76,7 @@ def layout_of(lengths: Int64Array, device: torch.device) -> Layout:
     for index, length in enumerate(lengths):
         if length < _SHORTEST_SHARE * lengths[cuts[-1]]:
             cuts.append(index)
-    buckets = tuple(_bucket(lengths[a:b], int(bounds[a]), device) for a, b in pairwise([*cuts, len(lengths)]))
+    buckets = tuple(_bucket(lengths[a:b], device) for a, b in pairwise([*cuts, len(lengths)]))
     return Layout(
         positions=torch.from_numpy(positions).to(device).unsqueeze(0),
         boundaries=torch.from_numpy(bounds.astype(np.int32)).to(device),
@@ -86,17 +85,16 @@ def layout_of(lengths: Int64Array, device: torch.device) -> Layout:
     )
 
 
-def _bucket(lengths: Int64Array, start: int, device: torch.device) -> Bucket:
+def _bucket(lengths: Int64Array, device: torch.device) -> Bucket:
     count, longest, total = len(lengths), int(lengths[0]), int(lengths.sum())
     if total == count * longest:
-        return Bucket(start, start + total, count, longest, None, None)
-    first = start + np.cumsum(lengths) - lengths
+        return Bucket(total, count, longest, None, None)
+    first = np.cumsum(lengths) - lengths
     within = np.minimum(np.arange(longest), lengths[:, None] - 1)  # [count, longest]; pads repeat the last token
     slots = (first[:, None] + within).reshape(-1)
     filled = spans(np.arange(count, dtype=np.int64) * longest, lengths)
     return Bucket(
-        start,
-        start + total,
+        total,
         count,
         longest,
         torch.from_numpy(slots).to(device),
@@ -140,17 +138,17 @@ def packed_attention(
     row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(row, layout, scale, reach), None
-    parts = [_bucketed(row, bucket, scale, reach) for bucket in layout.buckets]
+    # Split, not sliced: the gradients of the parts are joined once, instead of each being added to a row of zeros.
+    sizes = [bucket.tokens for bucket in layout.buckets]
+    split = zip(*(tensor.split(sizes) for tensor in row), strict=True)
+    parts = [_bucketed(part, bucket, scale, reach) for part, bucket in zip(split, layout.buckets, strict=True)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
 
 
-def _bucketed(row: tuple[Tensor, ...], bucket: Bucket, scale: float | None, reach: int | None) -> Tensor:
-    """Causal SDPA over one bucket: ``[stop - start, H, D]``. A pad follows every real token, so none attends to it."""
-    shape = (bucket.count, bucket.length)
-    if bucket.slots is None:
-        query, key, value = (x[bucket.start : bucket.stop].unflatten(0, shape).transpose(1, 2) for x in row)
-    else:
-        query, key, value = (x.index_select(0, bucket.slots).unflatten(0, shape).transpose(1, 2) for x in row)
+def _bucketed(part: tuple[Tensor, ...], bucket: Bucket, scale: float | None, reach: int | None) -> Tensor:
+    """Causal SDPA over one bucket: ``[tokens, H, D]``. A pad follows every real token, so none attends to it."""
+    padded = part if bucket.slots is None else tuple(x.index_select(0, bucket.slots) for x in part)
+    query, key, value = (x.unflatten(0, (bucket.count, bucket.length)).transpose(1, 2) for x in padded)
     mask = None
     if reach is not None and bucket.length > reach:
         ones = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device)

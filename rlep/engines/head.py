@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES = 64 * 2**20
-"""Largest fp32 logits matrix held at once, in bytes (about three of this size live in the backward pass)."""
+_CHUNK_BYTES = {"cpu": 8 * 2**20, "cuda": 256 * 2**20}
+"""Largest fp32 logits matrix held at once, in bytes, by device; about three of this size live in the backward pass.
+
+On a CPU a chunk and the passes over it stay in the cache. On a GPU a chunk has to have some hundred rows, so that the matrix
+products are bound by arithmetic rather than by reading the output embedding again for each chunk.
+"""
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -28,7 +32,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: 
 
 
 def _chunk_rows(weight: Tensor) -> int:
-    return max(1, _CHUNK_BYTES // (4 * weight.shape[0]))
+    return max(1, _CHUNK_BYTES[weight.device.type] // (4 * weight.shape[0]))
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -45,34 +49,44 @@ class _ChunkedLogprobs(torch.autograd.Function):
             rows = slice(start, start + chunk)
             logits = (hidden[rows] @ weight.t()).float()  # [C, V]
             chosen = logits.gather(1, targets[rows].unsqueeze(1)).squeeze(1)
-            normalisers[rows] = logits.logsumexp(1)
+            largest = logits.amax(1)
+            powers = logits.sub_(largest.unsqueeze(1)).exp()  # logits are now differences to the largest
+            total = powers.sum(1)
+            normalisers[rows] = total.log() + largest
             logprobs[rows] = chosen - normalisers[rows]
             if entropy:
-                probs = (logits - normalisers[rows].unsqueeze(1)).exp_()
-                entropies[rows] = normalisers[rows] - probs.mul_(logits).sum(1)
+                entropies[rows] = total.log() - powers.mul_(logits).sum(1) / total
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
-        grad_logprobs = torch.zeros_like(normalisers) if grads[0] is None else grads[0]
-        grad_entropies = grads[1]
+        upstream = (torch.zeros_like(normalisers) if grads[0] is None else grads[0]).unsqueeze(1)  # [R, 1]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         chunk = _chunk_rows(weight)
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
-            upstream = grad_logprobs[rows].unsqueeze(1)  # [C, 1]
             scores = (hidden[rows] @ weight.t()).float().sub_(normalisers[rows].unsqueeze(1))  # log p, [C, V]
-            probs = scores.exp()
-            if grad_entropies is not None:
-                scale = grad_entropies[rows].unsqueeze(1)
-                factor = scores.add_(entropies[rows].unsqueeze(1)).mul_(scale).add_(upstream)
+            if grads[1] is None:
+                grad_logits, scale = scores.exp_(), -upstream[rows]  # scaling [C, d] is cheaper than [C, V]
+                grad_logits.scatter_add_(1, targets[rows].unsqueeze(1), torch.full_like(scale, -1.0))
             else:
-                factor = upstream
-            grad_logits = probs.mul_(factor).neg_().scatter_add_(1, targets[rows].unsqueeze(1), upstream)
+                probs, scale = scores.exp(), torch.ones_like(upstream[rows])
+                factor = (
+                    scores.add_(entropies[rows].unsqueeze(1)).mul_(grads[1][rows].unsqueeze(1)).add_(upstream[rows])
+                )
+                grad_logits = probs.mul_(factor).neg_().scatter_add_(1, targets[rows].unsqueeze(1), upstream[rows])
             grad_logits = grad_logits.to(hidden.dtype)
-            grad_hidden[rows] = grad_logits @ weight
-            grad_weight += grad_logits.t() @ hidden[rows]
+            grad_hidden[rows] = (grad_logits @ weight) * scale
+            _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
         return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left @ right``, summed in the type of ``total``."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

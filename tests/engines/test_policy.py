@@ -67,7 +67,9 @@ def test_a_row_must_be_sorted_and_without_empty_sequences(lengths: list[int]) ->
 def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softmax(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(head, "_CHUNK_BYTES", 3 * 4 * 11)  # three rows of an 11-word vocabulary: chunks of 3, 3 and 1
+    monkeypatch.setitem(
+        head._CHUNK_BYTES, "cpu", 3 * 4 * 11
+    )  # three rows of an 11-word vocabulary: chunks of 3, 3 and 1
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
     weight = torch.randn(11, 5, generator=generator, requires_grad=True)
@@ -104,7 +106,7 @@ def test_the_entropy_alone_has_a_gradient() -> None:
 
 
 def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "_CHUNK_BYTES", 4 * 50_000 * 4)
+    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 4 * 50_000 * 4)
     hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(50_000, 4, requires_grad=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         token_logprobs(hidden, weight, torch.arange(64), entropy=False)[0].sum().backward()
