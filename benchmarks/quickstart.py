@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.quickstart.task import TaskFiles, build_task
+from rlep.services.report import build_report
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "rlep" / "quickstart"
@@ -53,6 +54,9 @@ def main() -> None:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(found, indent=2) + "\n")
     show(found)
+    first = [options.directory / f"{arm}-0" for arm in options.arms]
+    files = build_report([*first, *options.directory.glob("collect-0")], options.directory / "report")
+    print(f"report of seed 0 with its controls: {files.html}")
     sys.exit(0 if found["gate"]["passed"] else 1)
 
 

@@ -6,7 +6,8 @@
 * ``symbolic``: CPU seconds for a mix of expressions, the full path's against math-verify's own ``parse`` and ``verify``;
 * ``workers``: verdicts per second of two workers over one (2.0 is the limit, on two free cores);
 * ``one_call``: 8,192 responses of 512 prompts like DAPO's in one call;
-* ``agreement``: pairs of plain numbers on which the fast path and the full path differ.
+* ``agreement``: pairs of plain numbers on which the fast path and the full path differ;
+* ``hostile``: seconds of the slowest of the tests' hostile answers, and of the honest ones behind them, each in its own call.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import random
+import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -51,6 +53,7 @@ def main() -> None:
         "one_call": one_call(),
         "symbolic_speed_over_math_verify": round(symbolic(), 2),
         "agreement": agreement(arguments.pairs),
+        "hostile": hostile(),
     }
     print(json.dumps(figures, indent=2))
     arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -141,6 +144,31 @@ def agreement(count: int) -> dict[str, int]:
         pair = _spelled(draw, value), _spelled(draw, other)
         differences += exact.decide(*pair) != judge(*pair)[0]
     return {"pairs": count, "differences": differences}
+
+
+def hostile() -> dict[str, float]:
+    """Wall seconds; the CPU deadline is 1 s."""
+    from rlep.services.verifier.verifier import Verifier
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.services.verifier_hostile import HOSTILE
+
+    slowest, next_slowest, right = 0.0, 0.0, 0
+    with Verifier() as verifier:
+        verifier.grade("x", ["\\boxed{y}"], [False])
+        for number, (reference, response) in enumerate(HOSTILE):
+            started = time.perf_counter()
+            (bad,) = verifier.grade(reference, [response], [False])
+            answered = time.perf_counter()
+            (fair,) = verifier.grade("x+1", [f"\\boxed{{{number}+x-{number - 1}}}"], [False])
+            slowest, next_slowest = max(slowest, answered - started), max(next_slowest, time.perf_counter() - answered)
+            right += bad.status != "correct" and fair.status == "correct"
+    return {
+        "answers": len(HOSTILE),
+        "right": right,
+        "slowest": round(slowest, 2),
+        "slowest_next": round(next_slowest, 2),
+    }
 
 
 def _spelled(draw: random.Random, value: Fraction) -> str:

@@ -22,9 +22,10 @@ if ! [ -s "$folder/redis_password" ]; then
 fi
 if ! [ -s "$folder/users.acl" ]; then
     # rlep: its own keys, no administration but reading the configuration, which it checks before it trusts the server.
-    # health: may ping, nothing else. default: switched off, so a connection without a name can do nothing.
+    # health: may ping, nothing else. default: switched off, so a connection without a name can do nothing; it keeps its
+    # rights because Redis 7 replays the append-only file as this user, and would drop every transaction it may not run.
     cat >"$folder/users.acl" <<EOF
-user default off
+user default off ~* &* +@all
 user health on nopass resetkeys resetchannels -@all +ping
 user rlep on #$(sha256 <"$folder/redis_password") ~rlep:* resetchannels +@all -@admin -@dangerous +info +config|get
 EOF

@@ -176,14 +176,22 @@ class UpdateConfig(Section):
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    stream: Literal["off", "fixed", "completion"] = "off"
+    """Update while later groups are written: ``fixed`` has the result of ``off``, ``completion`` takes short answers first."""
     lr: float = Field(1e-6, gt=0)
     """AdamW learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """AdamW moment decays."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay."""
-    warmup_rollouts: Count = 10
-    """Linear warm-up in rollouts (first factor 1/this); 0 starts at full rate."""
+    warmup: Count = 10
+    """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up; a decay ends with the last of ``run.steps``."""
+    floor: Share = 0.0
+    """Factor of ``lr`` at the end of a decay."""
+    unit: Literal["rollouts", "updates"] = "rollouts"
+    """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
     clip_norm: float = Field(1.0, gt=0)
     """Global gradient norm is clipped here; a non-finite gradient skips the update."""
 
@@ -227,6 +235,10 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; the last step is always written."""
     keep: Positive = 2
     """Newest checkpoints kept."""
+    best: str | None = None
+    """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
+    accept: tuple[Literal["data", "tokenizer", "pool"], ...] = ()
+    """What may differ from the run that is continued; everything else is refused."""
 
 
 class TrackingConfig(Section):
@@ -272,6 +284,11 @@ class Config(Section):
             raise ConfigError(
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
+            )
+        if update.stream != "off" and rollout.dynamic_sampling:
+            raise ConfigError(
+                f"update.stream = {update.stream} with rollout.dynamic_sampling: which groups a step trains on is known "
+                "only when all are verified; switch one of them off"
             )
         if rollout.fresh == 1 and self.replay.count == 0:
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")

@@ -71,8 +71,11 @@ class VerifierConfig(ActorConfig):
     """Number of verifier actors."""
     workers: Positive = 1
     """math-verify processes in each actor."""
-    profile: Literal["math", "dapo", "strict-box"] = "math"
-    """Which text counts as the answer; see ``docs/verifier.md``."""
+    profile: str = Field(
+        "math", pattern=r"^(math|math-bare|strict-box|dapo|exact|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+    )
+    """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
+    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/verifier.md``."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
@@ -92,8 +95,12 @@ class LearnerConfig(ActorConfig):
     """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence stands alone."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    reshard_after_forward: bool = False
+    """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
     cpu_offload: bool = False
     """Keep parameters and optimizer state in host memory."""
+    compile: bool = False
+    """``torch.compile`` each layer; the first updates take minutes."""
     threads: Count = 0
     """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
     collective_timeout_s: Seconds = 300

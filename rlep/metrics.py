@@ -56,14 +56,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
+    Metric("rollout/in_flight", "requests", "Requests that generators hold at once; chosen from past steps"),
     Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
-    Metric(
-        "selection/discarded", "groups", "Dynamic sampling: groups thrown away because all fresh rewards were equal"
-    ),
+    Metric("selection/discarded", "groups", "Dynamic sampling: groups dropped because all fresh verdicts were equal"),
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),
     Metric("group/informative", "share", "Groups whose advantages are not all zero"),
@@ -80,16 +79,23 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/tokens/<source>", "tokens", "Response tokens of this source that reached the loss"),
     Metric("loss/sft", "nats/token", "Supervised fine-tuning: mean negative log-prob of the target tokens"),
     Metric("update/count", "updates", "Optimizer updates applied in the step"),
+    Metric("update/early", "updates", "Updates begun before the last fresh completion (update.stream)"),
     Metric("update/skipped", "updates", "Updates not applied: no token to train on, or a non-finite gradient"),
     Metric("update/grad_norm", "norm", "Gradient norm before clipping, mean over the updates"),
     Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),
     Metric("update/learning_rate", "rate", "Learning rate of the last update"),
+    Metric("update/tokens_per_second", "tokens/s", "Prompt and response tokens over the time of the optimizer updates"),
+    Metric(
+        "update/flops_per_second", "operations/s", "Operations the model asks for over that time, all ranks together"
+    ),
+    Metric(
+        "update/flop_utilization", "share", "Those of what the GPUs can do in bfloat16; absent where that is not known"
+    ),
+    Metric("update/peak_memory", "bytes", "Peak of learner rank 0 so far: GPU memory, or resident memory on CPU"),
     Metric("update/clip_fraction_low/<source>", "share", "Tokens of this source whose loss is clipped at 1 - low"),
     Metric("update/clip_fraction_high/<source>", "share", "Tokens of this source whose loss is clipped at 1 + high"),
     Metric("update/clip_fraction_dual/<source>", "share", "Tokens of this source stopped by the dual clip"),
-    Metric(
-        "update/entropy/<source>", "nats/token", "Mean entropy of the policy over the trained tokens of this source"
-    ),
+    Metric("update/entropy/<source>", "nats/token", "Mean entropy of the policy on this source's trained tokens"),
     Metric(
         "update/old_kl/<source>", "nats/token", "Estimated divergence from the step's policy on this source's tokens"
     ),
@@ -119,6 +125,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("verifier/status/<status>", "trajectories", "Fresh rollouts with this verdict"),
     Metric("verifier/fast", "share", "Verdicts decided without the full grader"),
     Metric("verifier/seconds", "s", "Mean time of one verdict"),
+    Metric(
+        "verifier/latency",
+        "trajectories",
+        "Verdicts by their time: up to 10 us, 100 us, 1 ms, 3 ms, 10 ms, 30 ms, 0.1 s, 0.3 s, 1 s, 3 s, and above",
+        "list",
+    ),
     Metric("actors/alive/<role>", "actors", "Actors of this role that answer"),
     Metric("actors/restarts/<role>", "restarts", "Supervised restarts of this role since the run began"),
     Metric("time/generate", "s", "From the first request to the last fresh completion"),
@@ -127,9 +139,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/score", "s", "Old log-probs by the learner, as far as nothing else was waited for"),
     Metric("time/update", "s", "Optimizer updates"),
     Metric("time/publish", "s", "New weights to every generator, and the log-prob check"),
-    Metric("time/checkpoint", "s", "Writing the checkpoint"),
+    Metric("time/checkpoint", "s", "What a checkpoint held training up; its files are written meanwhile"),
     Metric("time/evaluate", "s", "Evaluation on held-out prompts"),
-    Metric("time/step", "s", "The whole step without evaluation and checkpoint; what its parts leave is waiting"),
+    Metric(
+        "time/step",
+        "s",
+        "The whole step without evaluation and checkpoint; what its parts leave is waiting (with update.stream they overlap)",
+    ),
     Metric("evaluation/<data_source>/questions", "questions", "Questions evaluated"),
     Metric("evaluation/<data_source>/samples", "samples/question", "Samples of each question (n)"),
     Metric("evaluation/<data_source>/avg", "share", "avg@n: correct samples, mean over questions"),

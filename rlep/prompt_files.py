@@ -1,16 +1,19 @@
-"""Rows of question and reference out of Parquet and JSONL files, and verl-style Parquet back in.
+"""Rows of question and reference out of Parquet and JSONL files, and verl-style ones back in.
 
 Two row shapes are known. verl's: ``prompt`` (a list of ``{role, content}``, or that list as JSON, or plain text) with
-``reward_model.ground_truth``. Plain: one column of ``QUESTION_COLUMNS`` and one of ``REFERENCE_COLUMNS``.
+``reward_model.ground_truth``, and maybe ``reward_model.candidates``, answers as texts. Plain: one column of
+``QUESTION_COLUMNS`` and one of ``REFERENCE_COLUMNS``, and maybe ``candidates``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rlep.errors import DataError
 from rlep.types import Message
@@ -22,6 +25,12 @@ REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "expected_answer", "
 MAX_LINE_BYTES = 16 << 20
 """A longer JSONL line is refused before it is parsed."""
 BATCH_ROWS = 4096
+CANDIDATE_ROWS = 32
+"""Rows in memory where each has answers as texts."""
+READ_BUFFER = 1 << 20
+"""Bytes of a column that are read at once, rather than the whole column of a row group."""
+MAX_VALUES = 1 << 27
+"""Values that a row group may have where answers are read; some bytes of a file can claim billions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class Row:
     reference: str
     """The reference answer; empty where the row has none."""
     data_source: str
+    candidates: tuple[str, ...] = ()
+    """Answers as texts, where the file has them and they were asked for."""
 
     @property
     def question(self) -> str:
@@ -43,8 +54,10 @@ Adapter = Callable[[Mapping[str, object], str], Row]
 """Turns one raw row into a ``Row``; raises ``ValueError`` saying what is wrong with it."""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, *, candidates: bool = False) -> Iterator[Row]:
     """The rows of one ``.parquet`` or ``.jsonl`` file, in file order, a few thousand in memory at a time.
+
+    With ``candidates`` their answers as well, which may be megabytes a row: a few rows are then in memory at a time.
 
     Raises:
         DataError: the file is missing, of another kind, damaged, or has columns that no adapter knows; or a row is
@@ -53,53 +66,75 @@ def read_rows(path: Path) -> Iterator[Row]:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     if path.suffix == ".parquet":
-        return _read_parquet(path)
+        return _read_parquet(path, candidates=candidates)
     if path.suffix in (".jsonl", ".ndjson"):
-        return _read_jsonl(path)
+        return _read_jsonl(path, candidates=candidates)
     raise DataError(f"{path}: a dataset is a .parquet or .jsonl file, not {path.suffix or 'a file without suffix'}")
 
 
-def write_verl(path: Path, rows: Sequence[Row], *, split: str, ability: str = "math") -> None:
-    """Write rows as one Parquet file of verl's schema, readable by ``read_rows`` and by verl's own loader."""
+def write_verl(path: Path, rows: Iterable[Row], *, split: str, ability: str = "math", candidates: bool = False) -> int:
+    """Write rows in verl's schema, as JSON lines where the name ends so, else as Parquet; how many they were.
+
+    ``read_rows`` and verl's own loader read them. ``candidates`` adds the rows' answers, as RLEP's authors ship them.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    table = (_verl_fields(row, index, split, ability, candidates) for index, row in enumerate(rows))
+    count = 0
+    if path.suffix == ".jsonl":
+        with path.open("w", encoding="utf-8") as file:
+            for fields in table:
+                file.write(json.dumps(fields, ensure_ascii=False) + "\n")
+                count += 1
+        return count
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    answers = [("candidates", pa.list_(pa.string()))] if candidates else []
     schema = pa.schema(
         [
             ("data_source", pa.string()),
             ("prompt", pa.list_(message)),
             ("ability", pa.string()),
-            ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+            ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string()), *answers])),
             ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
         ]
     )
-    table = [
-        {
-            "data_source": row.data_source,
-            "prompt": [{"role": message.role, "content": message.content} for message in row.messages],
-            "ability": ability,
-            "reward_model": {"style": "rule", "ground_truth": row.reference},
-            "extra_info": {"index": index, "split": split},
-        }
-        for index, row in enumerate(rows)
-    ]
-    pq.write_table(pa.Table.from_pylist(table, schema=schema), path)
+    with pq.ParquetWriter(path, schema) as writer:
+        while group := list(islice(table, CANDIDATE_ROWS if candidates else BATCH_ROWS)):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema))
+            count += len(group)
+    return count
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _verl_fields(row: Row, index: int, split: str, ability: str, candidates: bool) -> dict[str, object]:
+    reward: dict[str, object] = {"style": "rule", "ground_truth": row.reference}
+    return {
+        "data_source": row.data_source,
+        "prompt": [{"role": message.role, "content": message.content} for message in row.messages],
+        "ability": ability,
+        "reward_model": reward | ({"candidates": list(row.candidates)} if candidates else {}),
+        "extra_info": {"index": index, "split": split},
+    }
+
+
+def _read_parquet(path: Path, *, candidates: bool) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    start = 0
     try:
-        with pq.ParquetFile(path) as file:
+        texts = _candidate_columns(path) if candidates else []
+        # As dictionaries, so that a text that is repeated is not unpacked over and over before its size is known.
+        with pq.ParquetFile(path, read_dictionary=texts, buffer_size=READ_BUFFER if candidates else 0) as file:
             schema = file.schema_arrow
             adapter = _adapter_for(schema.names, path)
-            columns = _wanted_columns(schema)
-            start = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
+            columns = _wanted_columns(schema, candidates=candidates)
+            for batch in file.iter_batches(batch_size=CANDIDATE_ROWS if candidates else BATCH_ROWS, columns=columns):
+                for column in texts:
+                    _check_size(batch, column, f"{path}, rows {start + 1} to {start + batch.num_rows}")
                 for offset, raw in enumerate(batch.to_pylist()):
-                    yield _adapt(adapter, raw, f"{path}, row {start + offset + 1}", path.stem)
+                    where = f"{path}, row {start + offset + 1}"
+                    yield _adapt(adapter, raw, where, path.stem, candidates=candidates)
                 start += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
@@ -107,21 +142,47 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}, rows {start + 1} to {start + BATCH_ROWS}: text that is not UTF-8: {error}") from error
 
 
-def _wanted_columns(schema: object) -> list[str]:
-    """The columns to decode; of a ``reward_model`` struct only the answer (it may also hold megabytes of candidates)."""
+def _wanted_columns(schema: object, *, candidates: bool) -> list[str]:
+    """The columns to decode; of a ``reward_model`` struct only what is wanted (candidates may be megabytes)."""
     names = [field.name for field in schema]  # type: ignore[attr-defined]
     known = {"data_source", "prompt", "reward_model", *QUESTION_COLUMNS, *REFERENCE_COLUMNS}
-    wanted = [name for name in names if name.casefold() in known]
+    wanted = [name for name in names if name.casefold() in known or (candidates and name == "candidates")]
     if "reward_model" in wanted:
         reward = schema.field("reward_model").type  # type: ignore[attr-defined]
-        if getattr(reward, "num_fields", 0) and "ground_truth" in [
-            reward.field(i).name for i in range(reward.num_fields)
-        ]:
+        parts = [reward.field(i).name for i in range(getattr(reward, "num_fields", 0))]
+        if "ground_truth" in parts:
             wanted[wanted.index("reward_model")] = "reward_model.ground_truth"
+            if candidates and "candidates" in parts:
+                wanted.append("reward_model.candidates")
     return wanted
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _candidate_columns(path: Path) -> list[str]:
+    """The paths of the columns of answers as texts."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            columns = [file.metadata.row_group(group).column(index) for index in range(file.metadata.num_columns)]
+            if any(column.num_values > MAX_VALUES for column in columns):
+                raise DataError(f"{path}: a row group of more than {MAX_VALUES} values")
+        paths = [file.schema.column(index).path for index in range(len(file.schema))]
+    return [name for name in paths if name.startswith(("reward_model.candidates.", "candidates."))]
+
+
+def _check_size(batch: Any, column: str, where: str) -> None:
+    """Refuse rows whose answers would take more memory than as many lines of JSON may."""
+    import pyarrow.compute as pc
+
+    top = column.partition(".")[0]
+    lists = batch.column(top) if top == "candidates" else batch.column(top).field("candidates")
+    values = lists.flatten()
+    size = pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
+    if size > batch.num_rows * MAX_LINE_BYTES:
+        raise DataError(f"{where}: {size} bytes of candidates; at most {MAX_LINE_BYTES} a row")
+
+
+def _read_jsonl(path: Path, *, candidates: bool) -> Iterator[Row]:
     adapter: Adapter | None = None
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
@@ -132,7 +193,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
                 continue
             raw = _parse_line(line, where)
             adapter = adapter or _adapter_for(list(raw), path)
-            yield _adapt(adapter, raw, where, path.stem)
+            yield _adapt(adapter, raw, where, path.stem, candidates=candidates)
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, object]:
@@ -147,11 +208,13 @@ def _parse_line(line: bytes, where: str) -> dict[str, object]:
     return raw
 
 
-def _adapt(adapter: Adapter, raw: Mapping[str, object], where: str, stem: str) -> Row:
+def _adapt(adapter: Adapter, raw: Mapping[str, object], where: str, stem: str, *, candidates: bool) -> Row:
     try:
         row = adapter(raw, stem)
         row.question.encode()
         row.reference.encode()
+        if candidates:
+            row = replace(row, candidates=_candidates(raw))
     except UnicodeEncodeError as error:
         raise DataError(f"{where}: text that has no UTF-8 form: {error}") from error
     except ValueError as error:
@@ -181,6 +244,22 @@ def _verl_row(raw: Mapping[str, object], stem: str) -> Row:
         raise ValueError(f"reward_model is {type(reward).__name__}, expected a struct with ground_truth")
     reference = _reference((reward or {}).get("ground_truth"))
     return Row(_messages(raw.get("prompt")), reference, _source(raw, stem))
+
+
+def _candidates(raw: Mapping[str, object]) -> tuple[str, ...]:
+    """Answers as texts: ``reward_model.candidates``, else ``candidates``, else none."""
+    reward = raw.get("reward_model")
+    if isinstance(reward, str):
+        reward = json.loads(reward)
+    found = reward.get("candidates") if isinstance(reward, dict) else None
+    found = raw.get("candidates") if found is None else found
+    if found is None:
+        return ()
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError("candidates are no list of texts")
+    for text in found:
+        text.encode()
+    return tuple(found)
 
 
 def _plain_adapter(question: str, reference: str) -> Adapter:

@@ -33,6 +33,9 @@ STATUSES: tuple[Status, ...] = (
     "crashed",
 )
 
+LATENCY_BOUNDS: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+"""Upper bounds of the buckets that verdicts are counted in by their time, in seconds; a last one holds the rest."""
+
 
 def prompt_id_of(question: str, reference: str) -> str:
     """The content hash (32 hex digits) that names a prompt: NFC-normalised, whitespace-collapsed question + reference."""
@@ -243,6 +246,21 @@ class SequenceBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateCost:
+    """What one optimizer step took; all ranks worked on it for the same time."""
+
+    tokens: int = 0
+    """Prompt and response tokens of the update."""
+    seconds: float = 0.0
+    model_flops: float = 0.0
+    """Operations the model itself asks for, recomputation not counted."""
+    peak_flops: float = 0.0
+    """Operations per second that the ranks' devices can do in this type; 0 where that is not known."""
+    peak_memory_bytes: int = 0
+    """Of rank 0 so far: GPU memory, or resident memory on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateOutcome:
     """One optimizer step, as all ranks saw it."""
 
@@ -254,3 +272,4 @@ class UpdateOutcome:
     """Why the weights were left alone, or empty."""
     sources: Mapping[str, float]
     """``algorithms.loss_stats.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
+    cost: UpdateCost = UpdateCost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -101,12 +102,12 @@ class Generators:
         return self._crew.members
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
         if all(worker.spent for worker in self._workers):
             raise self._nobody_left()
-        job = self._queue.put(requests, sampling)
+        job = self._queue.put(requests, sampling, in_flight)
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):
@@ -277,9 +278,10 @@ class Generators:
 
     async def _pump(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Keep the generator's slots filled from the queue."""
-        slots = self._config.max_sequences
         while True:
             await self._queue.changed(worker.name)
+            living = sum(other.actor is not None and not other.lost.is_set() for other in self._workers)
+            slots = min(self._queue.share(living) or sys.maxsize, self._config.max_sequences)
             free = slots - self._queue.leased(worker.name)
             if free < max(1, slots // 4):
                 worker.room.clear()

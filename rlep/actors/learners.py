@@ -8,6 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +30,13 @@ Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+WRITTEN_POLL_S = 0.2
+"""How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
+
 
 @ray.remote
 class LearnerActor:
-    """One rank. Every method but ``ping``, ``meeting_point`` and ``close`` is collective."""
+    """One rank. Every method but ``ping``, ``meeting_point``, ``written`` and ``close`` is collective."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -58,18 +62,18 @@ class LearnerActor:
         self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
         self._segments = private_directory("weights", in_memory=True) if self._rank == 0 else None
 
-    def score(self, batch: SequenceBatch) -> Float32Array | None:
+    def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
         """See ``LearnerRank.score``; rank 0 answers."""
-        logprobs = self._learner.score(batch)
+        logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
-    def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, keep: bool) -> UpdateOutcome | None:
         """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
-        step = self._learner.sft_update if supervised else self._learner.update
+        step = self._learner.sft_update if supervised else partial(self._learner.update, keep=keep)
         report = step(batch, rollout=rollout)
         if self._rank:
             return None
-        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats))
+        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
     def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication | None:
         """Write a segment in the generators' ``dtype``; the ones before the last two are removed. Rank 0 answers."""
@@ -83,6 +87,10 @@ class LearnerActor:
     def save(self, directory: Path) -> None:
         """See ``LearnerRank.save``."""
         self._learner.save(directory)
+
+    def written(self) -> bool:
+        """See ``LearnerRank.written``."""
+        return self._learner.written()
 
     def load(self, directory: Path) -> None:
         """See ``LearnerRank.load``."""
@@ -113,14 +121,16 @@ class Learners:
         deadline = self._config.start_deadline_s
         await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
 
-    async def score(self, batch: SequenceBatch) -> Float32Array:
+    async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """See the port."""
-        logprobs: Float32Array = await self._all("score", ray.put(batch))
+        logprobs: Float32Array = await self._all("score", ray.put(batch), rollout)
         return logprobs
 
-    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+    async def update(
+        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
+    ) -> UpdateOutcome:
         """See the port; ``supervised`` trains by cross-entropy on the batch's responses instead."""
-        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised)
+        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised, keep)
         return outcome
 
     async def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication:
@@ -131,6 +141,14 @@ class Learners:
     async def save(self, directory: Path) -> None:
         """See the port; absolute, on a file system that all ranks' machines share."""
         await self._all("save", directory)
+
+    async def written(self) -> None:
+        """See the port. Raises ``LearnerLost`` when a rank is gone or the deadline passes."""
+        deadline = time.monotonic() + self._config.deadline_s
+        while not all(await self._each("written")):
+            if time.monotonic() > deadline:
+                raise LearnerLost(f"a checkpoint was not written within {self._config.deadline_s:.0f} s")
+            await asyncio.sleep(WRITTEN_POLL_S)
 
     async def load(self, directory: Path) -> None:
         """See the port."""
@@ -158,18 +176,24 @@ class Learners:
 
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         """Call a collective method on every rank; rank 0's answer. One collective at a time."""
-        deadline = deadline_s or self._config.deadline_s
         async with self._turn:
             begin = time.time()
-            calls = [
-                asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
-                for n, rank in enumerate(self._ranks)
-            ]
             try:
-                return (await asyncio.gather(*calls))[0]
-            except (ActorLost, DeadlineExceeded, RayTaskError) as error:
-                raise LearnerLost(f"{method}: {error}") from error
+                return (await self._each(method, *args, deadline_s=deadline_s))[0]
             finally:
-                for waiting in calls:
-                    waiting.cancel()
                 self._cluster.timeline.add("learner", method, begin)
+
+    async def _each(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
+        """The answers of all ranks."""
+        deadline = deadline_s or self._config.deadline_s
+        calls = [
+            asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
+            for n, rank in enumerate(self._ranks)
+        ]
+        try:
+            return await asyncio.gather(*calls)
+        except (ActorLost, DeadlineExceeded, RayTaskError) as error:
+            raise LearnerLost(f"{method}: {error}") from error
+        finally:
+            for waiting in calls:
+                waiting.cancel()

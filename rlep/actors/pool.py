@@ -15,6 +15,7 @@ from rlep.actors.crew import RoleStatus
 from rlep.actors.supervised import Supervised
 from rlep.config_roles import ActorConfig, PoolConfig
 from rlep.errors import PoolError
+from rlep.services.pool.memory import keep_freed_memory
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.redis_process import EmbeddedRedis
 from rlep.services.pool.sample import Sample
@@ -81,6 +82,7 @@ class PoolActor:
 
     def start(self, config: PoolConfig, directory: Path, tokenizer_digest: str | None, options: PoolOptions) -> None:
         """Open the pool."""
+        keep_freed_memory()
         self._opened = open_pool(config, directory, tokenizer_digest, options)
 
     def add(self, trajectories: Sequence[Trajectory]) -> AddReport:

@@ -16,8 +16,8 @@ from rlep.actors.crew import ActorStatus, Crew, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config_roles import VerifierConfig
 from rlep.errors import ActorLost
+from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.verifier import Verifier
 from rlep.types import Completion, Prompt, Verdict
 
 BATCH = 64
@@ -35,7 +35,8 @@ class VerifierActor:
 
     def start(self, config: VerifierConfig) -> None:
         """Start the grading processes."""
-        self._verifier = Verifier(config.profile, workers=config.workers, limits=Limits(cpu_seconds=config.cpu_seconds))
+        limits = Limits(cpu_seconds=config.cpu_seconds)
+        self._verifier = build_verifier(config.profile, workers=config.workers, limits=limits)
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
         """One verdict per text, in order."""

@@ -18,6 +18,8 @@ class Job:
 
     sampling: Sampling
     missing: dict[str, Request]
+    in_flight: int | None = None
+    """Requests that all workers together should hold at a time; None leaves it to the workers."""
     finished: asyncio.Queue[Completion | Exception] = field(default_factory=asyncio.Queue)
 
 
@@ -53,14 +55,14 @@ class WorkQueue:
         self.dropped = 0
         """Completions nobody waited for: late duplicates, and those of cancelled jobs."""
 
-    def put(self, requests: Iterable[Request], sampling: Sampling) -> Job:
+    def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> Job:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
         wanted = list(requests)
         missing = {request.id: request for request in wanted}
         clashes = [request.id for request in wanted if request.id in self._open]
         if len(missing) != len(wanted) or clashes:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
-        job = Job(sampling, missing)
+        job = Job(sampling, missing, in_flight)
         entries = [Entry(job, request) for request in wanted]
         self._open.update((entry.request.id, entry) for entry in entries)
         self._pending.extend(entries)
@@ -136,6 +138,11 @@ class WorkQueue:
         for job in {id(entry.job): entry.job for entry in self._open.values()}.values():
             job.finished.put_nowait(error)
             self.cancel(job)
+
+    def share(self, workers: int) -> int | None:
+        """Requests of the oldest waiting job that one of ``workers`` should hold; None: as many as it can."""
+        bound = self._pending[0].job.in_flight if self._pending else None
+        return None if bound is None else -(-bound // max(workers, 1))
 
     def leased(self, worker: str) -> int:
         """How many requests ``worker`` works on, those that another has answered meanwhile included."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from rlep.cli.pool_commands import pool_app
 from rlep.cli.shell import command_errors
 
 app = typer.Typer(
@@ -17,7 +18,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Look at configurations before running them.", no_args_is_help=True)
-pool_app = typer.Typer(help="Look into an experience pool.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 
@@ -87,7 +87,7 @@ def evaluate(
 def grade(
     file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
     profile: Annotated[
-        str, typer.Option(help="math, dapo, strict-box, exact, regex:PATTERN or python:module:function.")
+        str, typer.Option(help="math, math-bare, strict-box, dapo, exact, regex:PATTERN or python:module:function.")
     ] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
@@ -244,37 +244,6 @@ def config_schema() -> None:
     from rlep.config import Config
 
     typer.echo(json.dumps(Config.model_json_schema(), indent=2))
-
-
-@pool_app.command("stats")
-@command_errors
-def pool_stats(
-    files: MaybeFiles = None,
-    overrides: Overrides = None,
-    attach: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json")] = False,
-) -> None:
-    """What a pool holds: trajectories, coverage, by policy and by verifier."""
-    from rlep.cli.pool import show_stats
-    from rlep.settings import load_config
-
-    show_stats(load_config(files or (), overrides or ()), attach=attach, as_json=as_json)
-
-
-@pool_app.command("show")
-@command_errors
-def pool_show(
-    identity: Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")],
-    files: MaybeFiles = None,
-    overrides: Overrides = None,
-) -> None:
-    """Print the stored answers of one question, decoded where model.path has the tokenizer."""
-    from rlep.cli.pool import show_record
-    from rlep.settings import load_config
-
-    show_record(load_config(files or (), overrides or ()), identity)
 
 
 def main() -> None:

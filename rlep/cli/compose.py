@@ -143,14 +143,22 @@ def learner_options(config: Config) -> LearnerOptions:
     dtype = ("bfloat16" if cuda else "float32") if role.dtype == "auto" else role.dtype
     return LearnerOptions(
         policy=PolicyOptions(
-            dtype=dtype, activation_checkpointing=role.activation_checkpointing, cpu_offload=role.cpu_offload
+            dtype=dtype,
+            activation_checkpointing=role.activation_checkpointing,
+            reshard_after_forward=role.reshard_after_forward,
+            cpu_offload=role.cpu_offload,
+            compile=role.compile,
         ),
         optimizer=OptimizerOptions(
             lr=update.lr,
             betas=update.betas,
             weight_decay=update.weight_decay,
             clip_norm=update.clip_norm,
-            warmup=update.warmup_rollouts,
+            unit=update.unit,
+            warmup=update.warmup,
+            schedule=update.schedule,
+            total=config.run.steps * (config.rollout.prompts // update.prompts if update.unit == "updates" else 1),
+            floor=update.floor,
         ),
         loss=LossOptions(
             **loss.model_dump(),

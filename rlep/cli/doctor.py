@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,10 +41,17 @@ class Finding:
 
 def examine(config: Config) -> int:
     """Print all findings; 1 when something is wrong, else 0."""
+    return show_findings(findings_of(config))
+
+
+def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
+    """Print findings; 1 when something is wrong, else 0."""
     console = Console(highlight=False)
     marks = {"ok": "[green]ok   [/]", "note": "[yellow]note [/]", "wrong": "[red]wrong[/]"}
-    findings = list(findings_of(config))
-    for finding in findings:
+    findings = list(findings)
+    if as_json:
+        console.out(json.dumps([asdict(finding) for finding in findings], indent=2))
+    for finding in findings if not as_json else ():
         console.print(f"{marks[finding.level]} {finding.what}: ", end="")
         console.print(finding.detail, markup=False, soft_wrap=True)
         if finding.remedy:

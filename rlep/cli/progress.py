@@ -42,8 +42,8 @@ class Bars:
         self._progress.stop()
 
     @contextmanager
-    def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
-        """A bar that goes when the block ends."""
+    def phase(self, name: str, total: int | None, unit: str) -> Iterator[Advance]:
+        """A bar that goes when the block ends; without a total it only counts."""
         task = self._progress.add_task(name, total=total, unit=unit)
 
         def advance(by: int = 1) -> None:

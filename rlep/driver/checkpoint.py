@@ -1,19 +1,25 @@
-"""Checkpoints that appear whole or not at all, and are read only when every file is the one that was written."""
+"""Checkpoints that appear whole or not at all, and are read only when every file is the one that was written.
+
+Training goes on while one is written: the learner takes its state aside, a task waits for its files, adds digests, brings
+everything to disk and renames the directory. A crash before the rename leaves the checkpoint before.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from rlep.config import CheckpointConfig
 from rlep.driver.ports import Learner
-from rlep.errors import CheckpointError
+from rlep.errors import CheckpointError, DeadlineExceeded
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
@@ -29,6 +35,10 @@ class RunState:
     tokenizer_digest: str
     pool_digest: str
     """Content of the pool the replays come from; empty with M = 0."""
+    metric: str = ""
+    """``checkpoint.best`` when this was written."""
+    score: float | None = None
+    """That metric's value at this step; None where it has none."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
 
@@ -47,28 +57,77 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run directory: ``step-000010/`` and so on."""
+    """The checkpoints of one run directory: ``step-000010/`` and so on. One is written at a time."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
-        self._directory, self._keep = directory.absolute(), keep
+    def __init__(self, directory: Path, rule: CheckpointConfig, *, deadline_s: float) -> None:
+        """``deadline_s``: longest wait for a checkpoint under way."""
+        self._directory, self._rule, self._deadline = directory.absolute(), rule, deadline_s
+        self._writing: asyncio.Task[Checkpoint] | None = None
         directory.mkdir(parents=True, exist_ok=True)
 
-    async def save(self, learner: Learner, state: RunState) -> Checkpoint:
-        """Write the learner's state and ``state``; afterwards older checkpoints beyond ``keep`` go, and all later ones.
+    async def save(self, learner: Learner, state: RunState, saved: Callable[[Checkpoint], None]) -> None:
+        """Begin a checkpoint of the learner's present state; ``saved`` is called when it is complete on disk.
 
-        A later one was passed over as broken when the run went back to an earlier step.
+        One under way is waited for first. Afterwards older ones beyond ``keep`` go, but for the best, and all later
+        ones: such a one was passed over as broken when the run went back to an earlier step.
+
+        Raises:
+            CheckpointError: the one under way could not be written.
+            DeadlineExceeded: the one under way takes too long.
         """
-        final = self._directory / f"step-{state.step:06d}"
-        part = self._directory / f".part-{final.name}"
+        await self.finished()
+        part = self._directory / f".part-step-{state.step:06d}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(mode=0o700)
         await learner.save(part)
-        await asyncio.to_thread(_commit, part, final, asdict(state))
-        kept = [path for path in self._found() if _step(path) <= state.step][: self._keep]
+        self._writing = asyncio.create_task(self._write(learner, part, state, saved))
+        self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finished`` raises it
+
+    async def finished(self) -> Checkpoint | None:
+        """Wait until no checkpoint is under way; the last one begun here. Raises as ``save`` does."""
+        if self._writing is None:
+            return None
+        done, _ = await asyncio.wait({self._writing}, timeout=self._deadline)
+        if not done:
+            raise DeadlineExceeded(f"the checkpoint under way was not written within {self._deadline:.0f} s")
+        return self._writing.result()
+
+    async def abandon(self) -> None:
+        """Let go of a checkpoint under way: one whose files are all written is completed, any other given up."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.cancel()
+            await asyncio.wait({writing})
+
+    async def _write(
+        self, learner: Learner, part: Path, state: RunState, saved: Callable[[Checkpoint], None]
+    ) -> Checkpoint:
+        await learner.written()
+        committing = asyncio.ensure_future(asyncio.to_thread(self._commit, part, state))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            await committing  # a thread cannot be stopped, and nobody else may meet it in this directory
+            raise
+        checkpoint = committing.result()
+        saved(checkpoint)
+        return checkpoint
+
+    def _commit(self, part: Path, state: RunState) -> Checkpoint:
+        final = self._directory / f"step-{state.step:06d}"
+        _commit(part, final, asdict(state))
+        found = [path for path in self._found() if _step(path) <= state.step]
+        kept = {*found[: self._rule.keep], self._best(found)}
         for path in self._found():
             if path not in kept:
-                await asyncio.to_thread(shutil.rmtree, path)
+                shutil.rmtree(path)
         return Checkpoint(final, state)
+
+    def _best(self, found: list[Path]) -> Path | None:
+        """The one with the largest value of ``checkpoint.best``, of several the newest."""
+        scores = {path: _score(path, self._rule.best) for path in found} if self._rule.best else {}
+        known = [path for path in found if scores.get(path) is not None]
+        return max(known, key=lambda path: scores[path] or 0.0, default=None)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest intact checkpoint, and a sentence on each newer one that was passed over."""
@@ -99,6 +158,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if _digest(file) != digest:
             raise CheckpointError(f"checkpoint {path}: {name} is not what was written")
     return Checkpoint(path, state)
+
+
+def _score(path: Path, metric: str) -> float | None:
+    """The finite value of ``metric`` that a checkpoint was written with."""
+    try:
+        state = RunState(**json.loads((path / _STATE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    known = state.metric == metric and state.score is not None and math.isfinite(state.score)
+    return state.score if known else None
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:

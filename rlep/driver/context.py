@@ -62,3 +62,5 @@ class Step:
     """Content id → how many earlier steps replayed it; kept where ``replay.selection`` asks for it."""
     refills: RefillReport = field(default_factory=RefillReport)
     """What dynamic sampling did."""
+    in_flight: int | None = None
+    """Requests that generators hold at once; None: as many as they can."""

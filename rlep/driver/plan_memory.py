@@ -18,6 +18,8 @@ HEAD_BYTES = 3 * 64 * 2**20
 """Logits of the output head: three fp32 chunks (see ``engines/head.py``)."""
 TRAINING_BYTES = 16
 """Per parameter: fp32 master weight and gradient, 4 each, and Adam's two fp32 moments, 8."""
+KEPT_BYTES = 4
+"""Per parameter where ``update.stream`` keeps the step's first master weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class MemoryPlan:
     learner: int
     """One rank in all: the sum of the four below."""
     learner_state: int
-    """Of one rank: its share of master weights, gradients and Adam moments."""
+    """Of one rank: its share of master weights, gradients and Adam moments, and of the weights kept for ``update.stream``."""
     learner_copy: int
     """Of one rank: the gathered weights it computes with."""
     learner_reference: int
@@ -122,7 +124,8 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
     else:
         cache = int(generator.kv_cache_gib * GIB)
     sequence = shape.kv_bytes(served) * longest
-    state, copy = -(-weights * TRAINING_BYTES // learner.ranks), weights * computed
+    kept = KEPT_BYTES if config.update.stream != "off" and config.update.prompts < config.rollout.prompts else 0
+    state, copy = -(-weights * (TRAINING_BYTES + kept) // learner.ranks), weights * computed
     reference = -(-weights * 4 // learner.ranks) + copy if config.loss.kl_coef else 0
     tokens = max(learner.micro_batch_tokens, longest)
     activations = shape.activation_bytes(tokens, computed, checkpointing=learner.activation_checkpointing)

@@ -31,10 +31,11 @@ class Generators(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes, in any order.
 
+        Requests are begun in their order, at most ``in_flight`` at a time (and no more than the engines hold).
         Raises ``DeadlineExceeded`` naming how many are missing, ``ActorLost`` when no generator is left.
         """
         ...
@@ -80,19 +81,32 @@ class ReplayPool(Protocol):
 class Learner(Protocol):
     """All ranks as one: they fail together and are restored together."""
 
-    async def score(self, batch: SequenceBatch) -> Float32Array:
-        """Log-probs ``[R]`` of the response tokens under the present weights, temperature 1."""
+    async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
+        """Log-probs ``[R]`` of the response tokens at temperature 1.
+
+        Under the present weights; with ``rollout`` under those before its first update.
+        """
         ...
 
-    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+    async def update(
+        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
+    ) -> UpdateOutcome:
         """One optimizer step on whole groups with their old log-probs; ``rollout`` counts for the warm-up.
 
-        ``supervised`` minimises the cross-entropy of the responses instead.
+        ``supervised`` minimises the cross-entropy of the responses instead. ``keep``: the rollout's first update keeps
+        the weights before it, because more batches of the rollout will be scored.
         """
         ...
 
     async def save(self, directory: Path) -> None:
-        """Write ``model/`` (Hugging Face) and ``trainer/`` into an existing directory."""
+        """Take the present state aside and begin to write ``model/`` (Hugging Face) and ``trainer/`` into a directory.
+
+        The state of this moment is written, whatever is trained meanwhile. One at a time.
+        """
+        ...
+
+    async def written(self) -> None:
+        """Wait until the files of the last ``save`` are complete; raises ``CheckpointError`` when they cannot be."""
         ...
 
     async def load(self, directory: Path) -> None:

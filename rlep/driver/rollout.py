@@ -64,7 +64,13 @@ def trajectory(run: Run, completion: Completion, verdict: Verdict, sampling: Sam
 
 
 async def answered(
-    run: Run, requests: Sequence[Request], sampling: Sampling, clock: Clock, advance: Advance
+    run: Run,
+    requests: Sequence[Request],
+    sampling: Sampling,
+    *,
+    clock: Clock,
+    advance: Advance,
+    in_flight: int | None,
 ) -> AsyncIterator[tuple[str, list[Completion]]]:
     """(prompt id, its completions in sample order) as each prompt's last completion arrives."""
     missing: dict[str, int] = {}
@@ -72,8 +78,8 @@ async def answered(
         missing[request.prompt_id] = missing.get(request.prompt_id, 0) + 1
     arrived: dict[str, list[Completion]] = {}
     begun, before = time.perf_counter(), clock.seconds.get("generate", 0.0)
-    stream = run.roles.generators.generate(requests, sampling, deadline_s=run.config.rollout.deadline_s)
-    async for completion in stream:
+    deadline = run.config.rollout.deadline_s
+    async for completion in run.roles.generators.generate(requests, sampling, deadline_s=deadline, in_flight=in_flight):
         clock.seconds["generate"] = before + time.perf_counter() - begun
         advance()
         arrived.setdefault(completion.prompt_id, []).append(completion)
@@ -83,7 +89,14 @@ async def answered(
 
 
 async def verified(
-    run: Run, prompts: Sequence[Prompt], requests: Sequence[Request], sampling: Sampling, *, bars: Bars, clock: Clock
+    run: Run,
+    prompts: Sequence[Prompt],
+    requests: Sequence[Request],
+    sampling: Sampling,
+    *,
+    bars: Bars,
+    clock: Clock,
+    in_flight: int | None = None,
 ) -> AsyncGenerator[tuple[Prompt, list[Trajectory]], None]:
     """(prompt, its graded trajectories in sample order) as each prompt's verdicts arrive, while others are generated."""
     by_id = {prompt.id: prompt for prompt in prompts}
@@ -97,7 +110,9 @@ async def verified(
 
     async def grade_all() -> None:
         async with asyncio.TaskGroup() as grading:
-            async for prompt_id, completions in answered(run, requests, sampling, clock, bars.rollout):
+            async for prompt_id, completions in answered(
+                run, requests, sampling, clock=clock, advance=bars.rollout, in_flight=in_flight
+            ):
                 grading.create_task(grade(by_id[prompt_id], completions))
             written = time.perf_counter()
         clock.seconds["verify"] = clock.seconds.get("verify", 0.0) + time.perf_counter() - written
@@ -146,7 +161,7 @@ async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[
     drawing = asyncio.create_task(drawn_replays(step, prompts))
     try:
         with bars(run.progress, len(requests)) as shown:
-            graded = verified(run, prompts, requests, sampling, bars=shown, clock=step.clock)
+            graded = verified(run, prompts, requests, sampling, bars=shown, clock=step.clock, in_flight=step.in_flight)
             async with aclosing(graded):
                 async for prompt, fresh in graded:
                     if not drawing.done():

@@ -29,7 +29,10 @@ CHANGEABLE = (
 )
 """What may differ when a run is continued: it changes who does the work, how long and what is watched, not the steps.
 
-``run.steps`` is fixed where ``replay.schedule`` depends on it."""
+``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
+
+ACCEPTABLE = {"data": ("data.",), "tokenizer": (), "pool": ("pool.name",)}
+"""``checkpoint.accept`` → which keys may differ then, beside the digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,9 @@ class RunDirectory:
             write_json(path / "manifest.json", _manifest(facts, self._created()))
             self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
             self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
-            self.checkpoints = Checkpoints(path / "checkpoints", config.checkpoint.keep)
+            self.checkpoints = Checkpoints(
+                path / "checkpoints", config.checkpoint, deadline_s=config.learner.deadline_s
+            )
             undo.pop_all()
 
     def truncate_from(self, step: int) -> None:
@@ -91,27 +96,36 @@ class RunDirectory:
         before = json.loads((self.path / "manifest.json").read_text())
         if before["phase"] != facts.phase:
             raise ConfigError(f"{self.path} holds a {before['phase']!r} run; choose another run.directory")
+        accepted = config.checkpoint.accept
+        changeable = CHANGEABLE + tuple(key for name in accepted for key in ACCEPTABLE[name])
+        fixed = () if {config.replay.schedule, config.update.schedule} == {"constant"} else ("run.steps:",)
         changed = [
             line
             for line in differences(parse_config(json.loads((self.path / "config.json").read_text())), config)
-            if not line.startswith(CHANGEABLE) or (line.startswith("run.steps:") and config.replay.schedule == "linear")
+            if not line.startswith(changeable) or line.startswith(fixed)
         ]
         if changed:
             raise ConfigError(
                 f"{self.path} holds a run of another config; choose another run.directory or restore:\n  "
                 + "\n  ".join(changed)
             )
-        for key in ("model_digest", "tokenizer_digest", "data_digest"):
-            if before[key] != getattr(facts, key):
+        for name in ("model", "tokenizer", "data"):
+            key = f"{name}_digest"
+            if before[key] != getattr(facts, key) and name not in accepted:
                 raise CheckpointError(
                     f"{self.path} was made with {key} {before[key]}, now it is {getattr(facts, key)}: "
-                    "the file behind it has changed"
+                    "the file behind it has changed" + how_to_accept(name)
                 )
 
     def _created(self) -> float:
         if not self.resumed:
             return time.time()
         return float(json.loads((self.path / "manifest.json").read_text())["created"])
+
+
+def how_to_accept(name: str) -> str:
+    """What to set to go on nevertheless, where that can be told."""
+    return f'; checkpoint.accept = ["{name}"] goes on nevertheless' if name in ACCEPTABLE else ""
 
 
 def _manifest(facts: Facts, created: float) -> dict[str, object]:

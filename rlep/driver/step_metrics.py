@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +13,7 @@ from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
 from rlep.driver.replays import wanted_replays
 from rlep.driver.step import StepOutcome
 from rlep.metrics import MetricValue
-from rlep.types import STATUSES, Group, Trajectory, UpdateOutcome
+from rlep.types import LATENCY_BOUNDS, STATUSES, Group, Trajectory, UpdateCost, UpdateOutcome, Verdict
 
 _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's tokens of that source
     "update/clip_fraction_low": "clip_fraction_low",
@@ -40,11 +41,14 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
     values |= update_metrics(outcome.updates)
+    if outcome.step.run.config.update.stream != "off":
+        values["update/early"] = outcome.early
+    if outcome.step.in_flight is not None:
+        values["rollout/in_flight"] = outcome.step.in_flight
     return values
 
 
 def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajectory]) -> dict[str, MetricValue]:
-    statuses = Counter(member.verdict.status for member in fresh)
     values: dict[str, MetricValue] = {
         "rollout/prompts": stats.groups,
         "rollout/samples": stats.fresh.sequences,
@@ -54,12 +58,21 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
         "rollout/length_mean": stats.fresh.length,
         "rollout/length_max": max(len(member.tokens) for member in fresh),
         "rollout/truncated": stats.fresh.truncated,
-        "verifier/fast": sum(member.verdict.path == "fast" for member in fresh) / len(fresh),
-        "verifier/seconds": sum(member.verdict.seconds for member in fresh) / len(fresh),
     }
     if seconds := outcome.step.clock.seconds.get("generate"):
         values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
-    return values | {f"verifier/status/{status}": statuses[status] for status in STATUSES}
+    return values | _verdicts([member.verdict for member in fresh])
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> dict[str, MetricValue]:
+    statuses = Counter(verdict.status for verdict in verdicts)
+    latencies = Counter(bisect_left(LATENCY_BOUNDS, verdict.seconds) for verdict in verdicts)
+    return {
+        "verifier/fast": sum(verdict.path == "fast" for verdict in verdicts) / len(verdicts),
+        "verifier/seconds": sum(verdict.seconds for verdict in verdicts) / len(verdicts),
+        "verifier/latency": [latencies[bucket] for bucket in range(len(LATENCY_BOUNDS) + 1)],
+        **{f"verifier/status/{status}": statuses[status] for status in STATUSES},
+    }
 
 
 def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
@@ -118,8 +131,24 @@ def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False
         values["update/grad_norm"] = float(np.mean([update.grad_norm for update in applied]))
         values["update/grad_norm_max"] = max(update.grad_norm for update in applied)
         values["update/learning_rate"] = applied[-1].learning_rate
+        values |= _costs([update.cost for update in applied])
     for source in () if supervised else SOURCES:
         values |= _by_source([update.sources for update in updates], source)
+    return values
+
+
+def _costs(costs: Sequence[UpdateCost]) -> dict[str, MetricValue]:
+    """Speed and memory, where the learner said what its updates took."""
+    seconds, flops = sum(cost.seconds for cost in costs), sum(cost.model_flops for cost in costs)
+    if not seconds:
+        return {}
+    values: dict[str, MetricValue] = {
+        "update/tokens_per_second": sum(cost.tokens for cost in costs) / seconds,
+        "update/flops_per_second": flops / seconds,
+        "update/peak_memory": max(cost.peak_memory_bytes for cost in costs),
+    }
+    if peak := costs[-1].peak_flops:
+        values["update/flop_utilization"] = flops / seconds / peak
     return values
 
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
+from rlep.algorithms.in_flight import InFlight
 from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.ports import Trainers
-from rlep.driver.run_directory import RunDirectory
+from rlep.driver.run_directory import RunDirectory, how_to_accept
 from rlep.driver.step import replays_at, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.errors import CheckpointError, LearnerLost
-from rlep.metrics import MetricValue, evaluation_metrics
+from rlep.errors import CheckpointError, ConfigError, LearnerLost
+from rlep.metrics import MetricValue, evaluation_metrics, metric_for
 from rlep.prompts import PromptOrder, PromptSet
 from rlep.types import Int64Array, Prompt, UpdateOutcome
 
@@ -60,26 +61,41 @@ class Training:
     """One training run over an open run directory."""
 
     def __init__(self, run: Run, trainers: Trainers, data: TrainingData, store: RunDirectory, train: TrainStep) -> None:
-        """``train`` makes one step. Raises ``DataError`` when a step wants more prompts than there are."""
+        """``train`` makes one step.
+
+        Raises:
+            DataError: a step wants more prompts than there are.
+            ConfigError: ``checkpoint.best`` names no metric.
+        """
         self._run, self._trainers, self._data, self._store, self._train = run, trainers, data, store, train
         self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
         self._started = store.resumed
         self._used: Counter[str] = Counter()
         """Content id → steps that replayed it, where ``replay.selection`` asks for it."""
+        _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
+        rollout, update = run.config.rollout, run.config.update
+        streamed = update.stream != "off"
+        self._in_flight = (
+            InFlight(update.prompts * rollout.fresh, rollout.prompts // update.prompts) if streamed else None
+        )
         self._unlogged: dict[str, MetricValue] = {}
         """What goes into the next step's line, because this step's is already written."""
 
     async def run(self) -> Checkpoint:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one."""
         final: Checkpoint | None = None
-        while final is None:
-            try:
-                final = await self._until_done()
-            except LearnerLost as error:
-                self._store.events.log("actor_lost", actor="learner", error=str(error))
-                self._run.progress.note(f"learner lost ({error}); starting its ranks again")
-                await self._trainers.learner.restart()
-                self._store.events.log("actor_restarted", actor="learner")
+        try:
+            while final is None:
+                try:
+                    final = await self._until_done()
+                except LearnerLost as error:
+                    self._store.events.log("actor_lost", actor="learner", error=str(error))
+                    self._run.progress.note(f"learner lost ({error}); starting its ranks again")
+                    await self._store.checkpoints.abandon()
+                    await self._trainers.learner.restart()
+                    self._store.events.log("actor_restarted", actor="learner")
+        finally:
+            await self._store.checkpoints.abandon()
         self._store.events.log("run_finished", self._run.config.run.steps)
         return final
 
@@ -98,7 +114,8 @@ class Training:
             metrics |= await self._evaluate(step)
             self._store.metrics.log(step - 1, metrics)
             if step % every == 0 or step == steps:
-                checkpoint = await self._save(step)
+                await self._save(step, metrics)
+        checkpoint = await self._store.checkpoints.finished() or checkpoint
         if checkpoint is None:
             raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
         return checkpoint
@@ -114,11 +131,15 @@ class Training:
         number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
         generators = self._run.roles.generators
         before = generators.reissued
+        number.in_flight = None if self._in_flight is None else self._in_flight.now
         trained = await self._train(number, prompts)
         again = {
             "rollout/retried": generators.reissued.retried - before.retried,
             "rollout/dropped": generators.reissued.dropped - before.dropped,
         }
+        tokens = trained.metrics.get("rollout/tokens")
+        if self._in_flight is not None and isinstance(tokens, int):
+            self._in_flight.record(number.clock.seconds["step"], tokens)
         if self._run.config.replay.selection == "least-used":
             self._used.update(trained.replayed)
         for index, update in enumerate(trained.updates):
@@ -142,15 +163,25 @@ class Training:
         self._run.progress.note(f"step {step}: {_headline(evaluated.report)}")
         return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
 
-    async def _save(self, step: int) -> Checkpoint:
+    async def _save(self, step: int, metrics: Mapping[str, MetricValue]) -> None:
+        best = self._run.config.checkpoint.best
+        score = metrics.get(best) if best else None
         state = RunState(
-            step, self._data.train.digest, self._run.tokenizer_digest, self._data.pool_digest, dict(self._used)
+            step,
+            self._data.train.digest,
+            self._run.tokenizer_digest,
+            self._data.pool_digest,
+            best or "",
+            score if isinstance(score, int | float) else None,
+            dict(self._used),
         )
         begun = time.perf_counter()
-        checkpoint = await self._store.checkpoints.save(self._trainers.learner, state)
+        await self._store.checkpoints.save(self._trainers.learner, state, self._saved)
         self._unlogged["time/checkpoint"] = time.perf_counter() - begun
-        self._store.events.log("checkpoint_saved", step, path=checkpoint.path.name)
-        return checkpoint
+
+    def _saved(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self._store.events.log("checkpoint_saved", state.step, path=checkpoint.path.name, score=state.score)
 
     async def _restore(self) -> Checkpoint | None:
         self._unlogged.clear()
@@ -172,18 +203,34 @@ class Training:
 
     def _check_state(self, path: Path, state: RunState) -> None:
         expected = {
-            "data_digest": self._data.train.digest,
-            "tokenizer_digest": self._run.tokenizer_digest,
-            "pool_digest": self._data.pool_digest,
+            "data": (state.data_digest, self._data.train.digest),
+            "tokenizer": (state.tokenizer_digest, self._run.tokenizer_digest),
+            "pool": (state.pool_digest, self._data.pool_digest),
         }
-        for name, value in expected.items():
-            if getattr(state, name) != value:
+        for name, (before, now) in expected.items():
+            if before != now and name not in self._run.config.checkpoint.accept:
                 raise CheckpointError(
-                    f"checkpoint {path} was made with {name} {getattr(state, name)}, now it is {value}"
+                    f"checkpoint {path} was made with {name}_digest {before}, now it is {now}{how_to_accept(name)}"
                 )
+            if before != now:
+                self._run.progress.note(f"going on with another {name}: {name}_digest was {before}, now it is {now}")
 
     def _prompts(self, indices: Int64Array) -> list[Prompt]:
         return [self._data.train.prompts[index] for index in indices]
+
+
+def _check_best(metric: str | None, sources: set[str]) -> None:
+    """Refuse a ``checkpoint.best`` that no step could have."""
+    if metric is None:
+        return
+    try:
+        known = metric_for(metric)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint.best = {metric!r}: {error}") from None
+    if known.kind == "list":
+        raise ConfigError(f"checkpoint.best = {metric!r} is a list of numbers; choose a metric that is one number")
+    if metric.startswith("evaluation/") and not metric.startswith(tuple(f"evaluation/{name}/" for name in sources)):
+        raise ConfigError(f"checkpoint.best = {metric!r}: evaluated are {', '.join(sorted(sources))}")
 
 
 def _headline(report: EvaluationReport) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
@@ -41,34 +40,39 @@ class Position:
     """Updates applied: AdamW's step count."""
 
 
-def write_model(shards: Sequence[tuple[str, DTensor]], source: Path, target: Path, dtype: WeightDtype) -> None:
-    """Write a Hugging Face directory: weights, and everything else copied from ``source``; collective, rank 0 writes.
-
-    Raises:
-        CheckpointError: rank 0 cannot write (the other ranks are not held up).
-    """
-    stream = gathered(shards, dtype)
-    try:
-        if dist.get_rank() == 0:
-            target.mkdir(parents=True, exist_ok=True)
-            _copy_companions(source, target, dtype)
-            _write_files(_files_of(shards, dtype), stream, target)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write the model to {target}: {error}") from error
-    finally:
-        for _ in stream:
-            pass
+def full_weights(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> dict[str, Tensor]:
+    """Copies of all weights in host memory on rank 0, nothing on the others; collective."""
+    keeps = dist.get_rank() == 0
+    return {name: weight.to("cpu", copy=True) for name, weight in gathered(shards, dtype) if keeps}
 
 
-def write_trainer(tensors: Mapping[str, Tensor], position: Position, target: Path) -> None:
-    """Write trainer state; collective. ``tensors`` are DTensors, or tensors that one rank alone has under that name.
+def write_model(weights: Mapping[str, Tensor], source: Path, target: Path, dtype: WeightDtype) -> None:
+    """Write a Hugging Face directory: ``weights``, and everything else copied from ``source``.
 
     Raises:
         CheckpointError: it cannot be written.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
-        dcp.save(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(target), save_distributed=True))
+        _copy_companions(source, target, dtype)
+        _write_files(weights, target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the model to {target}: {error}") from error
+
+
+def write_trainer(tensors: Mapping[str, Tensor], position: Position, target: Path, group: dist.ProcessGroup) -> None:
+    """Write trainer state; collective over ``group``.
+
+    Args:
+        tensors: DTensors in host memory, or tensors that one rank alone has under that name.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
         if dist.get_rank() == 0:
             (target / _POSITION_FILE).write_text(json.dumps(asdict(position)) + "\n")
     except (OSError, CheckpointException) as error:
@@ -107,34 +111,28 @@ def _check_same_model(wanted: Mapping[str, Tensor], stored: Mapping[str, object]
             raise ValueError(f"{name} is {found}, the learner's has shape {tuple(tensor.shape)}")
 
 
-def _files_of(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> list[list[str]]:
-    """Names of the weights in each file, in gathering order."""
-    item = getattr(torch, dtype).itemsize
-    files: list[list[str]] = [[]]
+def _files_of(weights: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The weights of each file, in order."""
+    files: list[dict[str, Tensor]] = [{}]
     filled = 0
-    for name, parameter in shards:
-        size = parameter.numel() * item
-        if files[-1] and filled + size > MAX_FILE_BYTES:
-            files.append([])
+    for name, weight in weights.items():
+        if files[-1] and filled + weight.nbytes > MAX_FILE_BYTES:
+            files.append({})
             filled = 0
-        files[-1].append(name)
-        filled += size
+        files[-1][name] = weight
+        filled += weight.nbytes
     return files
 
 
-def _write_files(files: list[list[str]], weights: Iterator[tuple[str, Tensor]], target: Path) -> None:
+def _write_files(weights: Mapping[str, Tensor], target: Path) -> None:
+    files = _files_of(weights)
     index: dict[str, str] = {}
-    total = 0
-    for number, names in enumerate(files, start=1):
-        held: dict[str, Tensor] = {}
-        for name in names:
-            held[name] = next(weights)[1].contiguous().cpu()
-            total += held[name].nbytes
-        single = len(files) == 1
-        file = "model.safetensors" if single else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+    for number, held in enumerate(files, start=1):
+        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         save_file(held, target / file, metadata={"format": "pt"})
-        index.update(dict.fromkeys(names, file))
+        index.update(dict.fromkeys(held, file))
     if len(files) > 1:
+        total = sum(weight.nbytes for weight in weights.values())
         content = {"metadata": {"total_size": total}, "weight_map": index}
         (target / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
 

@@ -18,7 +18,7 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: 
         hidden: ``[R, d]``.
         weight: output embedding ``[V, d]``.
         targets: int64 ``[R]``.
-        entropy: whether the entropy of each distribution is wanted too.
+        entropy: whether the entropy of each distribution is wanted too; the backward pass pays only for one in the loss.
 
     Returns:
         Log-probs fp32 ``[R]`` and entropies fp32 ``[R]`` (``[0]`` unless wanted), both differentiable.
@@ -36,6 +36,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
         count, chunk = len(targets), _chunk_rows(weight)
         logprobs = hidden.new_empty(count, dtype=torch.float32)
         normalisers = torch.empty_like(logprobs)
@@ -53,9 +54,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
         hidden, weight, targets, normalisers, entropies = ctx.saved_tensors
-        grad_logprobs, grad_entropies = grads
+        grad_logprobs = torch.zeros_like(normalisers) if grads[0] is None else grads[0]
+        grad_entropies = grads[1]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         chunk = _chunk_rows(weight)
@@ -64,7 +66,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             upstream = grad_logprobs[rows].unsqueeze(1)  # [C, 1]
             scores = (hidden[rows] @ weight.t()).float().sub_(normalisers[rows].unsqueeze(1))  # log p, [C, V]
             probs = scores.exp()
-            if len(entropies):
+            if grad_entropies is not None:
                 scale = grad_entropies[rows].unsqueeze(1)
                 factor = scores.add_(entropies[rows].unsqueeze(1)).mul_(scale).add_(upstream)
             else:

@@ -19,17 +19,19 @@ from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, pack
 from rlep.algorithms.loss_stats import COLUMNS, SOURCES
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
-from rlep.engines.checkpoint import Position, read_trainer, write_model, write_trainer
+from rlep.engines.background import BackgroundWriter
+from rlep.engines.checkpoint import Position, full_weights, read_trainer, write_model, write_trainer
+from rlep.engines.kept import KeptWeights
 from rlep.engines.optimizer import ShardedAdamW
 from rlep.engines.options import LearnerOptions
 from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
-from rlep.engines.report import UpdateReport, model_flops, peak_memory
+from rlep.engines.report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.rows import Row, pack_row
 from rlep.engines.segment import Probe, Publication
 from rlep.engines.weights import WeightDtype, publish_segment
 from rlep.errors import UpdateError
 from rlep.seeds import seed_for
-from rlep.types import Float32Array, Int32Array, SequenceBatch
+from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
 
 _PartLoss = Callable[[Row, Tensor, Tensor], tuple[Tensor, LossSums]]
 
@@ -66,6 +68,7 @@ class LearnerRank:
                 timeout=timedelta(seconds=options.collective_timeout_s),
             )
             undo.callback(dist.destroy_process_group)
+            self._writer = BackgroundWriter(options.collective_timeout_s)
             self._build()
             undo.pop_all()
 
@@ -76,21 +79,27 @@ class LearnerRank:
         self._reference = None if options.reference is None else build_policy(options.reference, options.policy, mesh)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
+        self._kept = KeptWeights(self._shards)
         self._updates = 0
         hidden_size = self._policy.model.config.hidden_size
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * hidden_size)
         self._device = torch.device(options.device, torch.cuda.current_device() if options.device == "cuda" else None)
 
-    def score(self, batch: SequenceBatch) -> Float32Array:
-        """Log-probs ``[R]`` of all response tokens under the present weights at temperature 1, on every rank."""
-        return self._no_grad_pass(batch, entropy=False)
+    def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
+        """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
 
-    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+        Under the present weights; with ``rollout`` under those before its first update, which must have kept them.
+        """
+        with self._kept.at_start_of(rollout):
+            return self._no_grad_pass(batch, entropy=False)
+
+    def update(self, batch: SequenceBatch, *, rollout: int, keep: bool = False) -> UpdateReport:
         """One optimizer update on whole groups with their old log-probs.
 
         Args:
             batch: the whole update; ranks take their parts of it themselves.
             rollout: number of the training step (from 0), which warm-up and schedule may count.
+            keep: the rollout's first update keeps a copy of the weights before it, for ``score``; until the next rollout.
 
         Raises:
             UpdateError: the batch has no old log-probs.
@@ -98,6 +107,7 @@ class LearnerRank:
         options = self.options.loss
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
+        self._kept.updating(rollout, keep=keep)
         weights = normalizers(batch, options)  # [S]
         high_entropy = None
         if options.high_entropy_fraction < 1:
@@ -112,14 +122,14 @@ class LearnerRank:
                 logprobs,
                 row.of_sequences(weights),
                 reference_logprobs=self._reference_logprobs(row),
-                entropy=entropy if options.entropy_coef > 0 else None,
+                entropy=entropy,
                 high_entropy=None
                 if high_entropy is None
                 else torch.from_numpy(row.of_responses(high_entropy)).to(self._device),
             )
             return packed_policy_loss(part, options)
 
-        return self._step(batch, rollout, part_loss)
+        return self._step(batch, rollout, part_loss, entropy=True)
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
@@ -130,7 +140,7 @@ class LearnerRank:
             loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
             return loss, _no_sums(self._device)
 
-        return self._step(batch, rollout, part_loss)
+        return self._step(batch, rollout, part_loss, entropy=False)
 
     def publish(
         self,
@@ -159,14 +169,39 @@ class LearnerRank:
         return publish_segment(self._shards, path, version, checks, dtype or self.options.policy.dtype)
 
     def save(self, directory: Path) -> None:
-        """Write ``model/`` (Hugging Face, in the compute type) and ``trainer/`` (float32 weights, moments, RNG, position).
+        """Take the present state aside and begin to write it; training may go on at once, ``written`` tells the end.
+
+        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has float32 weights, moments, RNG, position.
 
         Raises:
-            CheckpointError: they cannot be written.
+            CheckpointError: the one before is still being written.
         """
-        write_model(self._shards, self._source, directory / "model", self.options.policy.dtype)
+        self._writer.check_free()
+        dtype, source, rank = self.options.policy.dtype, self._source, self._rank
+        weights = full_weights(self._shards, dtype)
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state() | self._random_state()).items()}
         position = Position(updates=self._updates, applied=self._optimizer.steps)
-        write_trainer(self._state() | self._random_state(), position, directory / "trainer")
+
+        def write() -> None:
+            write_trainer(state, position, directory / "trainer", self._writer.group)
+            if rank == 0:  # last: nobody waits for rank 0 any more if this fails
+                write_model(weights, source, directory / "model", dtype)
+
+        self._writer.begin(write)
+
+    def written(self, wait_s: float = 0.0) -> bool:
+        """Whether this rank's part of the last ``save`` is complete; not collective.
+
+        Args:
+            wait_s: longest wait for it; 0 only looks.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            DeadlineExceeded: it took longer than ``wait_s``.
+        """
+        if wait_s:
+            self._writer.wait(wait_s)
+        return self._writer.done()
 
     def load(self, directory: Path) -> None:
         """Go on from what ``save`` wrote, on any number of ranks; to the bit on the same number.
@@ -174,6 +209,7 @@ class LearnerRank:
         Raises:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
+        self._kept.forget()
         random_state = self._random_state()
         position, absent = read_trainer(self._state() | random_state, frozenset(random_state), directory / "trainer")
         self._optimizer.set_steps(position.applied)
@@ -188,12 +224,14 @@ class LearnerRank:
             ModelError: the weights are missing or of another shape.
         """
         read_weights(self._policy, model)
+        self._kept.forget()
         self._source = model
         self._optimizer.restart()
         self._updates = 0
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the group, after a checkpoint that is being written."""
+        self._writer.close()
         dist.destroy_process_group()
 
     def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:
@@ -211,14 +249,14 @@ class LearnerRank:
                 result = shared.cpu()
         return result.numpy()
 
-    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss) -> UpdateReport:
+    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss, *, entropy: bool) -> UpdateReport:
         started = time.perf_counter()
         index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
         if trained == 0:
-            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index), tokens=len(batch.tokens))
-        loss, sums = self._accumulate(batch, part_loss)
+            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
+        loss, sums = self._accumulate(batch, part_loss, entropy)
         step = self._optimizer.step(index)
         clip = self.options.optimizer.clip_norm
         return UpdateReport(
@@ -228,24 +266,30 @@ class LearnerRank:
             clipped=step.applied and 0 < clip < step.grad_norm,
             lr=step.lr,
             trained_tokens=trained,
-            tokens=len(batch.tokens),
-            seconds=time.perf_counter() - started,
-            model_flops=model_flops(self._policy.model.config, sum(shard.numel() for _, shard in self._shards), batch),
-            peak_memory_bytes=peak_memory(self._device),
+            cost=self._cost(batch, time.perf_counter() - started),
             stats=sums.metrics() if sums.sums.any() else {},
         )
 
-    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss) -> tuple[float, LossSums]:
+    def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
+        weights = sum(shard.numel() for _, shard in self._shards)
+        return UpdateCost(
+            tokens=len(batch.tokens),
+            seconds=seconds,
+            model_flops=model_flops(self._policy.model.config, weights, batch),
+            peak_flops=peak_flops(self._device, self.options.policy.dtype, self._world),
+            peak_memory_bytes=peak_memory(self._device),
+        )
+
+    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss, entropy: bool) -> tuple[float, LossSums]:
         """Gradients of the whole update into the shards; its loss and sums over all ranks."""
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), _no_sums(self._device)
         plan = pack(batch, self._world, self._budget)[self._rank]
-        with_entropy = self.options.loss.entropy_coef > 0
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
             self._policy.set_requires_gradient_sync(last)
             self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
-            part, part_sums = part_loss(row, *self._policy(row, with_entropy))
+            part, part_sums = part_loss(row, *self._policy(row, entropy))
             part.backward()
             loss, sums = loss + part.detach(), sums + part_sums
         if self._reference is not None:

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from rlep.types import SequenceBatch
+from rlep.types import SequenceBatch, UpdateCost
+
+PEAK_BFLOAT16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bfloat16 operations per second by a part of the device's name, from NVIDIA's data sheets; the first match counts."""
 
 Skipped = Literal["", "no tokens", "non-finite gradient"]
 
@@ -29,13 +32,7 @@ class UpdateReport:
     lr: float = 0.0
     trained_tokens: int = 0
     """Response tokens in the loss."""
-    tokens: int = 0
-    """All tokens of the batch, prompts included."""
-    seconds: float = 0.0
-    model_flops: float = 0.0
-    """Floating-point operations of forward and backward pass that the model itself asks for, recomputation not counted."""
-    peak_memory_bytes: int = 0
-    """This rank's peak so far: GPU memory, or resident memory on CPU."""
+    cost: UpdateCost = field(default_factory=UpdateCost)
     stats: Mapping[str, float] = field(default_factory=dict)
     """``<source>/<name>`` as ``algorithms.loss_stats.source_metrics`` gives them."""
 
@@ -56,6 +53,14 @@ def model_flops(config: PreTrainedConfig, weights: int, batch: SequenceBatch) ->
     width = config.num_attention_heads * head_size
     squares = float((np.diff(batch.offsets).astype(np.float64) ** 2).sum())
     return 6.0 * weights * len(batch.tokens) + 6.0 * config.num_hidden_layers * width * squares
+
+
+def peak_flops(device: torch.device, dtype: str, ranks: int) -> float:
+    """Operations per second that all ranks' devices can do, 0 where that is not known (CPUs, other types, other GPUs)."""
+    if device.type != "cuda" or dtype != "bfloat16":
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    return ranks * next((peak for part, peak in PEAK_BFLOAT16.items() if part in name), 0.0)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -63,6 +63,14 @@ class Tokenizer:
             ids = self._backend.encode("\n\n".join(message.content for message in messages))
         return np.asarray(ids, dtype=np.int32)
 
+    def encode_response(self, text: str) -> Int32Array:
+        """Token ids of a whole response given as text, ``[T]``: the EOS is put at its end where the text has none.
+
+        Sampling may have split the same text otherwise; which tokens it was, a text does not say.
+        """
+        ids = self._backend.encode(text, add_special_tokens=False)
+        return np.asarray(ids if ids and ids[-1] == self.eos_id else [*ids, self.eos_id], dtype=np.int32)
+
     def decode(self, tokens: Int32Array) -> str:
         """The text of response tokens ``[T]``, special tokens left out, spaces as they are."""
         return str(self._backend.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -133,6 +133,7 @@ async def test_a_silent_generator_is_replaced_and_its_work_done_by_others(cast: 
 async def test_new_weights_reach_all_generators_and_a_restarted_one_serves_them(cast: Cast, tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     await cast.learners.save(tmp_path / "saved")
+    await cast.learners.written()
     assert 0 < await cast.weights.publish(1) <= 1e-4
     completions = await answers(cast, requests(cast, 64, "version"))
     assert {one.policy_version for one in completions} == {1}

@@ -135,9 +135,9 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
     """One command; what it returns goes into the results."""
     name, *arguments = command
     if name == "score":
-        return learner.score(load_batch(arguments[0])).tolist()
+        return learner.score(load_batch(arguments[0]), rollout=arguments[1] if arguments[1:] else None).tolist()
     if name == "update":
-        report = learner.update(load_batch(arguments[0]), rollout=arguments[1])
+        report = learner.update(load_batch(arguments[0]), rollout=arguments[1], keep=len(arguments) > 2)
         return {
             "loss": report.loss,
             "grad_norm": report.grad_norm,
@@ -149,6 +149,8 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
         torch.save(gradients, arguments[0]) if rank == 0 else None
     elif name == "save":
         learner.save(Path(arguments[0]))
+    elif name == "written":
+        learner.written(60.0)
     elif name == "load":
         learner.load(Path(arguments[0]))
     elif name == "random":

@@ -83,6 +83,17 @@ def test_the_entropy_bonus_reaches_the_gradient(start: Start, model: Path) -> No
     assert report.stats["fresh/entropy"] > 0
 
 
+def test_the_entropy_of_each_source_is_told_without_being_in_the_loss(start: Start, model: Path) -> None:
+    batch = ragged_batch()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    with torch.no_grad():
+        entropies = padded_logprobs(reference, batch)[1]
+    report = start(micro_batch_tokens=40).update(batch, rollout=0)
+    for source, replayed in (("fresh", False), ("replay", True)):
+        tokens = torch.cat([entropies[row] for row in np.flatnonzero(batch.trained & (batch.replayed == replayed))])
+        assert report.stats[f"{source}/entropy"] == pytest.approx(float(tokens.mean()), rel=1e-5)
+
+
 def test_only_the_tokens_of_highest_entropy_are_trained_when_asked(start: Start, model: Path) -> None:
     batch = replace(ragged_batch(truncated=False), advantages=np.ones(12, dtype=np.float32))
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
@@ -225,4 +236,8 @@ def test_model_flops_by_hand(start: Start) -> None:
     tokens = len(batch.tokens)
     # Tied embedding 37·32; per layer q, o 32·32, k, v 32·16, biases 32+16+16, feed-forward 3·32·48, norms 2·32; last norm.
     weights = 37 * 32 + 2 * (2 * 1024 + 2 * 512 + 64 + 4608 + 64) + 32
-    assert report.model_flops == 6 * weights * tokens + 6 * 2 * 32 * tokens**2
+    assert report.cost.model_flops == 6 * weights * tokens + 6 * 2 * 32 * tokens**2
+    assert report.cost.tokens == tokens
+    assert report.cost.seconds > 0
+    assert report.cost.peak_flops == 0  # nobody knows a CPU's
+    assert report.cost.peak_memory_bytes > 50 * 2**20  # torch alone is larger

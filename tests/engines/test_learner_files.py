@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from rlep.engines import checkpoint
 from rlep.engines.learner import LearnerRank
 from rlep.engines.options import OptimizerOptions, PolicyOptions
 from rlep.engines.segment import Segment, check_segment, read_layout
-from rlep.errors import CheckpointError, ModelError, WeightSyncError
+from rlep.errors import CheckpointError, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.types import Int32Array, SequenceBatch
 from tests.engines.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
 from tests.engines.learner_process import same, single_ranks, weights_of
@@ -41,7 +43,7 @@ def test_resume_is_to_the_bit(start: Start, tmp_path: Path) -> None:
     optimizer = OptimizerOptions(lr=1e-3, warmup=4, unit="updates")
     learner = start(optimizer=optimizer)
     learner.update(first, rollout=0)
-    learner.save(tmp_path)
+    saved(learner, tmp_path)
     noise, report, wanted = torch.rand(3), learner.update(second, rollout=0), weights_of(learner)
     resumed = start(optimizer=optimizer)
     resumed.load(tmp_path)
@@ -51,12 +53,60 @@ def test_resume_is_to_the_bit(start: Start, tmp_path: Path) -> None:
     assert same(weights_of(resumed), wanted)
 
 
+def test_training_goes_on_while_the_state_of_the_save_is_written(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = ragged_batch(seed=1), ragged_batch(seed=2)
+    learner = start()
+    learner.update(first, rollout=0)
+    wanted, steps = weights_of(learner), learner._optimizer.steps
+    may_write, write_model = threading.Event(), checkpoint.write_model
+
+    def late(*arguments: Any) -> None:
+        assert may_write.wait(60)
+        write_model(*arguments)
+
+    monkeypatch.setattr("rlep.engines.learner.write_model", late)
+    learner.save(tmp_path)
+    learner.update(second, rollout=0)
+    assert not learner.written()
+    with pytest.raises(CheckpointError, match="still being written"):
+        learner.save(tmp_path / "other")
+    may_write.set()
+    assert learner.written(60.0)
+    assert not same(weights_of(learner), wanted)
+    learner.load(tmp_path)
+    assert same(weights_of(learner), wanted)
+    assert same(load_file(tmp_path / "model" / "model.safetensors"), wanted)
+    assert learner._optimizer.steps == steps
+
+
+def test_a_save_that_cannot_be_written_is_told_and_the_next_one_is(start: Start, tmp_path: Path) -> None:
+    learner = start()
+    (tmp_path / "file").write_text("")
+    learner.save(tmp_path / "file")
+    with pytest.raises(CheckpointError, match=f"cannot write trainer state to {tmp_path}/file/trainer"):
+        learner.written(60.0)
+    saved(learner, tmp_path)
+
+
+def test_a_save_that_takes_too_long_is_told(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write = threading.Event()
+    monkeypatch.setattr("rlep.engines.learner.write_model", lambda *_: may_write.wait(60))
+    learner = start()
+    learner.save(tmp_path)
+    with pytest.raises(DeadlineExceeded, match="not written within 0 s"):
+        learner.written(0.01)
+    may_write.set()
+    assert learner.written(60.0)
+
+
 def test_loading_and_resetting_take_effect_on_the_very_next_score(start: Start, tmp_path: Path, model: Path) -> None:
     learner = start()
     batch = ragged_batch()
     base = learner.score(batch)
     learner.update(batch, rollout=0)
-    learner.save(tmp_path)
+    saved(learner, tmp_path)
     trained = learner.score(batch)
     assert np.abs(trained - base).max() > 1e-3
     learner.reset(model)
@@ -75,7 +125,7 @@ def test_the_saved_model_is_one_that_transformers_loads(
     learner = start(directory)
     batch = ragged_batch()
     learner.update(batch, rollout=0)
-    learner.save(tmp_path)
+    saved(learner, tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     with torch.no_grad():
         np.testing.assert_allclose(learner.score(batch), torch.cat(padded_logprobs(loaded, batch)[0]), atol=1e-5)
@@ -88,7 +138,7 @@ def test_the_saved_model_is_one_that_transformers_loads(
 def test_a_bfloat16_learner_saves_bfloat16_and_resumes_from_float32(start: Start, tmp_path: Path) -> None:
     learner = start(policy=PolicyOptions(dtype="bfloat16"))
     learner.update(ragged_batch(), rollout=0)
-    learner.save(tmp_path)
+    saved(learner, tmp_path)
     wanted = weights_of(learner)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == "bfloat16"
@@ -100,7 +150,7 @@ def test_a_bfloat16_learner_saves_bfloat16_and_resumes_from_float32(start: Start
 @pytest.mark.parametrize("damage", ["missing", "torn", "no position", "other model"])
 def test_a_damaged_checkpoint_is_refused(damage: str, start: Start, tmp_path: Path) -> None:
     learner = start()
-    learner.save(tmp_path)
+    saved(learner, tmp_path)
     trainer = tmp_path / "trainer"
     (shard,) = trainer.glob("*.safetensors")
     if damage == "missing":
@@ -154,6 +204,12 @@ def test_a_segment_that_cannot_be_written_is_an_error_and_the_learner_goes_on(st
     with pytest.raises(WeightSyncError, match="policy version 1"):
         learner.publish(tmp_path / "nowhere" / "weights", 1, probes)
     assert learner.publish(tmp_path / "weights", 1, probes) is not None
+
+
+def saved(learner: LearnerRank, directory: Path) -> None:
+    """Save and wait for the files."""
+    learner.save(directory)
+    assert learner.written(60.0)
 
 
 def probes_of(batch: SequenceBatch) -> list[tuple[Int32Array, Int32Array]]:

@@ -52,9 +52,9 @@ def test_a_killed_run_goes_on_to_the_bit_and_other_widths_go_on_within_rounding(
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     rest = [("random",), ("update", paths[2], 2), ("update", paths[3], 3), ("score", paths[0])]
-    undisturbed = run_ranks(
-        tmp_path, model, 2, [("update", paths[0], 0), ("update", paths[1], 1), ("save", str(checkpoint)), *rest]
-    )
+    # The state of the save is what is written, though the ranks train on before they ask for it.
+    begun = [("update", paths[0], 0), ("update", paths[1], 1), ("save", str(checkpoint))]
+    undisturbed = run_ranks(tmp_path, model, 2, [*begun, *rest, ("written",)])[:-1]
     resumed = run_ranks(tmp_path, model, 2, [("load", str(checkpoint)), *rest])
     assert resumed[1:] == undisturbed[3:]
     for world_size in (1, 4):

@@ -81,6 +81,28 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("coefficient", [None, 0.0])
+def test_entropies_that_are_only_looked_at_leave_the_gradient_as_it_is_to_the_bit(coefficient: float | None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 5, generator=generator, requires_grad=True)
+    targets = torch.tensor([0, 10, 3, 3, 7, 1, 9])
+    alone, _ = token_logprobs(hidden, weight, targets, entropy=False)
+    wanted = torch.autograd.grad(alone.square().sum(), (hidden, weight))
+    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
+    loss = logprobs.square().sum() + (0.0 if coefficient is None else coefficient * entropies.detach().sum())
+    assert all(map(torch.equal, torch.autograd.grad(loss, (hidden, weight)), wanted))
+    assert torch.equal(logprobs, alone)
+
+
+def test_the_entropy_alone_has_a_gradient() -> None:
+    hidden, weight = torch.tensor([[1.0]], requires_grad=True), torch.tensor([[1.0], [0.0]])
+    _, entropies = token_logprobs(hidden, weight, torch.tensor([0]), entropy=True)
+    (gradient,) = torch.autograd.grad(entropies.sum(), hidden)
+    # Two classes with logits (z, 0) and p = sigmoid(z): H' = -z p (1 - p), at z = 1 that is -0.196612.
+    assert gradient.item() == pytest.approx(-0.196612, abs=1e-6)
+
+
 def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "_CHUNK_BYTES", 4 * 50_000 * 4)
     hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(50_000, 4, requires_grad=True)

@@ -61,6 +61,16 @@ def test_the_eos_is_not_part_of_the_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(np.append(answer, tokenizer.eos_id).astype(np.int32)) == r"\boxed{58}"
 
 
+def test_a_response_given_as_text_ends_with_one_eos(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode_response("So 8*7=56.")
+    assert ids.dtype == np.int32
+    assert len(ids) == 8 + 1  # "So ", 8, *, 7, =, 5, 6, ., EOS
+    assert ids[-1] == tokenizer.eos_id
+    assert tokenizer.decode(ids) == "So 8*7=56."
+    assert tokenizer.encode_response("So 8*7=56.<eos>").tolist() == ids.tolist()
+    assert tokenizer.encode_response("").tolist() == [tokenizer.eos_id]
+
+
 def test_a_tokenizer_saved_anew_keeps_its_digest(tokenizer: Tokenizer, model_dir: Path, tmp_path: Path) -> None:
     AutoTokenizer.from_pretrained(str(model_dir)).save_pretrained(tmp_path)
     assert load_tokenizer(tmp_path).digest == tokenizer.digest

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlep.errors import ConfigError
+from rlep.services.pool import interchange
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.redis_process import EmbeddedRedis, find_binary
 from rlep.services.pool.values import PoolOptions
@@ -38,7 +39,7 @@ def binary(request: pytest.FixtureRequest) -> Path:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def any_binary() -> Path:
     """One server program, for tests to which its kind is the same."""
     try:
@@ -51,6 +52,13 @@ def any_binary() -> Path:
 def redis_server(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """One embedded Redis for a test file."""
     with EmbeddedRedis(tmp_path_factory.mktemp("redis"), binary) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """One embedded Redis for a test file to which its kind is the same."""
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 
@@ -104,3 +112,18 @@ def trajectory() -> MakeTrajectory:
         )
 
     return make
+
+
+@pytest.fixture
+def twin(open_pool: OpenPool, request: pytest.FixtureRequest) -> Pool:
+    """A second pool, empty."""
+    return open_pool(f"twin-{zlib.crc32(request.node.nodeid.encode()):x}")
+
+
+@pytest.fixture
+def ten_questions(open_pool: OpenPool, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    """Ten questions of three answers; exports take two questions a shard: five shards."""
+    monkeypatch.setattr(interchange, "SHARD_RECORDS", 6)
+    pool = open_pool()
+    pool.add([trajectory(f"q{i}", [i, k]) for i in range(10) for k in range(3)])
+    return pool

@@ -171,3 +171,27 @@ def test_every_record_is_drawn_equally_often(open_pool: OpenPool, trajectory: Ma
     expected = 2 * 100 * steps / candidates
     chi2 = ((picks - expected) ** 2 / expected).sum() / (1 - 1 / (candidates - 1))
     assert chi2 < CHI2_999[candidates]
+
+
+def test_what_was_drawn_is_drawn_again_from_memory(filled: Pool) -> None:
+    first = filled.sample(PROMPTS, 9, seed=0, step=0)
+    client = filled._link.client
+    for key in client.keys(f"rlep:{{{filled.name}/*}}:q:*"):  # behind the pool's back: nothing says that they changed
+        client.delete(key)
+    again = filled.sample(PROMPTS[::-1], 9, seed=0, step=0)
+    assert drawn(again) == drawn(first)
+    assert sorted(again.tokens.tolist()) == sorted(first.tokens.tolist())
+
+
+def test_memory_gives_no_record_that_another_has_replaced(
+    filled: Pool, open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    reader = open_pool(read_only=True)
+    old = reader.sample(["q2"], 2, seed=0, step=0).trajectories()["q2"]
+    assert [t.provenance.policy_version for t in old] == [3, 3]
+    replaced = trajectory("q2", old[0].tokens.tolist(), policy_version=4)
+    filled.remove("q2", [old[0].content_id])
+    filled.add([replaced])
+    new = reader.sample(["q2"], 2, seed=0, step=0).trajectories()["q2"]
+    assert [t.content_id for t in new] == [t.content_id for t in old]
+    assert [t.provenance.policy_version for t in new] == [4, 3]

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import redis
 
-from rlep.errors import DeadlineExceeded, PoolError
+from rlep.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.redis_process import EmbeddedRedis
 from rlep.services.pool.values import AddReport, PoolOptions
 from rlep.types import Trajectory
+from tests.services import pool_writer
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 MakeTrajectory = Callable[..., Trajectory]
 TOKENIZER = "tokenizer-digest"
 
@@ -38,6 +44,23 @@ def open_pool(server: EmbeddedRedis, **options: object) -> Pool:
         password_file=server.password_file,
         options=PoolOptions(**options),  # type: ignore[arg-type]
     )
+
+
+def pool_at(url: str, **options: object) -> Pool:
+    return Pool.open(url, "pool", tokenizer_digest=TOKENIZER, options=PoolOptions(**options))  # type: ignore[arg-type]
+
+
+@contextmanager
+def bare_server(binary: Path, directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server that this process has started itself, and its address; killed in the end."""
+    settings = ["--port", "0", "--unixsocket", "s", "--appendonly", "yes", "--save", ""]
+    # Python ignores SIGXFSZ, which would end the server where a file may not grow; so must the server.
+    process = subprocess.Popen([binary, *settings], cwd=directory, stdout=subprocess.DEVNULL, restore_signals=False)
+    try:
+        yield process, f"unix://{directory / 's'}"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def process_of(server: EmbeddedRedis) -> psutil.Process:
@@ -98,8 +121,8 @@ def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, 
         for writer in writers:
             writer.start()
         pauses = random.Random(5)
-        for _ in range(5):
-            time.sleep(pauses.uniform(0.05, 0.5))
+        for _ in range(20):
+            time.sleep(pauses.uniform(0.01, 0.2))
             process = process_of(server)
             process.kill()
             process.wait()
@@ -113,7 +136,7 @@ def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, 
 def test_a_stall_longer_than_a_clients_patience_stores_nothing_twice(
     server: EmbeddedRedis, trajectory: MakeTrajectory
 ) -> None:
-    # Each answer is waited for 0.5 s, the stall takes 2 s: calls are sent again while the first still lies in the socket.
+    # Each answer is waited for 0.5 s, the stall takes 3 s: calls are sent again while the first still lies in the socket.
     with open_pool(server, cap=100_000) as pool:
         client = pool._link.client
         assert isinstance(client, redis.Redis)
@@ -123,16 +146,63 @@ def test_a_stall_longer_than_a_clients_patience_stores_nothing_twice(
         for writer in writers:
             writer.start()
         process = process_of(server)
-        for _ in range(2):
-            time.sleep(0.2)
-            os.kill(process.pid, signal.SIGSTOP)
-            time.sleep(2)
-            os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(process.pid, signal.SIGCONT)
         time.sleep(0.2)
         for writer in writers:
             writer.ended.set()
             writer.join()
         check_history(pool, writers)
+
+
+def test_writers_killed_at_any_point_leave_all_that_was_acknowledged_and_nothing_twice(server: EmbeddedRedis) -> None:
+    """Five rounds of four processes that write at once, each killed after its own number of acknowledged batches."""
+    points, wanted = random.Random(6), set[str]()
+    for first in range(0, 20, 4):
+        command = [sys.executable, pool_writer.__file__, server.url, str(server.password_file)]
+        writers = [
+            subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+            for number in range(first, first + 4)
+        ]
+        for number, writer in enumerate(writers, first):
+            assert writer.stdout is not None
+            lines = [writer.stdout.readline() for _ in range(points.randint(1, 40))]
+            writer.kill()
+            lines += writer.stdout.readlines()
+            writer.communicate()
+            assert lines[0] == "0\n"
+            wanted |= pool_writer.acknowledged(number, lines)
+    with open_pool(server) as pool:
+        found = [content_id for prompt_id in pool.prompt_ids() for content_id in pool.content_ids(prompt_id)]
+        assert len(found) == len(set(found)) == pool.stats().trajectories
+        assert wanted <= set(found)
+        assert len(set(found) - wanted) <= 20 * pool_writer.BATCH  # of each writer at most the batch it was killed in
+
+
+def test_a_full_disk_refuses_writes_goes_on_reading_and_loses_nothing(
+    binary: Path, tmp_path: Path, trajectory: MakeTrajectory
+) -> None:
+    """The limit on file sizes stands for the disk: writing beyond it fails like writing to a full one."""
+    kept, more = ([trajectory(f"q{i % 5}") for i in range(50)] for _ in range(2))
+    with bare_server(binary, tmp_path) as (process, url), pool_at(url, deadline=2.0) as pool:
+        pool.add(kept)
+        size = max(path.stat().st_size for path in tmp_path.rglob("*aof*") if path.is_file())
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+        for _ in range(2):  # Redis itself acknowledges the write that finds the disk full
+            with pytest.raises(PoolError, match=r"refuses writes: it cannot write its append-only file; reads go on"):
+                pool.add(more)
+        prompt_ids = sorted({t.prompt_id for t in kept})
+        assert pool.sample(prompt_ids, 2, seed=0, step=0).counts.tolist() == [2] * 5
+    with bare_server(binary, tmp_path) as (process, url), pool_at(url) as pool:
+        assert {t.content_id for t in kept} <= {c for p in prompt_ids for c in pool.content_ids(p)}
+        report = pool.add(more)
+        assert report.inserted + report.duplicates == 50
+        process.kill()
+    with bare_server(binary, tmp_path) as (_, url), pool_at(url) as pool:
+        held = [content_id for prompt_id in prompt_ids for content_id in pool.content_ids(prompt_id)]
+        assert sorted(held) == sorted(t.content_id for t in kept + more)
 
 
 def test_a_redis_that_stays_away_runs_into_the_deadline(server: EmbeddedRedis, trajectory: MakeTrajectory) -> None:
@@ -202,6 +272,17 @@ def test_a_redis_that_would_lose_records_is_refused_with_the_remedy(
             open_pool(server, deadline=2.0)
         if setting == "appendonly":
             open_pool(server, allow_volatile=True).close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:guess-4711@127.0.0.1", "rediss://me:guess-4711@127.0.0.1/0", "unix:///s?password=guess-4711",
+     "rediss://127.0.0.1?ssl_password=guess-4711", "redis://127.0.0.1?%70assword=guess-4711"],
+)  # fmt: skip
+def test_an_address_with_a_password_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="holds a password, which logs would show") as caught:
+        pool_at(url)
+    assert "guess-4711" not in str(caught.value)
 
 
 def test_wrong_credentials_are_named_at_once_and_without_the_secret(server: EmbeddedRedis, tmp_path: Path) -> None:

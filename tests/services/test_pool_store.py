@@ -276,3 +276,28 @@ def test_a_flushed_script_cache_is_no_failure(
     pool._link.client.script_flush()
     report = pool.add([trajectory("q0", [2])])
     assert (report.inserted, report.duplicates) == (1, 0)
+
+
+def test_a_reader_notices_another_history_of_the_same_length(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    # A crash may take changes that a reader has seen but no writer was told of; others take their numbers then.
+    pool, reader = open_pool("cut"), open_pool("cut", read_only=True)
+    pool.add([trajectory("q0", [1]), trajectory("q1", [2])])
+    assert len(reader.content_ids("q0")) == 1
+    client = pool._link.client
+    client.delete(*client.keys("rlep:{cut/*}:*"))
+    other = trajectory("q0", [3])
+    pool.add([other])
+    assert reader.prompt_ids() == ["q0"]
+    assert reader.content_ids("q0") == [other.content_id]
+
+
+def test_a_reader_that_missed_more_changes_than_are_kept_reads_all_anew(
+    open_pool: OpenPool, trajectory: MakeTrajectory
+) -> None:
+    pool, reader = open_pool("long"), open_pool("long", read_only=True)
+    pool.add([trajectory("q0", [0])])
+    assert reader.prompt_ids() == ["q0"]
+    for i in range(1, 515):  # 512 are kept
+        pool.add([trajectory(f"q{i % 9}", [i])])
+    assert reader.digest() == pool.digest()
+    assert sum(len(reader.content_ids(f"q{i}")) for i in range(9)) == 515

@@ -37,6 +37,16 @@ def engine_alone(reference: str, answer: str) -> bool:
         ("(2,3)", "\\{2,3\\}"),  # kinds of brackets
         ("\\{2,3\\}", "(2,3)"),
         ("2", "2,2"),  # repetition
+        ("y", "y'"),  # what the engine passes over
+        ("42", "42_{43}"),
+        ("1,3,5,\\ldots", "1,3,5"),
+        ("42", "\\text{not }x=42"),  # denials
+        ("42", "x \\not= 42"),
+        ("42", "42\\text{ incorrect}"),
+        ("\\sqrt{2}", "\\sqrt{2}\\approx 1.7"),  # approximations
+        ("11.01_2", "11.01_3"),
+        ("x=1,y=2", "(2,1)"),  # orders
+        ("1:2:3", "1:3:2"),
     ],
 )
 def test_what_the_engine_accepts_and_the_contract_does_not(reference: str, answer: str) -> None:
@@ -61,6 +71,18 @@ def test_what_the_engine_accepts_and_the_contract_does_not(reference: str, answe
         ("\\frac{1}{2}", "\\sin 30^\\circ"),
         ("42", "42=x"),
         ("3.5", "3 1/2"),
+        ("10\\sqrt{10}", "10^{1.5}"),
+        ("x", "x\\cdot 1"),
+        ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2},\\frac{1-\\sqrt5}{2}"),
+        ("1+i", "\\sqrt{2}e^{i\\pi/4}"),
+        ("2000000", "2\\text{ million}"),
+        ("1000x", "1,000x"),
+        ("\\frac{1}{3}", "33\\frac{1}{3}\\%"),
+        ("\\emptyset", "\\text{no solution}"),
+        ("(1,3]", "]1,3]"),
+        ("600", "6e2"),
+        ("x>2", "\\{x\\mid x>2\\}"),
+        ("1.414", "\\sqrt{2}\\approx 1.414"),
     ],
 )
 def test_what_the_engine_misses_and_the_contract_does_not(reference: str, answer: str) -> None:

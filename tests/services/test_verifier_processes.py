@@ -14,7 +14,7 @@ import pytest
 from rlep.errors import ConfigError, VerifierError
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.user_function import FunctionVerifier
+from rlep.services.verifier.user_function import FunctionVerifier, source_version
 from rlep.services.verifier.verifier import Verifier
 
 FUNCTIONS = "verifier_functions"
@@ -86,9 +86,30 @@ def test_an_unknown_profile_is_refused(profile: str) -> None:
         build_verifier(profile)
 
 
-def test_a_function_that_cannot_be_imported_is_an_error_not_a_verdict() -> None:
-    with FunctionVerifier("no_such_module:f") as verifier, pytest.raises(VerifierError):
+def test_a_module_that_is_not_on_the_path_is_refused_before_any_process_starts() -> None:
+    with pytest.raises(ConfigError, match="no module no_such_module on the path"):
+        FunctionVerifier("no_such_module:f")
+
+
+def test_a_function_that_cannot_be_imported_is_an_error_that_says_why(functions: str) -> None:
+    with (
+        FunctionVerifier(f"{functions}:no_such_function") as verifier,
+        pytest.raises(VerifierError, match=r"AttributeError.*no_such_function"),
+    ):
         verifier.grade("x", ["x"], [False])
+
+
+def test_the_version_of_the_users_function_is_that_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "rewards_of_a_user.py"
+    module.write_text("one")
+    first = source_version("rewards_of_a_user:f")
+    module.write_text("two")
+    assert first != source_version("rewards_of_a_user:f")
+    module.write_text("one")
+    assert first == source_version("rewards_of_a_user:f")
 
 
 def test_no_process_outlives_the_verifier() -> None:
@@ -163,34 +184,6 @@ def test_verdicts_do_not_depend_on_the_number_of_workers_or_the_order() -> None:
         backward = [verdict.status for verdict in four.grade_pairs(pairs[::-1])]
     assert forward == backward[::-1]
     assert forward.count("correct") == 6  # one per reference, and 6·7
-
-
-HOSTILE = [
-    "9^{9^{9^{9}}}+x",
-    "\\sin(10^{10^{10}})",
-    "(x+y+z)^{200}",
-    "\\binom{10^{9}}{5\\cdot 10^{8}}",
-    "\\sqrt{2+" * 30 + "2" + "}" * 30,
-    "[1," * 30 + "2" + "]" * 30,
-    "1" + "/2" * 500,
-    "x" * 1_000_000,
-    "9" * 1_000_000,
-    "\\begin{pmatrix}1&2",
-    "\\frac{1}",
-    "42\x00",
-    "4\ud8002",
-    "__import__('os').system('exit')",
-    "\\input{/etc/passwd}",
-    "{{6*7}}",
-]
-
-
-@pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_answers_are_never_correct_and_the_next_job_is_right(verifier: Verifier, answer: str) -> None:
-    texts = [f"\\boxed{{{answer}}}", "\\boxed{1+x}"]
-    hostile, honest = verifier.grade("x+1", texts, [False, False])
-    assert hostile.status != "correct"
-    assert honest.status == "correct"
 
 
 def test_equal_answers_are_compared_once_and_all_are_counted() -> None:

@@ -17,7 +17,7 @@ from rlep.config import Config
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Advance, Roles, Trainers
 from rlep.driver.train import TrainingData
-from rlep.errors import DeadlineExceeded, LearnerLost
+from rlep.errors import DeadlineExceeded, LearnerLost, UpdateError
 from rlep.prompts import PromptSet
 from rlep.seeds import generator_for
 from rlep.types import (
@@ -34,7 +34,7 @@ from rlep.types import (
     UpdateOutcome,
     Verdict,
 )
-from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, sums_of
+from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 
 class Killed(Exception):
@@ -91,7 +91,7 @@ class FakeGenerators:
     reissued: Reissued = Reissued()  # noqa: RUF009 - frozen
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
     ) -> AsyncIterator[Completion]:
         await self.world.event("generate", len(requests))
         self.asked.extend(requests)
@@ -207,23 +207,24 @@ class FakeLearner:
     batches: list[SequenceBatch] = field(default_factory=list)
     rollouts: list[int] = field(default_factory=list)
     restarts: int = 0
+    updated: int | None = None
+    """The rollout of the last update."""
+    kept: bytes | None = None  # the state before that rollout's first update, where it was to be kept
 
-    async def score(self, batch: SequenceBatch) -> Float32Array:
+    async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         await self.world.event("score", len(batch))
-        return self.logprobs(batch)
+        if rollout is None or rollout != self.updated:
+            return logprobs_of(batch, self.state)
+        if self.kept is None:
+            raise UpdateError(f"the weights before rollout {rollout} were not kept")
+        return logprobs_of(batch, self.kept)
 
-    def logprobs(self, batch: SequenceBatch) -> Float32Array:
-        """The log-probs of a batch's response tokens."""
-        inside = np.concatenate(
-            [
-                batch.tokens[start + prompt : end]
-                for start, end, prompt in zip(batch.offsets[:-1], batch.offsets[1:], batch.prompt_lengths, strict=True)
-            ]
-        )
-        return (-((inside.astype(np.int64) * 7 + self.state[0]) % 100) / 100).astype(np.float32)
-
-    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+    async def update(
+        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
+    ) -> UpdateOutcome:
         await self.world.event("update", len(batch))
+        if rollout != self.updated:
+            self.updated, self.kept = rollout, self.state if keep else None
         self.batches.append(batch)
         self.rollouts.append(rollout)
         if not batch.response_lengths[batch.trained].sum():
@@ -234,23 +235,27 @@ class FakeLearner:
 
     async def save(self, directory: Path) -> None:
         await self.world.event("save")
-        (directory / "model").mkdir()
-        (directory / "model" / "state").write_bytes(self.state)
-        await self.world.event("saved")
-        (directory / "trainer").mkdir()
-        (directory / "trainer" / "updates").write_text(str(self.updates))
-        await self.world.event("saved")
+        self.aside = (directory, self.state, self.updates)
+
+    async def written(self) -> None:
+        directory, state, updates = self.aside
+        for name, content in (("model/state", state), ("trainer/updates", str(updates).encode())):
+            (directory / name).parent.mkdir()
+            (directory / name).write_bytes(content)
+            await self.world.event("saved")
 
     async def load(self, directory: Path) -> None:
         await self.world.event("load", directory.name)
         self.state = (directory / "model" / "state").read_bytes()
         self.updates = int((directory / "trainer" / "updates").read_text())
+        self.updated = self.kept = None
 
     async def restart(self) -> None:
         if not self.restarts:
             raise LearnerLost("the learner has no restart left")
         self.restarts -= 1
         self.state, self.updates = BASE, 0
+        self.updated = self.kept = None
 
 
 @dataclass(eq=False)

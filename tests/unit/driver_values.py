@@ -12,6 +12,7 @@ from rlep.config import Config
 from rlep.prompts import PromptReport, PromptSet
 from rlep.settings import parse_config
 from rlep.types import (
+    Float32Array,
     Prompt,
     Provenance,
     Sampling,
@@ -71,6 +72,13 @@ def batch_bytes(batch: SequenceBatch) -> bytes:
     arrays = (batch.tokens, batch.offsets, batch.prompt_lengths, batch.advantages, batch.trained, batch.groups)
     optional = (batch.replayed, batch.old_logprobs, batch.behaviour_logprobs)
     return b"|".join(b"" if array is None else array.tobytes() for array in (*arrays, *optional))
+
+
+def logprobs_of(batch: SequenceBatch, state: bytes) -> Float32Array:
+    """What a fake learner with weights ``state`` says of a batch's response tokens, ``[R]``."""
+    ends = zip(batch.offsets[:-1], batch.offsets[1:], batch.prompt_lengths, strict=True)
+    inside = np.concatenate([batch.tokens[start + prompt : end] for start, end, prompt in ends])
+    return (-((inside.astype(np.int64) * 7 + state[0]) % 100) / 100).astype(np.float32)
 
 
 def sums_of(batch: SequenceBatch) -> dict[str, float]:

@@ -43,6 +43,7 @@ def test_the_last_balanced_box_counts(text: str, answer: str | None) -> None:
         ("Answer: $\\frac{1}{2}$.", "\\frac{1}{2}"),
         ("Answer: \\(x+1\\)", "x+1"),
         ("Final answer: 7", "7"),
+        ("Answer\uff1a7", "7"),
         ("answer : 3.5", "3.5"),
         ("Answer: 6\nNo.\nAnswer: 7\nDone.", "7"),
         ("Answer:", None),
@@ -62,6 +63,8 @@ def test_else_the_last_answer_line_counts(text: str, answer: str | None) -> None
         ("<think>\\boxed{1}</think>\\boxed{2}", "2"),
         ("reasoning \\boxed{1}</think> Answer: 2", "2"),
         ("<think>\\boxed{42}", None),
+        ("<THINK>\\boxed{42}", None),
+        ("<Think>\\boxed{42}</Think>", None),
         ("<think>a</think>\\boxed{1}<think>\\boxed{2}", None),
         ("<think>\\boxed{42}</think> the answer is as above", None),
         ("<think>a</think><think>\\boxed{1}</think>\\boxed{2}", "2"),
@@ -88,9 +91,9 @@ def test_of_a_truncated_response_only_a_complete_marker_counts(text: str, answer
 def test_a_bare_number_counts_only_when_configured() -> None:
     text = "and so we get 1,234."
     assert extract(text) is None
-    assert answer_of(text, truncated=False, bare_number=True) == "1,234"
-    assert answer_of(text, truncated=True, bare_number=True) is None
-    assert answer_of("we get x^2", truncated=False, bare_number=True) is None
+    assert answer_of(text, truncated=False, profile="math-bare") == "1,234"
+    assert answer_of(text, truncated=True, profile="math-bare") is None
+    assert answer_of("we get x^2", truncated=False, profile="math-bare") is None
 
 
 def test_strict_box_takes_nothing_but_a_box() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from rlep.driver.rollout import mixed_groups
 from rlep.driver.step import StepOutcome, replays_at, run_step
-from rlep.driver.step_metrics import step_metrics
+from rlep.driver.step_metrics import step_metrics, update_metrics
 from rlep.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
-from rlep.types import Group, Prompt, Status
+from rlep.types import Group, Prompt, Status, UpdateCost, UpdateOutcome
 from tests.unit.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
 from tests.unit.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
 
@@ -305,3 +306,17 @@ async def test_linear_schedule_lowers_the_replays() -> None:
         groups = [group async for group in mixed_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)]
         assert {len(group.replays) for group in groups} == {replays_at(config, step)}
     assert scene.world.count("sample") == 4
+
+
+def test_speed_and_memory_of_updates_by_hand() -> None:
+    # 300 tokens and 9e9 operations in 1.5 s, on devices that can do 24e9 a second.
+    first = UpdateCost(tokens=100, seconds=0.5, model_flops=3e9, peak_flops=24e9, peak_memory_bytes=7)
+    second = UpdateCost(tokens=200, seconds=1.0, model_flops=6e9, peak_flops=24e9, peak_memory_bytes=9)
+    skipped = UpdateOutcome(0.0, 0.0, 0.5, "no tokens", {})
+    values = update_metrics([UpdateOutcome(1.0, 2.0, 0.5, "", {}, cost) for cost in (first, second)] + [skipped])
+    assert values["update/tokens_per_second"] == 200.0
+    assert values["update/flops_per_second"] == 6e9
+    assert values["update/flop_utilization"] == 0.25
+    assert values["update/peak_memory"] == 9
+    unknown = update_metrics([UpdateOutcome(1.0, 2.0, 0.5, "", {}, replace(first, peak_flops=0.0))])
+    assert "update/flop_utilization" not in unknown

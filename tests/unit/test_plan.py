@@ -174,3 +174,9 @@ def test_a_config_json_without_a_shape_is_refused_by_name(tmp_path: Path) -> Non
 def test_a_linear_schedule_starts_at_m() -> None:
     config = Config.model_validate({"replay": {"count": 2, "schedule": "linear"}})
     assert make_plan(config, Known()).step.replays == 2
+
+
+@pytest.mark.parametrize(("prompts", "kept"), [(64, 4), (512, 0)])
+def test_streaming_keeps_the_first_weights_where_a_step_has_several_updates(prompts: int, kept: int) -> None:
+    config = parse_config({"update": {"stream": "fixed", "prompts": prompts}, "rollout": {"prompts": 512}})
+    assert plan_memory(config, MATH_7B).learner_state == (16 + kept) * MATH_7B.parameters

@@ -36,7 +36,7 @@ def test_training_presets_have_the_paper_s_numbers(name: str) -> None:
     assert (config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) == (1.0, 1.0, 0)
     assert (config.data.max_prompt_tokens, config.rollout.max_tokens) == (1024, 3072)
     assert (config.update.lr, config.update.weight_decay, config.update.betas) == (1e-6, 0.1, (0.9, 0.999))
-    assert (config.update.warmup_rollouts, config.update.clip_norm) == (10, 1.0)
+    assert (config.update.warmup, config.update.clip_norm) == (10, 1.0)
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.dual_clip) == (0.2, 0.28, 10.0)
     assert (config.loss.aggregation, config.loss.kl_coef, config.loss.entropy_coef) == ("token-mean", 0.0, 0.0)
     assert (config.reward.correct, config.reward.otherwise) == (1.0, -1.0)

@@ -50,6 +50,48 @@ def test_verl_parquet_with_stored_candidates_and_an_older_pandas_index(tmp_path:
     assert [row.reference for row in read_rows(path)] == ["4"]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_candidates_are_read_where_they_are_asked_for(tmp_path: Path, kind: str) -> None:
+    reward = {"style": "rule", "ground_truth": "4", "candidates": ["2+2=4", "4", "2+2=4"]}
+    rows: list[dict[str, object]] = [verl_row(reward_model=reward), verl_row(reward_model=reward | {"candidates": []})]
+    path = parquet(tmp_path / "c.parquet", rows) if kind == "parquet" else jsonl(tmp_path / "c.jsonl", *rows)
+    assert [row.candidates for row in read_rows(path, candidates=True)] == [("2+2=4", "4", "2+2=4"), ()]
+    assert [row.candidates for row in read_rows(path)] == [(), ()]
+    plain: dict[str, object] = {"problem": "2 + 2?", "answer": "4", "candidates": ["4"]}
+    path = parquet(tmp_path / "p.parquet", [plain]) if kind == "parquet" else jsonl(tmp_path / "p.jsonl", plain)
+    assert list(read_rows(path, candidates=True)) == [Row((Message("user", "2 + 2?"),), "4", "p", ("4",))]
+    bare: dict[str, object] = {"problem": "2 + 2?", "answer": "4"}
+    path = parquet(tmp_path / "b.parquet", [bare]) if kind == "parquet" else jsonl(tmp_path / "b.jsonl", bare)
+    assert [row.candidates for row in read_rows(path, candidates=True)] == [()]
+
+
+def test_a_small_file_of_repeated_candidates_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    reward = {"style": "rule", "ground_truth": "4", "candidates": ["x" * 10**6] * 30}  # 30 MB a row
+    path = parquet(tmp_path / "bomb.parquet", [verl_row(reward_model=reward)] * 4)
+    assert path.stat().st_size < 10**6  # one text, and 120 references to it
+    with pytest.raises(DataError, match=r"rows 1 to 4: 120000000 bytes of candidates; at most 16777216 a row"):
+        list(read_rows(path, candidates=True))
+
+
+@pytest.mark.parametrize("found", ['["4", null]', "[4]", '"4"', "{}"])
+def test_candidates_that_are_no_texts_are_refused(tmp_path: Path, found: str) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text('{"problem": "2 + 2?", "answer": "4", "candidates": ' + found + "}\n")
+    with pytest.raises(DataError, match="line 1: candidates are no list of texts"):
+        list(read_rows(path, candidates=True))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_candidates_are_written_as_the_authors_do(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"out.{kind}"
+    rows = [Row(MESSAGES, str(n), "here", ("a", "é\n")[: n % 3]) for n in range(70)]  # more than a row group
+    assert write_verl(path, iter(rows), split="train", candidates=True) == 70
+    assert list(read_rows(path, candidates=True)) == rows
+    if kind == "parquet":
+        reward = pq.read_table(path).to_pylist()[1]["reward_model"]
+        assert reward == {"style": "rule", "ground_truth": "1", "candidates": ["a"]}
+
+
 @pytest.mark.parametrize(
     "row",
     [

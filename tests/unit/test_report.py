@@ -113,10 +113,10 @@ def write_collection(directory: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps({"run": {"name": directory.name}}))
     (directory / "manifest.json").write_text(json.dumps({"command": "collect", "created": 1000.0}))
-    (directory / "events.jsonl").write_text('{"time":1060.0,"event":"collection_finished","step":null}\n')
+    (directory / "events.jsonl").touch()
     (directory / "metrics.jsonl").touch()
     (directory / "evaluations.jsonl").touch()
-    covered = {"questions": 8, "covered": 6, "eligible": 4, "admitted": 15, "minimum": 2}
+    covered = {"questions": 8, "covered": 6, "eligible": 4, "admitted": 15, "minimum": 2, "wall_s": 60.0}
     buckets = {"0": 2, "1": 2, "2-3": 3, "4-7": 1, "8+": 0}
     (directory / "collection.json").write_text(json.dumps({**covered, "buckets": buckets}))
     return directory

@@ -106,6 +106,31 @@ def test_every_subset_is_equally_likely(available: int, count: int) -> None:
     assert chi_square(counts) < free + 4 * (2 * free) ** 0.5  # four standard deviations above the mean
 
 
+def inclusions(available: int, count: int, *, steps: int) -> np.ndarray:
+    """How often each of a prompt's answers is drawn in 2,000 draws a step."""
+    picked = [draw_uniform(IDS, [available] * len(IDS), count, seed=23, step=step)[0] for step in range(steps)]
+    return np.bincount(np.concatenate(picked), minlength=available)
+
+
+def test_of_62_sizes_no_more_fail_a_chi_square_test_at_99_9_percent_than_chance_lets() -> None:
+    """The two picks of a draw differ, which makes the statistic smaller by 1 - (2 - 1) / (n - 1)."""
+    failed = []
+    for n in range(3, 65):
+        # 99.9 % quantile of χ² with n - 1 degrees of freedom by Wilson and Hilferty, at most 2.3 % above it.
+        spread = 2 / (9 * (n - 1))
+        limit = (n - 1) * (1 - spread + 3.0902 * spread**0.5) ** 3
+        if chi_square(inclusions(n, 2, steps=5)) / (1 - 1 / (n - 1)) > limit:
+            failed.append(n)
+    assert len(failed) <= 2, failed  # of 62 tests at 0.1 %, three or more fail once in 30,000 times
+
+
+@pytest.mark.parametrize(("available", "count"), [(3, 2), (8, 2), (24, 2), (40, 4), (64, 8)])
+def test_every_answer_is_drawn_within_5_percent_of_its_share_in_100_000_draws(available: int, count: int) -> None:
+    counts = inclusions(available, count, steps=50)
+    assert counts.sum() == 100_000 * count
+    assert np.abs(counts / (100_000 * count / available) - 1).max() < 0.05
+
+
 def test_steps_and_seeds_are_independent() -> None:
     first = [draw_uniform(IDS, [4] * len(IDS), 1, seed=s, step=k)[0] for s, k in ((0, 0), (0, 1), (1, 0))]
     for a, b in itertools.combinations(first, 2):

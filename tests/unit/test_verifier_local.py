@@ -11,9 +11,9 @@ from rlep.services.verifier import dapo
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.quantity import Quantity, canonical_unit, disagree, read
 from rlep.services.verifier.rows import grade_rows
-from rlep.services.verifier.stats import LATENCY_BOUNDS, StatsRecorder
+from rlep.services.verifier.stats import StatsRecorder
 from rlep.services.verifier.verifier import Verifier
-from rlep.types import Verdict
+from rlep.types import LATENCY_BOUNDS, Verdict
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -49,10 +49,11 @@ class Restored(NamedTuple):
     """Digest of the pool where the backup was of a sealed one: it is sealed now, too."""
 
 
-def backup(pool: Pool, path: Path) -> int:
+def backup(pool: Pool, path: Path, *, advance: Callable[[int], None] = lambda _: None) -> int:
     """Write a pool to a file, which appears as a whole or not at all; how many records it holds.
 
-    A pool that is written to meanwhile is seen prompt by prompt: each as it was at one moment.
+    ``advance`` is told of each record. A pool that is written to meanwhile is seen prompt by prompt: each as it was at
+    one moment.
     """
     fresh = path.with_name(f"{path.name}.new")
     with fresh.open("wb") as file:
@@ -61,6 +62,7 @@ def backup(pool: Pool, path: Path) -> int:
             file.write(raw)
             digest.update(raw)
             count += is_record
+            advance(is_record)
         file.write(_tail(count, digest.digest()))
         file.flush()
         os.fsync(file.fileno())
@@ -68,7 +70,12 @@ def backup(pool: Pool, path: Path) -> int:
     return count
 
 
-def restore(pool: Pool, path: Path) -> Restored:
+def tokenizer_of_backup(path: Path) -> str:
+    """The tokenizer whose token ids a backup holds. Raises ``PoolError`` where the file is none."""
+    return next(_read(path)).name
+
+
+def restore(pool: Pool, path: Path, *, advance: Callable[[int], None] = lambda _: None) -> Restored:
     """Put a backup's records into a pool; may be repeated, and into a pool that holds some already.
 
     A backup of a sealed pool seals this one, if it then has the same content. Raises ``PoolError`` where the file is damaged
@@ -84,7 +91,8 @@ def restore(pool: Pool, path: Path) -> Restored:
         if item.kind != _TAIL:
             batch.append(item)
         if item.kind == _TAIL or len(batch) == _BATCH:
-            total, batch = _restored(pool, path, batch, total), []
+            total, done, batch = _restored(pool, path, batch, total), len(batch), []
+            advance(done)
     sealed = head.body.decode() or None
     if sealed:
         if (found := pool.digest()) != sealed:
@@ -112,7 +120,11 @@ def _packed(item: Item) -> bytes:
 
 def _read(path: Path) -> Iterator[Item]:
     """The items of a backup. Raises ``PoolError`` where it ends early or is none."""
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise PoolError(f"{path} cannot be read: {error.strerror}") from None
+    with file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise PoolError(f"{path} is no backup of a pool")
         kind = _HEAD

@@ -36,6 +36,13 @@ def check_server(link: Link, *, allow_volatile: bool = False, read_only: bool = 
                 _check_persistence(where, info)
 
 
+def memory_of(link: Link) -> tuple[int, int]:
+    """(bytes used, ``maxmemory`` or 0) of the server, or of all primaries of a cluster together."""
+    infos = [info for _, info in _infos(link)]
+    limits = [int(info.get("maxmemory", 0)) for info in infos]
+    return sum(int(info.get("used_memory", 0)) for info in infos), sum(limits) if all(limits) else 0
+
+
 def _infos(link: Link) -> list[tuple[str, Info]]:
     """(name, INFO) of the server, or of every primary of a cluster."""
     try:

@@ -16,6 +16,7 @@ import re
 import struct
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import zstandard
 
 from rlep.errors import RecordRefused
 from rlep.services.pool.details import pack_details, unpack_details
-from rlep.types import Float32Array, Int32Array, Trajectory
+from rlep.types import Float32Array, Int32Array, Trajectory, content_id_of
 
 VERSION = 1
 MAX_TOKENS = 1 << 20
@@ -38,6 +39,7 @@ _MAGIC = b"RLEP"
 _HEADER = struct.Struct("<4sBBHIIII")
 _CRC = struct.Struct("<I")
 _CRC_AT = _HEADER.size - _CRC.size
+_FLAGS_AT = 5
 _STOP = 4
 _LOGPROB_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f2"), 2: np.dtype("<f4")}
 _PROMPT_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
@@ -106,6 +108,14 @@ def encode(trajectory: Trajectory, *, precision: Precision = "float16") -> bytes
     return header[:_CRC_AT] + _CRC.pack(_checksum(header + body)) + body
 
 
+def name_of(trajectory: Trajectory) -> str:
+    """The content id of a trajectory, or nothing where its arrays are not what they should be."""
+    try:
+        return content_id_of(trajectory.prompt_id, trajectory.tokens)
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        return ""
+
+
 def decode(blob: bytes, prompt_id: str) -> Trajectory:
     """The trajectory in a record, its checksum verified. Raises ``RecordRefused`` with the reason."""
     check_prompt_id(prompt_id)
@@ -113,6 +123,12 @@ def decode(blob: bytes, prompt_id: str) -> Trajectory:
     if (_checksum(blob),) != _CRC.unpack_from(blob, _CRC_AT):
         raise RecordRefused("record's checksum does not match its bytes")
     return rebuild(record, prompt_id)
+
+
+def precision_of(blob: bytes) -> Precision | None:
+    """How the log-probs of a record that was decoded lie in it; None where it has none."""
+    dtype = _LOGPROB_DTYPES.get(blob[_FLAGS_AT] & 3)
+    return None if dtype is None else "float16" if dtype.itemsize == 2 else "float32"
 
 
 def rebuild(record: Record, prompt_id: str) -> Trajectory:
@@ -128,7 +144,11 @@ def rebuild(record: Record, prompt_id: str) -> Trajectory:
 
 def parse(blob: bytes) -> Record:
     """The sections of a record, checked; the details' text is left for later. Raises ``RecordRefused``."""
-    sections = split(blob)
+    return check(split(blob))
+
+
+def check(sections: Sections) -> Record:
+    """The values in a record's sections. Raises ``RecordRefused`` where one cannot be."""
     tokens = np.frombuffer(sections.tokens, "<i4").astype(np.int32, copy=False)  # [T]
     if tokens.min() < 0:
         raise RecordRefused("record holds negative token ids")
@@ -142,6 +162,37 @@ def parse(blob: bytes) -> Record:
 
 def split(blob: bytes) -> Sections:
     """The bytes of each section with every length checked, but no value. Raises ``RecordRefused``."""
+    head = _head(blob)
+    tokens = _decompressed(blob[_HEADER.size : head.end_of_tokens], head.length)
+    return _sections(blob, head, tokens)
+
+
+def split_all(blobs: Sequence[bytes]) -> list[Sections]:
+    """``split`` of many records, their token ids unpacked at once. Says ``RecordRefused``, but not of which."""
+    heads = [_head(blob) for blob in blobs]
+    frames = [blob[_HEADER.size : head.end_of_tokens] for blob, head in zip(blobs, heads, strict=True)]
+    sizes = np.array([4 * head.length for head in heads], "<u8")
+    try:
+        tokens = _zstd.decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes.tobytes())
+    except zstandard.ZstdError as error:
+        raise RecordRefused(f"a record's token frame is damaged: {error}") from None
+    return [
+        _sections(blob, head, tokens[at].tobytes()) for at, (blob, head) in enumerate(zip(blobs, heads, strict=True))
+    ]
+
+
+class _Head(NamedTuple):
+    """What a record's header says, in bytes from its beginning."""
+
+    length: int
+    """T"""
+    dtype: np.dtype[Any] | None
+    finished: bool
+    end_of_tokens: int
+    end_of_logprobs: int
+
+
+def _head(blob: bytes) -> _Head:
     if len(blob) < _HEADER.size:
         raise RecordRefused(f"record of {len(blob)} bytes is shorter than its {_HEADER.size}-byte header")
     magic, version, flags, reserved, count, frame_bytes, detail_bytes, _ = _HEADER.unpack_from(blob)
@@ -158,10 +209,12 @@ def split(blob: bytes) -> Sections:
     end_of_logprobs = end_of_tokens + (count * dtype.itemsize if dtype else 0)
     if end_of_logprobs + detail_bytes != len(blob):
         raise RecordRefused(f"record is {len(blob)} bytes long; its header says {end_of_logprobs + detail_bytes}")
-    tokens = _decompressed(blob[_HEADER.size : end_of_tokens], count)
-    return Sections(
-        count, tokens, dtype, blob[end_of_tokens:end_of_logprobs], bool(flags & _STOP), blob[end_of_logprobs:]
-    )
+    return _Head(count, dtype, bool(flags & _STOP), end_of_tokens, end_of_logprobs)
+
+
+def _sections(blob: bytes, head: _Head, tokens: bytes) -> Sections:
+    logprobs, details = blob[head.end_of_tokens : head.end_of_logprobs], blob[head.end_of_logprobs :]
+    return Sections(head.length, tokens, head.dtype, logprobs, head.finished, details)
 
 
 def _checksum(blob: bytes) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
-from rlep.services.pool.checks import check_server
-from rlep.services.pool.codec import decode, encode
+from rlep.services.pool.cache import RecordCache
+from rlep.services.pool.checks import check_server, memory_of
+from rlep.services.pool.codec import decode, encode, name_of
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
-from rlep.services.pool.draw import Index
+from rlep.services.pool.draw import Drawn, Index
+from rlep.services.pool.reading import Part, Reader, RecordsRemoved
 from rlep.services.pool.sample import Sample, columns
 from rlep.services.pool.store import Entry, Meta, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
-from rlep.types import Trajectory, content_id_of
+from rlep.types import Trajectory
 
 _BUCKETS = 1
 _CLUSTER_BUCKETS = 16
@@ -26,14 +28,14 @@ _COVERAGE = (1, 2, 4, 8)
 class Pool:
     """One pool in one Redis. Safe to share between threads; every operation is idempotent and has a deadline."""
 
-    def __init__(self, link: Link, store: Store, meta: Meta, options: PoolOptions) -> None:
+    def __init__(self, link: Link, store: Store, meta: Meta, options: PoolOptions, cache: RecordCache) -> None:
         """``Pool.open`` is the way in."""
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
         self.store = store
         """The keys below, for backup and interchange."""
-        self._link, self._options = link, options
+        self._link, self._options, self._reader = link, options, Reader(store, cache)
         self._index = Index(store)
         self._sealed = meta.digest
         if meta.digest:
@@ -48,11 +50,13 @@ class Pool:
         tokenizer_digest: str | None,
         password_file: Path | None = None,
         options: PoolOptions = DEFAULT_OPTIONS,
+        cache: RecordCache | None = None,
     ) -> Self:
         """Open a pool, making it if there is none and ``options`` allow writing.
 
         ``server`` is a Redis URL (``redis://``, ``rediss://``, ``unix://``) or a client with its own retries off.
-        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``. Raises ``ConfigError``
+        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``. ``cache`` may be shared
+        with other pools; None makes one of its own (256 MiB at most, filled by what is drawn). Raises ``ConfigError``
         for the options, ``PoolError`` for a server that would lose records, another tokenizer, or a fenced epoch,
         and ``DeadlineExceeded`` where nobody answers.
         """
@@ -72,10 +76,11 @@ class Pool:
         meta = _opened(store, tokenizer_digest, options, buckets=_CLUSTER_BUCKETS if link.clustered else _BUCKETS)
         if options.writer_epoch is not None and not options.read_only and not meta.digest:
             store.fence(options.writer, options.writer_epoch)
-        return cls(link, store, meta, options)
+        return cls(link, store, meta, options, cache or RecordCache())
 
     def close(self) -> None:
         """Close the connections."""
+        self._reader.close()
         self._link.client.close()
 
     def __enter__(self) -> Self:
@@ -97,8 +102,11 @@ class Pool:
         report = self.add_entries(entries)
         return AddReport(report.inserted, report.duplicates, (*refused, *report.refused), report.evicted)
 
-    def add_entries(self, entries: Sequence[Entry]) -> AddReport:
-        """Store records that are encoded already, as a backup holds them. Otherwise like ``add``."""
+    def add_entries(self, entries: Sequence[Entry], *, call: str | None = None) -> AddReport:
+        """Store records that are encoded already, as a backup holds them. Otherwise like ``add``.
+
+        ``call`` names at most 512 records: repeated within an hour, by whichever process, it gets the same report.
+        """
         self._check_writable()
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
@@ -106,7 +114,7 @@ class Pool:
         for start in range(0, len(entries), _RECORDS_A_CALL):
             batch = entries[start : start + _RECORDS_A_CALL]
             letters, removed = self.store.insert(
-                batch, cap=self.cap, writer=self._options.writer, epoch=self._options.writer_epoch
+                batch, cap=self.cap, writer=self._options.writer, epoch=self._options.writer_epoch, call=call
             )
             inserted += letters.count("i")
             duplicates += letters.count("d")
@@ -124,30 +132,51 @@ class Pool:
         A pure function of (the pool's content, seed, step, prompt id): neither the order of the prompts nor retries or
         restarts change it. Raises ``PoolError`` or ``DeadlineExceeded``.
         """
-        if count < 0:
-            raise ConfigError(f"count = {count}: a sample has 0 or more trajectories a prompt")
         start = time.monotonic()
         while time.monotonic() - start < self._link.deadline:
-            self._index.refresh()
-            minimum = self._options.minimum
-            counts, drawn = self._index.draw(prompt_ids, count, minimum=minimum, seed=seed, step=step)
-            blobs = self.store.fetch(list(zip(prompt_ids, drawn, strict=True)))
-            if None not in blobs:
-                found = [blob for blob in blobs if blob is not None]
-                return columns(prompt_ids, counts, [content_id for ids in drawn for content_id in ids], found)
-            if self._sealed:
-                raise PoolError(f"pool {self.name} is sealed, but {blobs.count(None)} of its records are gone")
+            drawn = self.draw(prompt_ids, count, seed=seed, step=step)
+            try:
+                parts = list(self.read(drawn))
+            except RecordsRemoved:
+                continue
+            ids = [content_id for part in parts for content_id in part.ids]
+            records = [record for part in parts for record in part.records]
+            return columns(prompt_ids, drawn.counts, ids, records)
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
+
+    def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Drawn:
+        """Which trajectories ``sample`` gives."""
+        if count < 0:
+            raise ConfigError(f"count = {count}: a sample has 0 or more trajectories a prompt")
+        self._index.refresh()
+        return self._index.draw(prompt_ids, count, minimum=self._options.minimum, seed=seed, step=step)
+
+    def read(self, drawn: Drawn) -> Iterator[Part]:
+        """The drawn records in parts of at most 64 prompts, from memory or else from Redis.
+
+        Raises ``RecordsRemoved`` where some were removed since the draw, ``PoolError`` where that cannot be.
+        """
+        try:
+            yield from self._reader.read(drawn)
+        except RecordsRemoved as error:
+            if self._sealed:
+                raise PoolError(f"pool {self.name} is sealed, but {error} of its records are gone") from None
+            raise
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
-        (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
+        blob = self.record(content_id, prompt_id)
         if blob is None:
             return None
         trajectory = decode(blob, prompt_id)
         if trajectory.content_id != content_id:
             raise RecordRefused(f"trajectory {content_id}: the stored tokens have id {trajectory.content_id}")
         return trajectory
+
+    def record(self, content_id: str, prompt_id: str) -> bytes | None:
+        """One record as it is stored, or None."""
+        (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
+        return blob
 
     def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
@@ -200,6 +229,10 @@ class Pool:
         self._link.call(f"pool {self.name}: ping", self._link.client.ping)
         return time.perf_counter() - start
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes that Redis uses, for all pools in it, and its ``maxmemory``, 0 where it has none."""
+        return memory_of(self._link)
+
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""
         by_policy: dict[str, int] = {}
@@ -222,19 +255,21 @@ class Pool:
     def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> Entry | None:
         """What the store takes of a trajectory, or None with the reason in ``refused``."""
         try:
-            provenance, verdict = trajectory.provenance, trajectory.verdict
-            if verdict.status != self._options.holds:
-                raise RecordRefused(
-                    f"its verdict is {verdict.status}; the pool holds only {self._options.holds} answers"
-                )
-            if provenance.tokenizer_digest != self.tokenizer_digest:
-                raise RecordRefused(
-                    f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
-                )
+            self.check(trajectory)
             return entry_of(trajectory, encode(trajectory, precision=self._options.precision))
         except RecordRefused as error:
-            refused.append((_name(trajectory), str(error)))
+            refused.append((name_of(trajectory), str(error)))
             return None
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Refuse what this pool does not hold: ``RecordRefused`` with the reason."""
+        provenance, verdict = trajectory.provenance, trajectory.verdict
+        if verdict.status != self._options.holds:
+            raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only {self._options.holds} answers")
+        if provenance.tokenizer_digest != self.tokenizer_digest:
+            raise RecordRefused(
+                f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
+            )
 
     def _check_writable(self) -> None:
         if self._options.read_only:
@@ -294,11 +329,3 @@ def _raw(content_id: str) -> bytes:
     if len(raw) != 16:
         raise RecordRefused(f"content id {content_id!r:.60} is not 32 hex digits")
     return raw
-
-
-def _name(trajectory: Trajectory) -> str:
-    """The content id of a trajectory that may not have one because its arrays are not what they should be."""
-    try:
-        return content_id_of(trajectory.prompt_id, trajectory.tokens)
-    except (TypeError, ValueError, AttributeError, OverflowError):
-        return ""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlep.errors import RecordRefused
-from rlep.services.pool.codec import Record, Sections, parse, rebuild, split
+from rlep.services.pool.codec import Record, Sections, check, rebuild, split, split_all
 from rlep.types import BoolArray, Float32Array, Int32Array, Int64Array, Trajectory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,49 +56,73 @@ class Sample:
         return rebuild(Record(self.tokens[part], known, bool(self.finished[k]), self.details[k]), prompt_id)
 
 
-def columns(prompt_ids: Sequence[str], counts: Int32Array, ids: Sequence[bytes], blobs: Sequence[bytes]) -> Sample:
+def columns(prompt_ids: Sequence[str], counts: Int32Array, ids: Sequence[bytes], records: Sequence[Sections]) -> Sample:
     """The sample that these records make. Raises ``RecordRefused``, naming the trajectory, where one is damaged."""
-    try:
-        sections = list(map(split, blobs))
-    except RecordRefused:
-        raise _blamed(ids, blobs) from None
-    offsets = np.zeros(len(sections) + 1, np.int64)
-    np.cumsum([section.length for section in sections], out=offsets[1:])
-    tokens = np.frombuffer(b"".join([section.tokens for section in sections]), "<i4").astype(np.int32, copy=False)
-    logprobs, all_finite = _joined_logprobs(sections, offsets)
-    if not all_finite or tokens.min(initial=0) < 0:
-        raise _blamed(ids, blobs)
+    offsets = np.zeros(len(records) + 1, np.int64)
+    np.cumsum([record.length for record in records], out=offsets[1:])
+    tokens, logprobs = joined(ids, records)
     return Sample(
         tuple(prompt_ids),
         counts,
         tuple([content_id.hex() for content_id in ids]),
         offsets,
-        tokens,
-        logprobs,
-        np.array([section.finished for section in sections], np.bool_),
-        tuple([section.details for section in sections]),
+        np.frombuffer(tokens, "<i4").astype(np.int32, copy=False),
+        logprobs.astype(np.float32),
+        np.array([record.finished for record in records], np.bool_),
+        tuple([record.details for record in records]),
     )
 
 
-def _joined_logprobs(sections: Sequence[Sections], offsets: Int64Array) -> tuple[Float32Array, bool]:
-    """Log-probs of all records ``[N]``, NaN where unknown, and whether all known ones are finite."""
-    dtypes = {section.dtype for section in sections}
+def unpacked(ids: Sequence[bytes], blobs: Sequence[bytes]) -> list[Sections]:
+    """The sections of records, their values not looked at. Raises ``RecordRefused``, naming the trajectory."""
+    try:
+        return split_all(blobs)
+    except RecordRefused:
+        raise _blamed(ids, blobs, split) from None
+
+
+def joined(ids: Sequence[bytes], records: Sequence[Sections]) -> tuple[bytes, NDArray[np.floating[Any]]]:
+    """Token ids of all records as the bytes of ``[N]`` int32, and their log-probs ``[N]``: float16 where all are.
+
+    A log-prob that was never known is NaN. Raises ``RecordRefused``, naming the trajectory, for values that cannot be.
+    """
+    tokens = b"".join([record.tokens for record in records])
+    dtypes = {record.dtype for record in records}
     if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
-        joined = np.frombuffer(b"".join([section.logprobs for section in sections]), dtype).astype(np.float32)  # [N]
-        return joined, bool(np.isfinite(joined).all())
-    joined, all_finite = np.full(offsets[-1], np.nan, np.float32), True
-    for section, start, end in zip(sections, offsets.tolist(), offsets[1:].tolist(), strict=False):
-        if section.dtype is not None:
-            joined[start:end] = np.frombuffer(section.logprobs, section.dtype)
-            all_finite &= bool(np.isfinite(joined[start:end]).all())
-    return joined, all_finite
+        logprobs = np.frombuffer(b"".join([record.logprobs for record in records]), dtype)  # [N]
+        known = logprobs
+    else:
+        logprobs, known = _mixed(records)
+    if not _finite(known) or np.frombuffer(tokens, "<i4").min(initial=0) < 0:
+        raise _blamed(ids, records, check)
+    return tokens, logprobs
 
 
-def _blamed(ids: Sequence[bytes], blobs: Sequence[bytes]) -> RecordRefused:
+def _mixed(records: Sequence[Sections]) -> tuple[Float32Array, Float32Array]:
+    """Log-probs of records of several kinds: all with NaN where unknown, and the known ones."""
+    parts = [
+        np.full(record.length, np.nan, np.float32)
+        if record.dtype is None
+        else np.frombuffer(record.logprobs, record.dtype).astype(np.float32)
+        for record in records
+    ]
+    empty = np.zeros(0, np.float32)
+    known = [part for part, record in zip(parts, records, strict=True) if record.dtype is not None]
+    return np.concatenate([empty, *parts]), np.concatenate([empty, *known])
+
+
+def _finite(values: NDArray[np.floating[Any]]) -> bool:
+    """Whether all values are finite. In float16 by their exponent bits: numpy would convert each, 14 times slower."""
+    if values.dtype.itemsize == 2:
+        return not ((values.view("<u2") & 0x7C00) == 0x7C00).any()
+    return bool(np.isfinite(values).all())
+
+
+def _blamed(ids: Sequence[bytes], records: Sequence[T], checked: Callable[[T], object]) -> RecordRefused:
     """Says which of these records is damaged, and how."""
-    for content_id, blob in zip(ids, blobs, strict=True):
+    for content_id, record in zip(ids, records, strict=True):
         try:
-            parse(blob)
+            checked(record)
         except RecordRefused as error:
             return RecordRefused(f"trajectory {content_id.hex()}: {error}")
     raise AssertionError("records that are damaged together are not damaged one by one")

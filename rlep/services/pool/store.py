@@ -5,14 +5,16 @@ needs no more than one bucket)::
 
     rlep:pools                set     names of the pools of this Redis
     rlep:{N}:meta             hash    format, buckets, tokenizer, cap, digest (when sealed)
-    rlep:{N/B}:state          hash    generation, sealed, labels (last number given), epoch:<writer>
-    rlep:{N/B}:index          zset    prompt id -> the bucket's generation when its records last changed
+    rlep:{N/B}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
+                                      labels (last number given), epoch:<writer>
+    rlep:{N/B}:index          set     ids of prompts that ever had a record or a quarantined one
+    rlep:{N/B}:changes        list    the last 512 changes: generation, mark, ids of the prompts whose records changed
     rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
     rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
     rlep:{N/B}:pins           set     content ids that no cap removes
     rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
     rlep:{N/B}:x:<prompt>     hash    the same, quarantined
-    rlep:{N/B}:reply:<nonce>  string  answer to a thread's last insert, for an hour: a repeated call gets it again
+    rlep:{N/B}:reply:<nonce>  string  answer to a named insert or a thread's last, for an hour: a repeated call gets it again
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlep.errors import ConfigError, PoolError
-from rlep.services.pool.connection import Link
+from rlep.services.pool.connection import Command, Link
 
-FORMAT = 1
+FORMAT = 2
 """Layout of the keys; a pool of another format is refused."""
 
 _NAMES = "rlep:pools"
@@ -56,6 +58,15 @@ class Entry:
     content_id: bytes
     label: str
     record: bytes
+
+
+class Generation(NamedTuple):
+    """A state of a bucket's records."""
+
+    number: int
+    """Grows by 1 with every change; a server that lost unacknowledged changes in a crash may give one again."""
+    mark: bytes
+    """Chosen anew for every change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,10 @@ class Store:
         if not fields:
             return None
         if int(fields[b"format"]) != FORMAT:
-            raise PoolError(f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}")
+            raise PoolError(
+                f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}. Back it up with the "
+                "rlep that made it, and restore the backup into a new pool"
+            )
         self.buckets = int(fields[b"buckets"])
         digest = fields.get(b"digest")
         return Meta(
@@ -100,34 +114,35 @@ class Store:
     def create(self, meta: Meta) -> None:
         """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction."""
         fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
+        commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
+        self._link.write(f"pool {self.name}: making", commands, atomic=True)
+        self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
 
-        def send() -> None:
-            with self._link.client.pipeline(transaction=True) as pipeline:
-                for field, value in fields.items():
-                    pipeline.hsetnx(self._meta, field, value)  # type: ignore[arg-type]
-                pipeline.execute()
+    def insert(
+        self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None, call: str | None = None
+    ) -> tuple[list[str], int]:
+        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed.
 
-        self._link.call(f"pool {self.name}: making", send)
-        self._link.one(f"pool {self.name}: making", "SADD", _NAMES, self.name)
-
-    def insert(self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None) -> tuple[list[str], int]:
-        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed."""
+        A ``call`` of the same name, by whichever process, gets the first one's answer again within an hour.
+        """
         by_bucket: dict[int, dict[str, list[int]]] = {}
         for position, entry in enumerate(entries):
             prompts = by_bucket.setdefault(self._bucket(entry.prompt_id), {})
             prompts.setdefault(entry.prompt_id, []).append(position)
-        number, calls = next(self._calls), []
+        number, calls = (0 if call else next(self._calls)), []
         for bucket, prompts in by_bucket.items():
-            keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "labels", "pins")]
-            keys.append(self._key(bucket, f"reply:{self._nonce()}"))
-            arguments: list[str | int | bytes] = [writer, "" if epoch is None else epoch, cap, number]
+            reply = f"reply:{call or self._nonce()}"
+            kinds = ("state", "index", "changes", "totals", "labels", "pins", reply, "q:", "x:")
+            keys = [self._key(bucket, kind) for kind in kinds]
+            labels: dict[str, int] = {}
+            records: list[str | int | bytes] = []
             for prompt_id, positions in prompts.items():
-                keys += (self._records(prompt_id), self._quarantine(prompt_id))
-                arguments += (prompt_id, len(positions))
+                records += (prompt_id, len(positions))
                 for position in positions:
                     entry = entries[position]
-                    arguments += (entry.content_id, entry.label, entry.record)
-            calls.append((keys, arguments))
+                    records += (entry.content_id, labels.setdefault(entry.label, len(labels) + 1), entry.record)
+            fence = "" if epoch is None else epoch
+            calls.append((keys, [writer, fence, cap, number, _mark(), len(labels), *labels, *records]))
         replies = self._link.scripts(f"pool {self.name}: adding", "add", calls)
         letters, evicted = [""] * len(entries), 0
         for prompts, reply in zip(by_bucket.values(), replies, strict=True):
@@ -138,28 +153,38 @@ class Store:
                 letters[position] = letter
         return letters, evicted
 
-    def fetch(self, wanted: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes | None]:
-        """Records of the given content ids of each prompt, in this order; None where one is gone."""
-        commands = [("HMGET", self._records(prompt_id), *ids) for prompt_id, ids in wanted if ids]
+    def fetch(self, wanted: Sequence[tuple[str, Sequence[bytes]]], *, quarantined: bool = False) -> list[bytes | None]:
+        """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one is gone."""
+        key = self._quarantine if quarantined else self._records
+        commands = [("HMGET", key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
         answers = self._link.many(f"pool {self.name}: reading", commands)
         return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
 
     def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
         """Take records out, or aside; how many there were."""
         bucket = self._bucket(prompt_id)
-        keys = [self._key(bucket, kind) for kind in ("state", "index", "totals", "pins")]
+        keys = [self._key(bucket, kind) for kind in ("state", "changes", "totals", "pins")]
         keys += (self._records(prompt_id), self._quarantine(prompt_id))
-        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", *ids])
+        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", _mark(), *ids])
         return int(self._link.scripts(f"pool {self.name}: removing", "remove", [call])[0])
 
     def set_aside(self, entries: Sequence[Entry]) -> int:
         """Quarantine records that the pool does not hold; how many were not quarantined before."""
-        unlabelled = bytes(_LABEL_BYTES)
+        unlabelled, doing = bytes(_LABEL_BYTES), f"pool {self.name}: quarantining"
+        prompts = {entry.prompt_id: self._bucket(entry.prompt_id) for entry in entries}
+        first: list[Command] = [("HSET", self._key(bucket, "state"), "aside", 1) for bucket in set(prompts.values())]
+        first += [("SADD", self._key(bucket, "index"), prompt_id) for prompt_id, bucket in prompts.items()]
         commands = [
             ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
             for entry in entries
         ]
-        return sum(map(int, self._link.many(f"pool {self.name}: quarantining", commands)))
+        self._link.write(doing, first)
+        return sum(map(int, self._link.write(doing, commands)))
+
+    def forget(self, prompt_id: str, ids: Sequence[bytes]) -> int:
+        """Drop quarantined records for good, so that they may come again; how many there were."""
+        command = ("HDEL", self._quarantine(prompt_id), *ids)
+        return int(self._link.write(f"pool {self.name}: forgetting", [command])[0])
 
     def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
         """Keep records from the cap's removal or let them go; how many of them are in the pool."""
@@ -173,30 +198,37 @@ class Store:
 
     def seal(self) -> None:
         """Close every bucket for inserts and removals."""
-        self._everywhere("sealing", "HSET", "state", "sealed", 1)
+        commands = [("HSET", self._key(bucket, "state"), "sealed", 1) for bucket in range(self.buckets)]
+        self._link.write(f"pool {self.name}: sealing", commands)
 
     def set_digest(self, digest: str) -> None:
         """Record the digest of a sealed pool."""
-        self._link.one(f"pool {self.name}: sealing", "HSET", self._meta, "digest", digest)
+        self._link.write(f"pool {self.name}: sealing", [("HSET", self._meta, "digest", digest)])
 
-    def generations(self) -> list[int]:
-        """Per bucket, a number that grows whenever its records change."""
-        answers = self._everywhere("looking for changes", "HGET", "state", "generation")
-        return [int(answer or 0) for answer in answers]
+    def generations(self) -> list[Generation]:
+        """Of each bucket; unequal whenever its records have changed."""
+        answers = self._everywhere("looking for changes", "HMGET", "state", "generation", "mark")
+        return [Generation(int(number or 0), mark or b"") for number, mark in answers]
 
-    def changed(self, bucket: int, since: int) -> list[str]:
-        """Prompts of a bucket whose records changed after generation ``since``."""
-        key = self._key(bucket, "index")
-        answer = self._link.one(f"pool {self.name}: reading the index", "ZRANGEBYSCORE", key, f"({since}", "+inf")
-        return [prompt_id.decode() for prompt_id in answer]
+    def changed(self, bucket: int, since: Generation, now: Generation) -> list[str] | None:
+        """Prompts of a bucket whose records changed between two generations, at least; None where that is not known."""
+        kept = now.number - since.number + 1
+        if kept < 1:
+            return None
+        log = self._link.one(
+            f"pool {self.name}: reading changes", "LRANGE", self._key(bucket, "changes"), -kept - 8, -1
+        )
+        entries = [entry.split(b" ") for entry in log]
+        starts = [at for at, entry in enumerate(entries) if entry[:2] == [b"%d" % since.number, since.mark]]
+        if not starts:
+            return None
+        return list({prompt_id.decode() for entry in entries[starts[0] + 1 :] for prompt_id in entry[2:]})
 
-    def content_ids(self, prompt_ids: Sequence[str]) -> list[list[bytes]]:
-        """Per prompt, its content ids in ascending order."""
-        found: list[list[bytes]] = []
+    def content_ids(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[list[bytes]]:
+        """Per prompt, the content ids of its records, or of its quarantined ones, in ascending order."""
+        key, found = self._quarantine if quarantined else self._records, list[list[bytes]]()
         for start in range(0, len(prompt_ids), _PROMPTS_A_CALL):
-            commands = [
-                ("HKEYS", self._records(prompt_id)) for prompt_id in prompt_ids[start : start + _PROMPTS_A_CALL]
-            ]
+            commands = [("HKEYS", key(prompt_id)) for prompt_id in prompt_ids[start : start + _PROMPTS_A_CALL]]
             found += (sorted(ids) for ids in self._link.many(f"pool {self.name}: reading the index", commands))
         return found
 
@@ -211,9 +243,14 @@ class Store:
         )
         return records, quarantined, set(pinned)
 
+    def pinned(self) -> set[bytes]:
+        """Content ids of all pinned records."""
+        return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
+
     def all_prompts(self) -> list[str]:
-        """Every prompt that ever had a record, ascending."""
-        return sorted(prompt_id for bucket in range(self.buckets) for prompt_id in self.changed(bucket, 0))
+        """Every prompt that ever had a record, quarantined ones included, ascending."""
+        answers = self._everywhere("reading the index", "SMEMBERS", "index")
+        return sorted(prompt_id.decode() for prompt_ids in answers for prompt_id in prompt_ids)
 
     def labels(self) -> dict[str, Label]:
         """Records and bytes by label."""
@@ -229,7 +266,7 @@ class Store:
         return sums
 
     def _everywhere(self, doing: str, command: str, kind: str, *arguments: str | int) -> list[Any]:
-        """One command on the same kind of key of every bucket."""
+        """One reading command on the same kind of key of every bucket."""
         commands = [(command, self._key(bucket, kind), *arguments) for bucket in range(self.buckets)]
         return self._link.many(f"pool {self.name}: {doing}", commands)
 
@@ -238,7 +275,7 @@ class Store:
         return f"rlep:{{{self.name}}}:meta"
 
     def _bucket(self, prompt_id: str) -> int:
-        return zlib.crc32(prompt_id.encode()) % self.buckets
+        return zlib.crc32(prompt_id.encode()) % self.buckets if self.buckets > 1 else 0
 
     def _key(self, bucket: int, kind: str) -> str:
         return f"rlep:{{{self.name}/{bucket}}}:{kind}"
@@ -254,6 +291,11 @@ class Store:
         if not hasattr(self._local, "nonce"):
             self._local.nonce = secrets.token_hex(8)
         return str(self._local.nonce)
+
+
+def _mark() -> str:
+    """Tells a change from another of the same number."""
+    return secrets.token_hex(4)
 
 
 def _pairs(answer: Mapping[bytes, bytes] | Iterable[bytes]) -> dict[bytes, bytes]:

@@ -67,7 +67,7 @@ class Collection:
     minimum: int
     buckets: tuple[Bucket, ...]
     wall_s: float | None
-    """Seconds from the start of the collection to its end."""
+    """Seconds the collection took, interruptions not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,7 @@ def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
     lines = tuple(filter(None, map(_line, _lines(directory / "metrics.jsonl", notes))))
     evaluations = tuple(filter(None, map(_evaluated, _lines(directory / "evaluations.jsonl", notes))))
     happened = _lines(directory / "events.jsonl", notes)
-    collected = [_number(event.get("time")) for event in happened if event.get("event") == "collection_finished"]
-    collection = _collection(
-        directory / "collection.json", _number(manifest.get("created")), collected[-1] if collected else None, notes
-    )
+    collection = _collection(directory / "collection.json", notes)
     replays = _integer(_at(config, "replay", "count")) or 0
     return RunRecord(
         directory=directory,
@@ -177,7 +174,7 @@ def _evaluated(raw: Mapping[str, Any]) -> Evaluated | None:
     )
 
 
-def _collection(path: Path, began: float | None, ended: float | None, notes: list[str]) -> Collection | None:
+def _collection(path: Path, notes: list[str]) -> Collection | None:
     if not path.exists():
         return None
     raw = _object(path, notes)
@@ -192,7 +189,7 @@ def _collection(path: Path, began: float | None, ended: float | None, notes: lis
         admitted=_integer(raw.get("admitted")),
         minimum=_integer(raw.get("minimum")) or 1,
         buckets=tuple(_buckets(buckets)) if isinstance(buckets, Mapping) else (),
-        wall_s=ended - began if began is not None and ended is not None else None,
+        wall_s=_number(raw.get("wall_s")),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-Profile = Literal["math", "strict-box"]
+Profile = Literal["math", "math-bare", "strict-box"]
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are never graded (``unparsable``)."""
@@ -13,20 +13,21 @@ MAX_ANSWER_CHARS = 4000
 _BOX_TAIL = re.compile(r"\\boxed\s*\{([^{}\\]*)\}")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _ANSWER_LINE = re.compile(
-    r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}:(.*)$",
+    r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
+_THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
 _FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
 _LAST_OF_WRAPPED = frozenset(".$)]*`")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
 
 
-def answer_of(text: str, *, truncated: bool, profile: Profile = "math", bare_number: bool = False) -> str | None:
+def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str | None:
     """The answer a response commits to, or None.
 
     In order: the text after the last closed think block; its last balanced box; its last ``Answer:`` line
-    (not under ``strict-box``); a number at the very end if ``bare_number``. Of a truncated response only a closed
-    box or a finished ``Answer:`` line counts.
+    (not under ``strict-box``); a number at the very end (only under ``math-bare``). Of a truncated response only a
+    closed box or a finished ``Answer:`` line counts.
     """
     final = _after_thinking(text)
     if final is None:
@@ -39,20 +40,20 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math", bare_num
     line = _answer_line(final, truncated)
     if line is not None:
         return line or None
-    if bare_number and not truncated and (match := _FINAL_NUMBER.search(final[-200:])):
+    if profile == "math-bare" and not truncated and (match := _FINAL_NUMBER.search(final[-200:])):
         return match.group(1)
     return None
 
 
 def _after_thinking(text: str) -> str | None:
     """What follows the last ``</think>``; None where a block was opened and not closed."""
-    if "think>" not in text:
+    if "hink>" not in text and "HINK>" not in text:
         return text
-    closed = text.rfind("</think>")
-    opened = text.rfind("<think>")
-    if opened > closed:
-        return None
-    return text[closed + 8 :] if closed >= 0 else text
+    after, opened = 0, False
+    for mark in _THINK.finditer(text):
+        opened = not mark.group(1)
+        after = after if opened else mark.end()
+    return None if opened else text[after:]
 
 
 def last_box(text: str) -> str | None:

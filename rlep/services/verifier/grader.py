@@ -1,55 +1,17 @@
-"""The protocol every verifier meets, and the factory that makes one."""
+"""The factory that makes the verifier a profile names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, Self
-
 from rlep.errors import ConfigError
+from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.stats import GradingStats
-from rlep.types import Verdict
-
-Pair = tuple[str, str, bool]
-"""``(reference, text, truncated)``."""
 
 
-class Grader(Protocol):
-    """Reads responses against a reference and says what it found. Thread-safe; verdicts keep the order."""
-
-    @property
-    def name(self) -> str:
-        """Which verifier, e.g. ``math``; stored with each verdict."""
-
-    @property
-    def version(self) -> str:
-        """Changes whenever a verdict may; stored with each verdict."""
-
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
-        """One verdict per text, ``[len(texts)]``."""
-
-    def grade_pairs(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """One verdict per pair, ``[len(pairs)]``."""
-
-    def stats(self) -> GradingStats:
-        """Counters and latencies since the start."""
-
-    def close(self) -> None:
-        """End every process this verifier started. Idempotent."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def build_verifier(profile: str = "math", *, workers: int = 1, limits: Limits | None = None) -> Grader:
+def build_verifier(profile: str = "math", *, workers: int = 1, limits: Limits | None = None) -> BaseVerifier:
     """The verifier a profile names.
 
-    ``math``, ``strict-box``, ``dapo``; ``exact``; ``regex:PATTERN``, whose first group (or whole match) is the answer;
-    ``python:module:function``, the user's own ``function(reference, response) -> bool | (bool, str)``.
+    ``math``, ``math-bare``, ``strict-box``, ``dapo``; ``exact``; ``regex:PATTERN``, whose first group (or whole match)
+    is the answer; ``python:module:function``, the user's own ``function(reference, response) -> bool | (bool, str)``.
     Raises ConfigError for any other.
     """
     from rlep.services.verifier.patterns import exact_match, pattern_match

@@ -27,6 +27,11 @@ _NORMALISATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _FUNCTION_LIKE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\s*\(")
+_APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
+_NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
+_PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])\s*")
+_SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
+_NAMED = re.compile(r"([^=<>]*[^=<>\\s])\s*=\s*([^=<>]+)")
 _OR = re.compile(r"\\(?:text|mathrm|mbox)\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 
 
@@ -45,40 +50,88 @@ class Reading:
 
 def judge(reference: str, answer: str) -> tuple[Found, str | None]:
     """``(status, answer)``. Raises MemoryError; may never return."""
-    return compare(read_reference(reference), read(answer)), answer
+    gold, *_ = read_reference(reference)
+    target, *others = read(answer)
+    found = compare(gold, target)
+    if others and not guards.approximate([target.expression, *(other.expression for other in others)]):
+        found = "wrong"
+    elif others and found == "wrong" and guards.exact_value(target.expression) is None:
+        found = compare(gold, others[-1])
+    return found, answer
 
 
 @lru_cache(maxsize=256)
-def read_reference(text: str) -> Reading:
+def read_reference(text: str) -> tuple[Reading, ...]:
     """A reference, read once per process."""
     return read(text)
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> tuple[Reading, ...]:
+    """The sides of ``≈`` in an answer, one as a rule; what is approximated comes first."""
+    sides = [side.strip() for side in _APPROXIMATELY.split(notation.to_latex(text))]
+    named = len(sides) > 1 and (not sides[0] or _NAME.fullmatch(sides[0]) is not None)
+    return tuple(_read_side(side) for side in (sides[1:] if named else sides))
+
+
+def _read_side(latex: str) -> Reading:
     """Take an answer apart and parse its body."""
-    latex = notation.to_latex(text)
     parts = quantity.read(latex)
-    phrase = words.phrase_of(latex)
-    return Reading(latex, parts, phrase, parse(parts.body) if phrase is None else None)
+    phrase = words.phrase_of(latex) if parts.unit is None else None
+    if phrase in words.MEANINGS:
+        return _read_side(words.MEANINGS[phrase])
+    return Reading(latex, parts, phrase, _expression_of(parts.body) if phrase is None else None)
+
+
+def _expression_of(body: str) -> Any | None:
+    """The symbolic form; of ``name = value`` that of the value, where the engine cannot read the name."""
+    expression = parse(_with_both_signs(body))
+    if expression is None and (match := _NAMED.fullmatch(body)) and parse(match.group(1)) is None:
+        return parse(match.group(2))
+    return expression
+
+
+def _with_both_signs(body: str) -> str:
+    """``\\frac{1\\pm a}{2}`` as ``\\frac{1+a}{2}, \\frac{1-a}{2}``; the engine reads the sign only outside of brackets."""
+    if body.count("\\pm") != 1 or "\\mp" in body or "," in body or "\\{" in body:
+        return body
+    name, equals, value = body.rpartition("=")
+    upper, lower = (name + equals + _PLUS_MINUS.sub(sign, value) for sign in "+-")
+    return f"{upper}, {lower}"
 
 
 def compare(gold: Reading, target: Reading) -> Found:
     """The contract's order: words, then values, then what stands around them."""
-    if gold.latex == target.latex:
+    gold, target = _in_order(gold, target), _in_order(target, gold)
+    if _without_spaces(gold.latex) == _without_spaces(target.latex):
         return "correct"
     if gold.phrase is not None or target.phrase is not None:
-        return "correct" if gold.phrase == target.phrase else "wrong"
+        letters = words.letters_of(gold.latex)
+        same = gold.phrase == target.phrase or (letters is not None and letters == words.letters_of(target.latex))
+        return "correct" if same else "wrong"
     choice = words.choice_of(gold.latex)
     if choice is not None and choice == words.choice_of(target.latex):
         return "correct"
     if target.quantity.base is not None or gold.quantity.base is not None:
-        same = gold.quantity.body.lstrip("0") == target.quantity.body.upper().lstrip("0")
+        same = gold.quantity.body.upper().lstrip("0") == target.quantity.body.upper().lstrip("0")
         return "correct" if same and not quantity.disagree(gold.quantity, target.quantity) else "wrong"
     if target.expression is None:
         return "unparsable"
     if gold.expression is None or quantity.disagree(gold.quantity, target.quantity):
         return "wrong"
     return "correct" if _equal(gold, target) else "wrong"
+
+
+def _in_order(reading: Reading, other: Reading) -> Reading:
+    """``y=2,x=1`` as ``(1,2)`` where the other side does not name its values: the engine would compare sets."""
+    values, others = quantity.assignments_of(reading.quantity.body), quantity.assignments_of(other.quantity.body)
+    if values is None or others is not None:
+        return reading
+    return _read_side(f"({','.join(values[name] for name in sorted(values))})")
+
+
+def _without_spaces(latex: str) -> str:
+    """Spaces dropped but for those between two letters or digits."""
+    return _SPACES.sub("", latex)
 
 
 def _equal(gold: Reading, target: Reading) -> bool:
@@ -99,9 +152,22 @@ def _missed(gold: Reading, target: Reading) -> bool:
         return one == two
     if _flipped(gold.expression, target.expression) or _as_sets(gold, target):
         return True
-    if _equal_complex(gold.expression, target.expression):
+    if _equal_complex(gold.expression, target.expression) or _equal_as_written(gold, target):
         return True
     return _equal_products(gold.quantity.body, target.quantity.body)
+
+
+def _equal_as_written(gold: Reading, target: Reading) -> bool:
+    """A lone letter (``x`` and ``x\\cdot 1``), and decimal exponents as the fractions they are (``10^{1.5}``)."""
+    left, right = gold.expression, target.expression
+    if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
+        return False
+    decimals = any(power.exp.has(sympy.Float) for side in (left, right) for power in side.atoms(sympy.Pow))
+    if not decimals and isinstance(left, sympy.Symbol) == isinstance(right, sympy.Symbol):
+        return False
+    left, right = guards.with_exact_decimals(left).doit(), guards.with_exact_decimals(right).doit()
+    same = bool(sympy.simplify(left - right).is_zero)
+    return same and guards.stands(gold.quantity.body, target.quantity.body, left, right)
 
 
 def _flipped(gold: Any, target: Any) -> bool:
@@ -144,14 +210,18 @@ def _real_set(expression: Any) -> Any | None:
 
 def _equal_complex(gold: Any, target: Any) -> bool:
     """``i`` as the imaginary unit: ``|3+4i|``, ``i^2``, ``e^{i\\pi}``."""
+    gold, target = guards.last_side(gold), guards.last_side(target)
     if not (isinstance(gold, sympy.Expr) and isinstance(target, sympy.Expr)):
         return False
     names = gold.free_symbols | target.free_symbols
-    if not any(name.name == "i" for name in names) or not all(name.name in ("i", "z") for name in names):
+    if not any(name.name == "i" for name in names):
         return False
-    unit = {name: sympy.I for name in names if name.name == "i"}
-    left, right = gold.doit().subs(unit), target.doit().subs(unit)
-    return bool(sympy.simplify(left - right).is_zero) and guards.stands("", "", left, right)
+    both = all(any(name.name == "i" for name in side.free_symbols) for side in (gold, target))
+    if not both and not all(name.name in ("i", "z") for name in names):
+        return False
+    values = {name: sympy.I if name.name == "i" else sympy.Symbol(name.name, real=True) for name in names}
+    left, right = gold.subs(values).doit(), target.subs(values).doit()
+    return bool(sympy.simplify(sympy.expand_complex(left - right)).is_zero) and guards.stands("", "", left, right)
 
 
 def _equal_products(gold: str, target: str) -> bool:

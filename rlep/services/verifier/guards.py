@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -23,14 +23,20 @@ _RELATIVE = sympy.Float("1e-12")
 _RELATIVE_DECIMAL = sympy.Float("1e-6")
 """How far a decimal may be from the irrational number it stands for, relative to that number."""
 _VANISHING = sympy.Float("1e-60")
+_UNREAD = re.compile(r"'|\\prime(?![a-zA-Z])|\\[lc]?dots(?![a-zA-Z])|\.\.\.|(?<![\^{\d])\d+[)} ]*_")
+_DENIAL = re.compile(r"(?<![a-zA-Z\\])(?:not|never|false|wrong|incorrect)(?![a-zA-Z])|\\(?:neg|lnot)(?![a-zA-Z])", re.I)
 _WITNESSES = tuple(Fraction(top, bottom) for top, bottom in ((7, 5), (13, 4), (23, 7), (31, 9), (41, 17), (53, 12)))
 
 
 def stands(reference: str, answer: str, gold: Any, target: Any) -> bool:
     """Whether ``gold == target``, as found by the engine, stands."""
-    if not (consistent(target) and _one_value(answer)):
+    if not consistent(target):
         return False
     if _kind_of_brackets(reference, answer) or _repeats_itself(reference, answer, target):
+        return False
+    if _DENIAL.search(answer) and not _DENIAL.search(reference):
+        return False
+    if _unread(reference, answer) != _unread(answer, reference):
         return False
     pairs = list(_parts(_right_side(gold, target), _right_side(target, gold)))
     return not any(_refuted(left, right) for left, right in pairs)
@@ -48,11 +54,24 @@ def consistent(expression: Any) -> bool:
     return True
 
 
-def _one_value(answer: str) -> bool:
-    """Whether an approximation, where the answer states one, is one: ``42 \\approx 41`` states two values."""
-    sides = re.split(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])", answer)
-    numbers = [float(side) for side in sides if re.fullmatch(r"\s*[+-]?\d{1,15}(?:\.\d{1,15})?\s*", side)]
-    return all(math.isclose(number, numbers[0], rel_tol=0.01) for number in numbers)
+def approximate(values: Sequence[Any]) -> bool:
+    """Whether the sides of ``≈`` that are numbers lie within 1 % of the first of them."""
+    numbers = [number for value in values if (number := _number(last_side(value))) is not None]
+    return all(abs(number - numbers[0]) <= 0.01 * abs(numbers[0]) for number in numbers)
+
+
+def _number(value: Any) -> Any | None:
+    if not isinstance(value, sympy.Expr) or _has_unknowns(value):
+        return None
+    number = value.doit().evalf(15, maxn=200)
+    return number if number.is_number and number.is_finite else None
+
+
+def _unread(latex: str, other: str) -> set[str]:
+    """The marks in an answer that the engine passes over: primes, dots, the subscript of a number (as ``_``)."""
+    value = latex if "=" in other else latex.rpartition("=")[2]
+    found = {match.group() for match in _UNREAD.finditer(value)}
+    return {"_" if mark.endswith("_") else "'" if mark in ("'", "\\prime") else "..." for mark in found}
 
 
 def _kind_of_brackets(reference: str, answer: str) -> bool:
@@ -90,9 +109,14 @@ def _right_side(expression: Any, other: Any) -> Any:
     """The value of ``x = value`` where the other side is no equation; the engine compares that."""
     if isinstance(expression, And):
         expression = expression._unsorted_args[-1]
-    if isinstance(expression, sympy.Eq) and not isinstance(other, (sympy.Eq, And)):
-        return expression.rhs
-    return expression
+    return expression if isinstance(other, (sympy.Eq, And)) else last_side(expression)
+
+
+def last_side(expression: Any) -> Any:
+    """What a chain of ``=`` comes down to."""
+    if isinstance(expression, And):
+        expression = expression._unsorted_args[-1]
+    return expression.rhs if isinstance(expression, sympy.Eq) else expression
 
 
 def _parts(gold: Any, target: Any) -> Iterator[tuple[Any, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from fractions import Fraction
@@ -16,6 +17,7 @@ _SYMBOLS = {
     "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "°": "^\\circ ", "º": "^\\circ ", "∣": "|", "⟨": "(", "⟩": ")", "′": "'",
     "“": '"', "”": '"', "‘": "'", "’": "'", "∫": "\\int ", "∑": "\\sum ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
     "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": "\\text{ or }", "∧": "\\text{ and }", "…": "\\ldots ", "¢": "\\text{ cents}",
+    "、": ",",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_SYMBOLS)
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣ"
@@ -27,33 +29,68 @@ _LOWERED_RUN = re.compile(f"[{_LOWERED}]+")
 _ROOT = re.compile(r"([√∛∜])\s*(\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\d+(?:\.\d+)?|[a-zA-Z]|\\[a-zA-Z]+)")
 _ROOT_DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 
+_ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
+_ROW_MARK = "\ue000"
+"""Stands for ``\\\\`` meanwhile: with a space behind, its second half would read as ``\\ ``."""
+
+_TEXT = r"\\(?:text|mathrm|mbox|textrm|rm|operatorname)\s*"
 _COMMANDS = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut)(?![a-zA-Z])\.?"), ""),
-    (re.compile(r"\\!"), ""),
+    (re.compile(r"\\!|\\(?:bf|it|large|Large|small|normalsize)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\ |~)(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|\\(?:thin|med|thick|enspace)space|\\hspace\{[^{}]*\}"), " "),
     (re.compile(r"\\varnothing(?![a-zA-Z])|\\O(?![a-zA-Z])|\\\{\s*\\\}"), r"\\emptyset "),
     (re.compile(r"\\(?:geqslant|geqq|geq)(?![a-zA-Z])"), r"\\ge "),
     (re.compile(r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])"), r"\\le "),
-    (re.compile(r"\\neq(?![a-zA-Z])"), r"\\ne "),
+    (re.compile(r"\\neq(?![a-zA-Z])|\\not\s*=|!="), r"\\ne "),
+    (re.compile(r"\\dots[bcmio]?(?![a-zA-Z])"), r"\\ldots "),
     (re.compile(r"\\(?:text|mathrm|mbox)\{\s*(?:percent|per cent|pct|\\?%)\s*\}"), r"\\%"),
     (re.compile(r"\\(?:[lr]?vert|mid)(?![a-zA-Z])"), "|"),
     (re.compile(r"\\[lr]brace(?![a-zA-Z])"), lambda match: "\\{" if match.group()[1] == "l" else "\\}"),
     (re.compile(r"\\langle(?![a-zA-Z])"), "("),
     (re.compile(r"\\rangle(?![a-zA-Z])"), ")"),
     (re.compile(r"\\lg(?![a-zA-Z])"), r"\\log_{10} "),
+    (re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})"), r"\\ln "),
     (re.compile(r"\\(?:lor|vee)(?![a-zA-Z])"), r"\\text{ or }"),
     (re.compile(r"\\(?:land|wedge)(?![a-zA-Z])"), r"\\text{ and }"),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:mathrm|text|textit|mathit|operatorname)\{\s*([eix])\s*\}"), r"\1 "),
     (re.compile(r"\\operatorname\{(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|gcd|lcm|max|min)\}"), r"\\\1 "),
-    (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|ensuremath)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|ensuremath|underline)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*\{"), r"\\frac{\1}{"),
     (re.compile(r"\\text\{\s*([+-]?\d[\d,]*(?:\.\d+)?)\s*\}"), r"\1"),
     (re.compile(r"(?<![\d/.,^_])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d/])"), r"\1\\frac{\2}{\3}"),
     (re.compile(r"(?<=[(\[,])\s*\+\s*\\infty"), r"\\infty"),
 )  # fmt: skip
+
+_NAME = rf"{_TEXT}\{{([^{{}}]*)\}}"
+_UNITS = (  # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \mathrm{cm^2} as \text{m/s}, ..., \text{cm}^{2}
+    (re.compile(rf"\\frac\s*\{{\s*{_NAME}\s*\}}\s*\{{\s*{_NAME}([^{{}}]*)\}}"), r"\\text{\1/\2}\3"),
+    (re.compile(rf"({_TEXT}\{{[^{{}}]*)\}}\s*/\s*{_TEXT}\{{\s*([^{{}}]*\}})"), r"\1/\2"),
+    (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)(?:\s+|\s*\\cdot\s*)([a-zA-Z]+)\s*\^\s*\{{-1\}}\s*\}}"), r"\1/\2}"),
+    (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)(?:\s+|\s*\\cdot\s*)([a-zA-Z]+)\s*\^\s*\{{-([23])\}}\s*\}}"), r"\1/\2}^{\3}"),
+    (re.compile(rf"({_TEXT}\{{[a-zA-Z/. ]*)\^\s*\{{?([23])\}}?\s*\}}"), r"\1}^{\2}"),
+)  # fmt: skip
+
+_POWERS_OF_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_MAGNITUDE = re.compile(rf"(?<=[\d}}])\s*(?:({_TEXT}\{{)\s*|\s)({'|'.join(_POWERS_OF_TEN)})(?![a-zA-Z])")
+_NO_TEXT = re.compile(r"\\text\{\s*\}")
+_BASE_WORDS = re.compile(
+    rf"(?<=[0-9a-zA-Z)}}])\s*(?:_\s*\{{\s*)?(?:{_TEXT}\{{)?[\s(]*(?:in\s+)?base[\s~}}-]*(\d{{1,2}}|[a-z]{{3,7}})[\s)}}]*"
+)
+_PREAMBLE = re.compile(rf"\A{_TEXT}\{{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s*\}}\s*[:=]?\s*", re.IGNORECASE)
+_APOSTROPHES = re.compile(r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])")
+_EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})")
+_PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))\s*\\?%")
+_OPEN_ENDED = re.compile(r"([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])")
+_PROPORTION = re.compile(r"\d{1,30}(?:\s*:\s*\d{1,30}){2,}")
+_SET_BUILDER = re.compile(
+    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\[lg]e)[^{}|:]*)\\\}"
+)
+_GROUPS = re.compile(r"\\[{}]|[()\[\]]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
 _INFINITY = re.compile(r"(?<![a-zA-Z\\])(?:\\text\{\s*)?infin(?:ity|ite)(?:\s*\})?(?![a-zA-Z])", re.IGNORECASE)
 _BAR = r"\\(?:overline|bar|dot)\s*\{?\s*(\d{1,60})\s*\}?"
@@ -65,18 +102,87 @@ _DEGREES_IN_FUNCTION = re.compile(
 
 
 def to_latex(text: str) -> str:
-    """Text in plain LaTeX; linear in its length, and never shorter of meaning: only spelling changes."""
+    """Text in plain LaTeX; never shorter of meaning: only spelling changes."""
     if not text.isascii():
         text = _from_unicode(text)
     if "\\" in text or "~" in text or "/" in text:
+        text = _ROW.sub(_ROW_MARK, text)
         for pattern, replacement in _COMMANDS:
             text = pattern.sub(replacement, text)
         text = _DEGREES_IN_FUNCTION.sub(r"\1(\\frac{\2\\pi}{180})", text)
+        for pattern, replacement in _UNITS:
+            text = pattern.sub(replacement, text)
+        text = text.replace(_ROW_MARK, "\\\\ ")
     if "." in text:
         text = _DOTTED.sub(_dotted_fraction, _REPEATING.sub(_repeating_fraction, text))
-    if "infin" in text:
+    if "," in text:
+        text = _without_groups(text)
+    if "'" in text:
+        text = _APOSTROPHES.sub(lambda match: match.group().replace("'", ""), text)
+    if "%" in text:
+        text = _PERCENT_OF_MIXED.sub(_percent_of_mixed, text)
+    text = _with_words(text.strip().lstrip("=").strip())
+    return _half_open(_proportion(_SET_BUILDER.sub(r"\2", text)))
+
+
+def _proportion(text: str) -> str:
+    """``2:4:6`` as ``(1,2,3)``; the engine divides from left to right."""
+    if not _PROPORTION.fullmatch(text):
+        return text
+    parts = [int(part) for part in text.split(":")]
+    shared = math.gcd(*parts) or 1
+    return f"({','.join(str(part // shared) for part in parts)})"
+
+
+def _with_words(text: str) -> str:
+    """Words that stand for mathematics: ``infinity``, ``million``, ``base two``; and ``6e23``."""
+    if "nfin" in text:
         text = _INFINITY.sub(r"\\infty", text)
-    return text.strip().lstrip("=").strip()
+    if "illion" in text or "thousand" in text or "hundred" in text:
+        text = _NO_TEXT.sub("", _MAGNITUDE.sub(_power_of_ten, text))
+    if "nswer" in text:
+        text = _PREAMBLE.sub("", text)
+    if "base" in text:
+        text = _BASE_WORDS.sub(r"_{\1}", text)
+    if match := _EXPONENT.fullmatch(text):
+        text = f"{match.group(1)}\\times 10^{{{int(match.group(2))}}}"
+    return text
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    return f"\\times 10^{{{_POWERS_OF_TEN[match.group(2)]}}}{match.group(1) or ''}"
+
+
+def _percent_of_mixed(match: re.Match[str]) -> str:
+    """``33\\frac{1}{3}\\%``, which the engine does not read, as 1/3."""
+    sign, whole, top, bottom, short_top, short_bottom = match.groups()
+    divisor = int(bottom or short_bottom)
+    if not divisor:
+        return match.group()
+    return f"{sign}\\frac{{{int(whole or 0) * divisor + int(top or short_top)}}}{{{100 * divisor}}}"
+
+
+def _without_groups(text: str) -> str:
+    """Thousands groups closed up, ``1,234\\pi`` as ``1234\\pi``, but not within brackets, where commas part elements."""
+    depth, kept, position = 0, [], 0
+    for match in _GROUPS.finditer(text):
+        mark = match.group()
+        if mark[-1].isdigit():
+            if depth == 0:
+                kept.append(text[position : match.start()] + mark.replace(",", ""))
+                position = match.end()
+        else:
+            depth += 1 if mark in ("(", "[", "\\{") else -1
+    return "".join(kept) + text[position:]
+
+
+def _half_open(text: str) -> str:
+    """``]1,3]`` and ``[1,3[`` as ``(1,3]`` and ``[1,3)``."""
+    match = _OPEN_ENDED.fullmatch(text)
+    if match is None or (match.group(1) != "]" and match.group(3) != "["):
+        return text
+    opening, inside, closing = match.groups()
+    return ("(" if opening == "]" else opening) + inside + (")" if closing == "[" else closing)
 
 
 def _from_unicode(text: str) -> str:
@@ -98,6 +204,8 @@ def _spelled(character: str) -> str:
     """A vulgar fraction as ``\\frac``, an invisible format character as nothing, anything else as it is."""
     if character.isascii():
         return character
+    if unicodedata.category(character) == "Nd":
+        return str(unicodedata.digit(character))
     if unicodedata.category(character) in ("Cf", "Cc"):
         return ""
     if unicodedata.category(character) == "No" and (parts := unicodedata.normalize("NFKC", character)).count("⁄") == 1:

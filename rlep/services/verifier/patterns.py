@@ -27,7 +27,8 @@ def pattern_match(pattern: str) -> LocalVerifier:
         compiled = re.compile(pattern, re.MULTILINE)
     except re.error as error:
         raise ConfigError(f"verifier pattern {pattern!r} is no regular expression: {error}") from error
-    return LocalVerifier("regex", lambda reference, text, cut: _compare(reference, _pick(compiled, text, cut)))
+    name = f"regex:{pattern}"
+    return LocalVerifier(name, lambda reference, text, cut: _compare(reference, _pick(compiled, text, cut)))
 
 
 def _pick(pattern: re.Pattern[str], text: str, truncated: bool) -> str | None:

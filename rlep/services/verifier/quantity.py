@@ -17,48 +17,35 @@ _UNIT_NAMES = {
 _CANONICAL = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
 _PLAIN_LETTERS = "mshgl"
 """Single letters that count as a unit without ``\\text``, and only after a plain number and a space."""
-_NOT_UNITS = frozenset(
-    {
-        *("or", "and", "not", "nor", "if", "is", "are", "was", "when", "where", "which", "maybe", "possibly", "but"),
-        *(
-            "for",
-            "with",
-            "the",
-            "then",
-            "else",
-            "only",
-            "no",
-            "yes",
-            "either",
-            "times",
-            "plus",
-            "minus",
-            "power",
-            "mod",
-        ),
-        *("sin", "cos", "tan", "log", "ln", "exp", "pi", "root", "squared", "cubed", "factorial", "base", "percent"),
-        *("pct", "percentage", "dozen", "hundred", "thousand", "million", "billion"),
-    }
-)
+_OTHER_WORDS = """
+    or and not nor if is are was when where which maybe possibly perhaps probably but for with then else only no yes
+    either neither unless except plus minus power mod sin cos tan log ln exp pi root squared cubed factorial base percent
+    pct percentage dozen hundred thousand million billion trillion half third quarter more less than least most about
+    true false none null nan undefined correct incorrect right wrong guess infinity zero one two three four five six
+    seven eight nine ten
+"""
+_NOT_UNITS = frozenset(_OTHER_WORDS.split())
 
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|textbf|textit|rm|operatorname|hbox)\s*"
 _RAISED = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
 _TEXT_UNIT = re.compile(rf"(.*\S)\s*{_TEXT}\{{\s*([^{{}}]{{1,40}}?)\s*\}}{_RAISED}\s*", re.DOTALL)
 _BARE_UNIT = re.compile(rf"(.*[\d)}}.])(\s*)([a-zA-Z][a-zA-Z./ ]{{0,30}}){_RAISED}\s*", re.DOTALL)
-_DEGREE_UNIT = re.compile(r"(.*\S)\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*)?([CFcf]?)\}?\s*", re.DOTALL)
+_DEGREE_UNIT = re.compile(rf"(.*\S)\s*\^\s*\{{?\s*\\circ\s*\}}?\s*(?:{_TEXT}\{{\s*)?([CFcf]?)\s*\}}?\s*", re.DOTALL)
 _MONEY = re.compile(r"(-?)\s*(?:\\?\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£])\s*(.*)", re.DOTALL)
 _MONEY_AFTER = re.compile(r"(.*\d)\s*(?:\\?\$|[€£])\s*", re.DOTALL)
 _ALL_TEXT = re.compile(rf"{_TEXT}\{{([^{{}}\\]*\d[^{{}}\\]*)\}}")
 _BASE = re.compile(
-    rf"[({{\s]*(-?[0-9a-zA-Z]+)[)}}\s]*_\s*\{{?\s*(?:{_TEXT}\{{?)?\s*"
-    r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)[\s}]*",
+    rf"[({{\s]*(?:{_TEXT}\{{)?\s*(-?[0-9a-zA-Z]+(?:\.[0-9a-zA-Z]+)?)[)}}\s]*_\s*[{{(\s]*(?:{_TEXT}\{{?)?[\s(]*"
+    r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)[\s)}]*",
     re.IGNORECASE,
 )
 _BASE_NAMES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12,
     "sixteen": 16,
 }  # fmt: skip
-_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}]|\\(?:frac|sqrt|pi|cdot|times|pm|infty)(?![a-zA-Z])|\[\d\])+")
+_BETWEEN = re.compile(rf"\s*(?:,\s*(?:{_TEXT}\{{\s*and\s*\}})?|{_TEXT}\{{\s*and\s*\}})\s*")
+_ASSIGNMENT = re.compile(r"\s*([a-zA-Z])\s*=\s*([^=<>,]+)")
+_NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}]|\\(?:frac|sqrt|pi|cdot|times|pm|infty)(?![a-zA-Z])|\\?%|\[\d\])+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +85,22 @@ def disagree(reference: Quantity, answer: Quantity) -> bool:
     return False
 
 
+def assignments_of(latex: str) -> dict[str, str] | None:
+    """``{"x": "1", "y": "2"}`` of ``x=1, y=2``: values of different unknowns; None for anything else."""
+    if "=" not in latex or not ("," in latex or "and" in latex):
+        return None
+    matches = [_ASSIGNMENT.fullmatch(part) for part in _BETWEEN.split(latex)]
+    found = {match.group(1): match.group(2) for match in matches if match is not None}
+    return found if len(found) == len(matches) > 1 else None
+
+
 def _has_digits_of(digits: str, base: int) -> bool:
+    """Whether these are digits of the base; letters alone (``FF``) only where they cannot be a variable's name."""
     try:
-        int(digits, base)
+        int(digits.replace(".", ""), base)
     except ValueError:
         return False
-    return any(character.isdigit() for character in digits)
+    return any(character.isdigit() for character in digits) or (base == 16 and len(digits) > 1)
 
 
 def _money(latex: str) -> Quantity | None:

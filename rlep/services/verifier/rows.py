@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rlep.services.verifier.grader import Grader
+from rlep.services.verifier.base import BaseVerifier
 
 _BATCH = 256
 
 
-def grade_rows(lines: Iterable[str], verifier: Grader, *, batch: int = _BATCH) -> Iterator[str]:
+def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BATCH) -> Iterator[str]:
     """One JSON object per non-empty line, in order, with ``status``, ``extracted``, ``path``, ``seconds`` added.
 
     A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with

@@ -7,10 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlep.types import STATUSES, Verdict
-
-LATENCY_BOUNDS: tuple[float, ...] = (1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-"""Upper bounds of the histogram's buckets, in seconds; a last bucket holds everything above."""
+from rlep.types import LATENCY_BOUNDS, STATUSES, Verdict
 
 PATHS: tuple[str, ...] = ("fast", "full", "gate")
 

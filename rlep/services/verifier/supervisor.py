@@ -80,7 +80,7 @@ class Worker:
     def grade(self, jobs: Sequence[Job]) -> list[Reply]:
         """One reply per job, in order. A job that killed its runner is reported once; the others are graded.
 
-        Raises VerifierError when the process cannot be started or is lost repeatedly without a job to blame.
+        Raises VerifierError when the process cannot serve or is lost repeatedly without a job to blame.
         """
         replies: list[Reply] = []
         position, losses = 0, 0
@@ -126,6 +126,8 @@ class Worker:
                 return
             if isinstance(message, list):
                 replies.append(Reply(*message))
+            elif "failed" in message:
+                raise VerifierError(f"the verifier process ({self._task}) cannot serve: {message['failed']}")
             elif message.get("batch") == self._batches:
                 accepted, patience = True, self._limits.wall_seconds
             elif "ended" in message and accepted:

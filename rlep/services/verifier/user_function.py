@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import Self
+from importlib.util import find_spec
+from pathlib import Path
 
 from rlep.errors import ConfigError
+from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.pool import WorkerPool
-from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.supervisor import Job
 from rlep.types import Verdict
 
-VERSION = "1"
 
-
-class FunctionVerifier:
+class FunctionVerifier(BaseVerifier):
     """Calls ``function(reference, response)``, which answers ``True``, ``False``, or ``(bool, extracted)``.
 
     Anything but ``True`` is ``wrong``; an exception is ``crashed``. The function may be slow, may crash or loop for
@@ -25,51 +25,34 @@ class FunctionVerifier:
 
     def __init__(self, function: str, *, workers: int = 1, limits: Limits | None = None) -> None:
         """``function``: ``module:name``, importable here. Raises ConfigError for anything else."""
-        module, _, name = function.partition(":")
-        if not module or not name.isidentifier():
-            raise ConfigError(f"verifier function {function!r} is not of the form module:function")
-        self._name = f"python:{function}"
-        self._pool = WorkerPool(function, limits or Limits(), workers)
-        self._recorder = StatsRecorder()
+        version = source_version(function)
+        super().__init__(f"python:{function}", version, WorkerPool(function, limits or Limits(), workers))
 
-    @property
-    def name(self) -> str:
-        """``python:module:function``."""
-        return self._name
-
-    @property
-    def version(self) -> str:
-        """The version of the way it is called, not of the user's code."""
-        return VERSION
-
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
-        """One verdict per text, in order. Raises VerifierError when the function cannot be imported."""
-        return self.grade_pairs([(reference, text, cut) for text, cut in zip(texts, truncated, strict=True)])
-
-    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool]]) -> list[Verdict]:
-        """One verdict per ``(reference, text, truncated)``, in order."""
+    def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        assert self._pool is not None
         jobs = [Job(reference, text) for reference, text, truncated in pairs if not truncated]
         replies = iter(self._pool.grade(jobs))
         verdicts = []
         for _, _, truncated in pairs:
             if truncated:
-                verdicts.append(Verdict("no_answer", None, self._name, VERSION, "fast"))
+                verdicts.append(Verdict("no_answer", None, self.name, self.version, "fast"))
             else:
                 reply = next(replies)
-                verdicts.append(Verdict(reply.status, reply.extracted, self._name, VERSION, "full", reply.seconds))
-        self._recorder.add(verdicts)
+                verdicts.append(Verdict(reply.status, reply.extracted, self.name, self.version, "full", reply.seconds))
         return verdicts
 
-    def stats(self) -> GradingStats:
-        """Counters and latencies since this verifier was made."""
-        return self._recorder.snapshot(self._pool.restarts)
 
-    def close(self) -> None:
-        """End every process this verifier started. Idempotent."""
-        self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def source_version(function: str) -> str:
+    """Eight hex digits of the hash of the module's file, without running it; ConfigError where there is none."""
+    module, _, name = function.partition(":")
+    if not module or not name.isidentifier():
+        raise ConfigError(f"verifier function {function!r} is not of the form module:function")
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"verifier function {function!r}: {error}") from error
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise ConfigError(
+            f"verifier function {function!r}: no module {module} on the path; set PYTHONPATH or install it"
+        )
+    return hashlib.blake2b(Path(spec.origin).read_bytes(), digest_size=4).hexdigest()

@@ -4,63 +4,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Literal
 
 from rlep.errors import ConfigError
 from rlep.services.verifier import answers, dapo, exact, gate
+from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.pool import WorkerPool
-from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.supervisor import Job
 from rlep.types import Status, Verdict
 
-Profile = Literal["math", "dapo", "strict-box"]
-PROFILES: tuple[Profile, ...] = ("math", "dapo", "strict-box")
-
-VERSION = "1"
-"""Raised whenever a verdict may change; stored with every verdict."""
+Profile = Literal["math", "math-bare", "strict-box", "dapo"]
+PROFILES: tuple[Profile, ...] = ("math", "math-bare", "strict-box", "dapo")
 
 _Here = tuple[str, Status | None]
 """``(path, status)`` of a pair as far as this process can tell; status None sends it to a worker."""
 
 
-class Verifier:
+class Verifier(BaseVerifier):
     """Grades responses to mathematical questions; ``docs/verifier.md`` says how.
 
-    Thread-safe; callable from any thread, as it uses no signals in this process. Equal answers to one reference are
-    compared once per call. Close it, or use it as a context manager.
+    Callable from any thread, as it uses no signals in this process. Equal answers to one reference are compared once
+    per call.
     """
 
-    def __init__(
-        self, profile: Profile = "math", *, workers: int = 1, limits: Limits | None = None, bare_number: bool = False
-    ) -> None:
-        """``workers`` processes are started at once and are ready a second or two later; ``dapo`` needs none.
-
-        ``bare_number`` also takes a number at the very end of a response for its answer (not under ``strict-box``).
-        """
+    def __init__(self, profile: Profile = "math", *, workers: int = 1, limits: Limits | None = None) -> None:
+        """``workers`` processes are started at once and are ready a second or two later; ``dapo`` needs none."""
         if profile not in PROFILES:
             raise ConfigError(f"verifier profile {profile!r} is unknown; known are {', '.join(PROFILES)}")
+        pool = None if profile == "dapo" else WorkerPool("math", limits or Limits(), workers)
+        super().__init__(profile, pool=pool)
         self._profile: Profile = profile
-        self._bare_number = bare_number
-        self._pool = None if profile == "dapo" else WorkerPool("math", limits or Limits(), workers)
-        self._recorder = StatsRecorder()
 
-    @property
-    def name(self) -> str:
-        """The profile: ``math``, ``dapo`` or ``strict-box``."""
-        return self._profile
-
-    @property
-    def version(self) -> str:
-        """Changes whenever a verdict may."""
-        return VERSION
-
-    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
-        """One verdict per text, in order. Raises VerifierError when workers cannot be started."""
-        return self.grade_pairs([(reference, text, cut) for text, cut in zip(texts, truncated, strict=True)])
-
-    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool]]) -> list[Verdict]:
-        """One verdict per ``(reference, text, truncated)``, in order."""
+    def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []
         waiting: dict[Job, list[int]] = {}
         references: dict[str, str] = {}
@@ -82,9 +58,7 @@ class Verifier:
                 seconds = time.perf_counter() - started
                 verdicts.append(Verdict(status or "no_answer", answer, self._profile, VERSION, path, seconds))
         self._ask_workers(waiting, verdicts)
-        done = [verdict for verdict in verdicts if verdict is not None]
-        self._recorder.add(done)
-        return done
+        return [verdict for verdict in verdicts if verdict is not None]
 
     def _ask_workers(self, waiting: dict[Job, list[int]], verdicts: list[Verdict | None]) -> None:
         """Fill in the verdicts that this process could not give."""
@@ -100,7 +74,7 @@ class Verifier:
     def _answer_of(self, text: str, truncated: bool) -> str | None:
         if self._profile == "dapo":
             return dapo.answer_of(text)
-        return answers.answer_of(text, truncated=truncated, profile=self._profile, bare_number=self._bare_number)
+        return answers.answer_of(text, truncated=truncated, profile=self._profile)
 
     def _decide_here(self, reference: str, answer: str | None) -> _Here:
         if answer is None:
@@ -111,18 +85,3 @@ class Verifier:
         if status is not None:
             return "fast", status
         return "gate", gate.verdict_of(reference, answer)
-
-    def stats(self) -> GradingStats:
-        """Counters and latencies since this verifier was made."""
-        return self._recorder.snapshot(self._pool.restarts if self._pool is not None else 0)
-
-    def close(self) -> None:
-        """End every process this verifier started. Idempotent."""
-        if self._pool is not None:
-            self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

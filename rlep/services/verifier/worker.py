@@ -4,7 +4,8 @@ The host imports the symbolic engine once and never grades, so a runner that was
 milliseconds. Both ends of the pipes stay the same for the parent:
 
     parent --batch--> runner          runner --[batch number], one reply per job--> parent
-                                      host   --how the runner ended--------------> parent
+                                      host   --how the runner ended, or why------> parent
+                                               it cannot serve at all
 
 Run as ``python -m rlep.services.verifier.worker PARENT_PID TASK LIMITS_JSON``.
 """
@@ -24,12 +25,22 @@ from typing import Any, Final
 from rlep.services.verifier import frames
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
 
+_WARM_UP = (
+    ("1/3", "\\frac{1}{3}"),
+    ("x^2-1", "(x-1)(x+1)"),
+    ("(1,2]", "1<x\\le 2"),
+    ("[-2,2]", "|x|\\le 2"),
+    ("\\cos x", "\\sin(x+\\frac{\\pi}{2})"),
+    ("1+i", "\\sqrt{2}e^{i\\pi/4}"),
+)
 Judge = Callable[[str, str], tuple[str, str | None]]
 """``(reference, answer) -> (status, extracted)``; may run for ever, exhaust memory, or kill its process."""
 
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
+UNUSABLE: Final = 79
+_MAX_REASON = 2000
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +48,11 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(arguments[0]))
     limits = Limits(**json.loads(arguments[2]))
     jobs, replies = _take_pipes()
-    judge = load_judge(arguments[1])
+    try:
+        judge = load_judge(arguments[1])
+    except Exception as error:  # noqa: BLE001 - the process's outermost frame, whatever the user's module raised
+        os.write(replies, frames.encode({"failed": f"{type(error).__name__}: {error}"[:_MAX_REASON]}))
+        return UNUSABLE
     return host(judge, limits, jobs, replies)
 
 
@@ -52,11 +67,11 @@ def _take_pipes() -> tuple[int, int]:
 
 
 def load_judge(task: str) -> Judge:
-    """``math``, or the user's ``module:function``, imported and warmed up."""
+    """``math``, or the user's ``module:function``, imported and warmed up: each part of the engine's first use is slow."""
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
         judge: Judge = grading.judge
-        for reference, answer in (("1/3", "\\frac{1}{3}"), ("x^2-1", "(x-1)(x+1)"), ("(1,2]", "1<x\\le 2")):
+        for reference, answer in _WARM_UP:
             judge(reference, answer)
         return judge
     return user_judge(task)

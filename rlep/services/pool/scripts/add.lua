@@ -1,12 +1,14 @@
 -- Insert records into one bucket, all or nothing, each at most once. At most 1,000 prompts a call (Lua's `unpack`).
--- KEYS: state index totals labels pins reply, then for each prompt its records and its quarantine
--- ARGV: writer, epoch or '', cap, call number, then for each prompt: id, n, n times (content id, label, record)
+-- KEYS: state index changes totals labels pins reply, and what precedes a prompt's id in the keys of its records and of its
+--       quarantine (of the same slot)
+-- ARGV: writer, epoch or '', cap, call number, mark, number of labels, labels, then for each prompt: id, n, n times
+--       (content id, which label from 1, record)
 -- Returns '<call number>:<evicted>:<one letter a record>': i inserted, d duplicate, q quarantined before, c over the cap
-local state, index, totals, labels, pins = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local writer, epoch, cap, call = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local state, index, changes, totals, labels, pins, answered, records, quarantine = unpack(KEYS)
+local writer, epoch, cap, call, mark = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 -- The same call delivered again, after an answer that was lost: the same answer.
-local before = redis.call('GET', KEYS[6])
+local before = redis.call('GET', answered)
 if before and string.sub(before, 1, #call + 1) == call .. ':' then return before end
 
 if redis.call('HEXISTS', state, 'sealed') == 1 then return redis.error_reply('SEALED pool') end
@@ -18,19 +20,24 @@ end
 
 local added = {}
 local function count(label, records, bytes)
-  local sum = added[label] or {0, 0}
-  added[label] = {sum[1] + records, sum[2] + bytes}
+  local sum = added[label]
+  if not sum then
+    sum = {0, 0}
+    added[label] = sum
+  end
+  sum[1], sum[2] = sum[1] + records, sum[2] + bytes
 end
 
-local label_ids = {}
-local function label_id(label)
-  local id = label_ids[label] or redis.call('HGET', labels, label)
+-- Each label's number, and the four bytes of it that a stored record begins with.
+local numbers, prefixes = {}, {}
+local function number(which)
+  local label = ARGV[6 + which]
+  local id = redis.call('HGET', labels, label)
   if not id then
     id = redis.call('HINCRBY', state, 'labels', 1)
     redis.call('HSET', labels, label, id)
   end
-  label_ids[label] = id
-  return id
+  numbers[which], prefixes[which] = tostring(id), struct.pack('<I4', id)
 end
 
 -- Byte by byte: Lua's own < follows the server's locale.
@@ -54,46 +61,50 @@ local function evict(key)
   return largest
 end
 
-local letters, evicted, changed, at, key_at = {}, 0, {}, 5, 7
+local labelled = tonumber(ARGV[6])
+for which = 1, labelled do number(which) end
+local strict = redis.call('HEXISTS', state, 'aside') == 1
+local letters, evicted, changed, fresh, at = {}, 0, {}, {}, 7 + labelled
 while at <= #ARGV do
-  local prompt, n, key, quarantine = ARGV[at], tonumber(ARGV[at + 1]), KEYS[key_at], KEYS[key_at + 1]
-  at, key_at = at + 2, key_at + 2
-  local strict, held, touched = redis.call('EXISTS', quarantine) == 1, redis.call('HLEN', key), false
+  local prompt, n, held = ARGV[at], tonumber(ARGV[at + 1])
+  local key = records .. prompt
+  at = at + 2
   for _ = 1, n do
-    local id, label, record = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    local id, which, record = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
     local letter = 'd'
     at = at + 3
-    if strict and redis.call('HEXISTS', quarantine, id) == 1 then
+    if strict and redis.call('HEXISTS', quarantine .. prompt, id) == 1 then
       letter = 'q'
-    else
-      local number = label_id(label)
-      if redis.call('HSETNX', key, id, struct.pack('<I4', number) .. record) == 1 then
-        count(tostring(number), 1, #record + 4)
-        letter, held, touched = 'i', held + 1, true
-        if held > cap then
-          held = held - 1
-          if evict(key) == id then letter = 'c' else evicted = evicted + 1 end
-        end
+    elseif redis.call('HSETNX', key, id, prefixes[which] .. record) == 1 then
+      count(numbers[which], 1, #record + 4)
+      letter = 'i'
+      if held then
+        held = held + 1
+      else
+        held = redis.call('HLEN', key)
+        if held == 1 then fresh[#fresh + 1] = prompt end
+      end
+      if held > cap then
+        held = held - 1
+        if evict(key) == id then letter = 'c' else evicted = evicted + 1 end
       end
     end
     letters[#letters + 1] = letter
   end
-  if touched then changed[#changed + 1] = prompt end
+  if held then changed[#changed + 1] = prompt end
 end
 
 if #changed > 0 then
   local generation = redis.call('HINCRBY', state, 'generation', 1)
-  local members = {}
-  for _, prompt in ipairs(changed) do
-    members[#members + 1] = generation
-    members[#members + 1] = prompt
-  end
-  redis.call('ZADD', index, unpack(members))
+  redis.call('HSET', state, 'mark', mark)
+  if #fresh > 0 then redis.call('SADD', index, unpack(fresh)) end
+  redis.call('RPUSH', changes, generation .. ' ' .. mark .. ' ' .. table.concat(changed, ' '))
+  redis.call('LTRIM', changes, -512, -1)
   for label, sum in pairs(added) do
     redis.call('HINCRBY', totals, 'n:' .. label, sum[1])
     redis.call('HINCRBY', totals, 'b:' .. label, sum[2])
   end
 end
 local reply = call .. ':' .. evicted .. ':' .. table.concat(letters)
-redis.call('SET', KEYS[6], reply, 'EX', 3600)
+redis.call('SET', answered, reply, 'EX', 3600)
 return reply

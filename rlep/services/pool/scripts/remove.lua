@@ -1,15 +1,18 @@
 -- Take records of one prompt out of the pool; with 'quarantine' they are kept aside and refused if they come again.
--- KEYS: state index totals pins records quarantine
--- ARGV: prompt id, 'remove' or 'quarantine', content ids
+-- KEYS: state changes totals pins records quarantine
+-- ARGV: prompt id, 'remove' or 'quarantine', mark, content ids
 -- Returns how many there were.
-local state, index, totals, pins, key, aside = unpack(KEYS)
+local state, changes, totals, pins, key, aside = unpack(KEYS)
 if redis.call('HEXISTS', state, 'sealed') == 1 then return redis.error_reply('SEALED pool') end
 local removed = 0
-for at = 3, #ARGV do
+for at = 4, #ARGV do
   local id = ARGV[at]
   local value = redis.call('HGET', key, id)
   if value then
-    if ARGV[2] == 'quarantine' then redis.call('HSET', aside, id, value) end
+    if ARGV[2] == 'quarantine' then
+      redis.call('HSET', aside, id, value)
+      redis.call('HSET', state, 'aside', 1)
+    end
     local label = struct.unpack('<I4', value)
     redis.call('HINCRBY', totals, 'n:' .. label, -1)
     redis.call('HINCRBY', totals, 'b:' .. label, -#value)
@@ -19,6 +22,9 @@ for at = 3, #ARGV do
   end
 end
 if removed > 0 then
-  redis.call('ZADD', index, redis.call('HINCRBY', state, 'generation', 1), ARGV[1])
+  local generation = redis.call('HINCRBY', state, 'generation', 1)
+  redis.call('HSET', state, 'mark', ARGV[3])
+  redis.call('RPUSH', changes, generation .. ' ' .. ARGV[3] .. ' ' .. ARGV[1])
+  redis.call('LTRIM', changes, -512, -1)
 end
 return removed

@@ -1,0 +1,350 @@
+"""``rlep pool …``: every verb of an experience pool. Which pool: a run's config, or ``--redis`` or ``--embedded``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rlep.cli.shell import command_errors
+
+pool_app = typer.Typer(
+    help="Look into an experience pool, move it, keep it in order, serve it.\n\nWhich pool: the one of a run's config files "
+    "(and --set), or --redis URL --name NAME, or --embedded DIR --name NAME. The Redis password comes from "
+    "RLEP_REDIS_PASSWORD or RLEP_REDIS_PASSWORD_FILE.",
+    no_args_is_help=True,
+)
+
+Files = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
+]
+Redis = Annotated[
+    str | None, typer.Option("--redis", metavar="URL", help="A Redis that runs: redis://, rediss:// or unix://.")
+]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="The pool's name in it (pool.name).")]
+Embedded = Annotated[
+    Path | None, typer.Option("--embedded", metavar="DIR", help="Directory of an embedded pool (pool.directory).")
+]
+Data = Annotated[
+    list[Path] | None,
+    typer.Option("--data", metavar="FILE", help="Questions with references; may be repeated (default data.train)."),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only say what would happen.")]
+Identity = Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")]
+Form = Literal["parquet", "jsonl", "candidates"]
+
+
+@pool_app.command("stats", rich_help_panel="Look")
+@command_errors
+def stats(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    attach: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster, for counts only.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", metavar="FILE", help="Also count its questions without answers.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=0, help="Questions measured for the quantiles; 0 takes all.")] = 1024,
+    as_json: Json = False,
+) -> None:
+    """What a pool holds: coverage, lengths, distinctness, memory, by policy and by verifier."""
+    from rlep.cli.pool import show_stats
+    from rlep.cli.pool_open import Which
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    show_stats(config, attach=attach, data=data, questions=questions, as_json=as_json)
+
+
+@pool_app.command("browse", rich_help_panel="Look")
+@command_errors
+def browse(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    data: Data = None,
+    start: Annotated[str, typer.Option("--from", metavar="PROMPT_ID", help="Begin at this prompt id.")] = "",
+    least: Annotated[int, typer.Option(min=1, help="Only questions with so many answers.")] = 1,
+) -> None:
+    """Page through questions and their decoded answers."""
+    from rlep.cli.pool import browse as run
+    from rlep.cli.pool_open import Which
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    run(config, data=data, start=start, least=least)
+
+
+@pool_app.command("show", rich_help_panel="Look")
+@command_errors
+def show(
+    identity: Identity,
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    *,
+    embedded: Embedded = None,
+    as_json: Json = False,
+) -> None:
+    """Print one question's answers, or one answer, decoded where model.path has the tokenizer."""
+    from rlep.cli.pool import show_record
+    from rlep.cli.pool_open import Which
+
+    show_record(Which(files or (), overrides or (), redis, name, embedded).config(), identity, as_json=as_json)
+
+
+@pool_app.command("sample", rich_help_panel="Look")
+@command_errors
+def sample(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="ID", help="May be repeated (default: every question).")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=0, help="Answers a question (default replay.count).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run (default run.seed).")] = None,
+    step: Annotated[int, typer.Option(min=0, help="Training step.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a question.")] = False,
+) -> None:
+    """Draw what a training step would draw: the same seed, step and questions give the same answers."""
+    from rlep.cli.pool import show_sample
+    from rlep.cli.pool_open import Which
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    show_sample(config, prompts or (), count=count, seed=seed, step=step, as_json=as_json)
+
+
+@pool_app.command("export", rich_help_panel="Move")
+@command_errors
+def export(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory, or for candidates a .parquet or .jsonl file.")],
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    *,
+    embedded: Embedded = None,
+    form: Annotated[
+        Form,
+        typer.Option(
+            "--as", help="parquet, jsonl: every field, shards with a manifest. candidates: texts in a prompt file."
+        ),
+    ] = "parquet",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Write a pool to files. The same command goes on with an export that was interrupted."""
+    from rlep.cli.pool_files import export as run
+    from rlep.cli.pool_open import Which, files_of
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    run(config, out, form=form, data=files_of(config, data), as_json=as_json)
+
+
+@pool_app.command("import", rich_help_panel="Move")
+@command_errors
+def import_(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="An export's directory, or a prompt file with candidates.")
+    ],
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    *,
+    embedded: Embedded = None,
+    as_json: Json = False,
+) -> None:
+    """Put files into a pool; texts are tokenised for model.path and graded first. May be repeated."""
+    from rlep.cli.pool_files import import_ as run
+    from rlep.cli.pool_open import Which
+
+    run(Which(files or (), overrides or (), redis, name, embedded).config(), source, as_json=as_json)
+
+
+@pool_app.command("backup", rich_help_panel="Move")
+@command_errors
+def backup(
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="Written as a whole or not at all.")],
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    *,
+    embedded: Embedded = None,
+    as_json: Json = False,
+) -> None:
+    """Copy a pool, quarantine and pins included, into one file."""
+    from rlep.cli.pool_files import back_up
+    from rlep.cli.pool_open import Which
+
+    back_up(Which(files or (), overrides or (), redis, name, embedded).config(), out, as_json=as_json)
+
+
+@pool_app.command("restore", rich_help_panel="Move")
+@command_errors
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `rlep pool backup` wrote.")],
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    *,
+    embedded: Embedded = None,
+    as_json: Json = False,
+) -> None:
+    """Put a backup into a pool, which is made where there is none. May be repeated."""
+    from rlep.cli.pool_files import put_back
+    from rlep.cli.pool_open import Which
+
+    put_back(Which(files or (), overrides or (), redis, name, embedded).config(), source, as_json=as_json)
+
+
+@pool_app.command("verify", rich_help_panel="Keep in order")
+@command_errors
+def verify(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    data: Data = None,
+    dry_run: DryRun = False,
+    other_verifier: Annotated[
+        bool, typer.Option(help="Quarantine though the pool was graded under another verifier.profile.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="File for the differences.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Grade every answer again with the present verifier; what no longer passes is quarantined."""
+    from rlep.cli.pool_care import verify as run
+    from rlep.cli.pool_open import Which, files_of
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    run(
+        config,
+        files_of(config, data),
+        dry_run=dry_run,
+        other_verifier=other_verifier,
+        out=out,
+        as_json=as_json,
+    )
+
+
+@pool_app.command("prune", rich_help_panel="Keep in order")
+@command_errors
+def prune(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    policy: Annotated[
+        str | None, typer.Option(metavar="DIGEST@VERSION", help="Of these policies; * and ? stand for anything.")
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(metavar="NAME@VERSION", help="Of these verifiers; * and ? stand for anything.")
+    ] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, metavar="DAYS", help="Older than this.")] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Leave each question at least so many answers.")] = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Remove the trajectories that meet all criteria given; pinned ones stay."""
+    from rlep.cli.pool_care import prune_pool
+    from rlep.cli.pool_open import Which
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    prune_pool(
+        config,
+        policy=policy,
+        verifier=verifier,
+        older_than=older_than,
+        keep=keep,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+
+
+@pool_app.command("seal", rich_help_panel="Keep in order")
+@command_errors
+def seal(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Close a pool for good, and print the digest that names its content."""
+    from rlep.cli.pool_care import seal as run
+    from rlep.cli.pool_open import Which
+
+    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    if not yes:
+        typer.confirm(f"Nothing can be added to pool {config.pool.name} afterwards. Seal it?", abort=True, err=True)
+    run(config, as_json=as_json)
+
+
+@pool_app.command("doctor", rich_help_panel="Keep in order")
+@command_errors
+def doctor(
+    files: Files = None,
+    overrides: Overrides = None,
+    redis: Redis = None,
+    name: Name = None,
+    embedded: Embedded = None,
+    *,
+    mend: Annotated[bool, typer.Option("--mend", help="Take damaged records out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the server, the seal and every record; exit status 1 when something is wrong."""
+    from rlep.cli.pool_care import doctor as run
+    from rlep.cli.pool_open import Which
+
+    which = Which(files or (), overrides or (), redis, name, embedded)
+    raise typer.Exit(run(which.config(), mend=mend, as_json=as_json))
+
+
+@pool_app.command("serve", rich_help_panel="Serve")
+@command_errors
+def serve(
+    *,
+    embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start a Redis of its own over DIR.")] = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://.")] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
+    pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",
+    token_file: Annotated[
+        Path | None, typer.Option(help="Lines [ROLE[@POOL]] TOKEN; made with one admin token if there is none.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Let in only clients of this authority.")] = None,
+    rate: Annotated[float, typer.Option(min=1, help="Calls a second of one token.")] = 1000,
+    cache_mib: Annotated[int, typer.Option(min=0, help="Memory for records that are drawn again.")] = 256,
+) -> None:
+    """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
+    from rlep.cli.pool_serve import serve as run
+    from rlep.cli.pool_serve import tls_of
+    from rlep.services.pool.server import ServerOptions
+
+    tls = tls_of(tls_cert, tls_key, tls_client_ca)
+    run(embedded, redis, ServerOptions(listen, pool, token_file, tls, rate, cache_mib << 20))

@@ -1,0 +1,197 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Record(_message.Message):
+    __slots__ = ("prompt_id", "record")
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    prompt_id: str
+    record: bytes
+    def __init__(self, prompt_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
+
+class AddFrame(_message.Message):
+    __slots__ = ("pool", "call", "writer", "epoch", "records")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    call: str
+    writer: str
+    epoch: int
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+
+class AddReply(_message.Message):
+    __slots__ = ("inserted", "duplicates", "refused", "evicted")
+    INSERTED_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    inserted: int
+    duplicates: int
+    refused: _containers.RepeatedCompositeFieldContainer[Refused]
+    evicted: int
+    def __init__(self, inserted: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[Refused, _Mapping]]] = ..., evicted: _Optional[int] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("content_id", "reason")
+    CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    content_id: str
+    reason: str
+    def __init__(self, content_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("pool", "prompt_ids", "count", "seed", "step")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[str]
+    count: int
+    seed: int
+    step: int
+    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., count: _Optional[int] = ..., seed: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class SampleFrame(_message.Message):
+    __slots__ = ("counts", "ids", "lengths", "tokens", "logprobs", "half", "finished", "detail_lengths", "details")
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    HALF_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    counts: bytes
+    ids: bytes
+    lengths: bytes
+    tokens: bytes
+    logprobs: bytes
+    half: bool
+    finished: bytes
+    detail_lengths: bytes
+    details: bytes
+    def __init__(self, counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., half: _Optional[bool] = ..., finished: _Optional[bytes] = ..., detail_lengths: _Optional[bytes] = ..., details: _Optional[bytes] = ...) -> None: ...
+
+class ExportRequest(_message.Message):
+    __slots__ = ("pool", "after")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    after: str
+    def __init__(self, pool: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+
+class ExportFrame(_message.Message):
+    __slots__ = ("records", "next")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    next: str
+    def __init__(self, records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class GetRequest(_message.Message):
+    __slots__ = ("pool", "prompt_id", "content_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_id: str
+    content_id: str
+    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_id: _Optional[str] = ...) -> None: ...
+
+class GetReply(_message.Message):
+    __slots__ = ("record",)
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    record: bytes
+    def __init__(self, record: _Optional[bytes] = ...) -> None: ...
+
+class RemoveRequest(_message.Message):
+    __slots__ = ("pool", "prompt_id", "content_ids", "quarantine")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_id: str
+    content_ids: _containers.RepeatedScalarFieldContainer[str]
+    quarantine: bool
+    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_ids: _Optional[_Iterable[str]] = ..., quarantine: _Optional[bool] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("pool", "prompt_id", "content_ids", "pinned")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_id: str
+    content_ids: _containers.RepeatedScalarFieldContainer[str]
+    pinned: bool
+    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_ids: _Optional[_Iterable[str]] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class CountReply(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class PoolRequest(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    def __init__(self, pool: _Optional[str] = ...) -> None: ...
+
+class DigestReply(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("pool", "after", "limit")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    after: str
+    limit: int
+    def __init__(self, pool: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListReply(_message.Message):
+    __slots__ = ("names", "next")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    next: str
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class ListTrajectoriesRequest(_message.Message):
+    __slots__ = ("pool", "prompt_id")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_id: str
+    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ...) -> None: ...
+
+class ListTrajectoriesReply(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    def __init__(self, ids: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,58 @@
+"""What every verifier has: a name and a version for its verdicts, counters, and the processes it must end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+from rlep.services.verifier.pool import WorkerPool
+from rlep.services.verifier.stats import GradingStats, StatsRecorder
+from rlep.types import Verdict
+
+VERSION = "1"
+"""Raised whenever a verdict of rlep's own verifiers may change."""
+
+Pair = tuple[str, str, bool]
+"""``(reference, text, truncated)``."""
+
+
+class BaseVerifier(ABC):
+    """Reads responses against a reference and says what it found. Thread-safe; close it or use it as a context manager."""
+
+    def __init__(self, name: str, version: str = VERSION, pool: WorkerPool | None = None) -> None:
+        self.name = name
+        """Which verifier, e.g. ``math``; stored with each verdict."""
+        self.version = version
+        """Changes whenever a verdict may; stored with each verdict."""
+        self._pool = pool
+        self._recorder = StatsRecorder()
+
+    def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
+        """One verdict per text, ``[len(texts)]``. Raises VerifierError when processes cannot be started."""
+        return self.grade_pairs([(reference, text, cut) for text, cut in zip(texts, truncated, strict=True)])
+
+    def grade_pairs(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """One verdict per pair, ``[len(pairs)]``, in order."""
+        verdicts = self._verdicts(pairs)
+        self._recorder.add(verdicts)
+        return verdicts
+
+    @abstractmethod
+    def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        """What ``grade_pairs`` returns and counts."""
+
+    def stats(self) -> GradingStats:
+        """Counters and latencies since this verifier was made."""
+        return self._recorder.snapshot(self._pool.restarts if self._pool is not None else 0)
+
+    def close(self) -> None:
+        """End every process this verifier started. Idempotent."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

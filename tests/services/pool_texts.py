@@ -1,0 +1,23 @@
+"""A tokenizer that anybody can follow: each letter is its code, and 0 ends a response."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlep.types import Int32Array, content_id_of
+
+
+class Letters:
+    """The port of ``interchange_texts.Texts``."""
+
+    digest = "letters"
+
+    def encode_response(self, text: str) -> Int32Array:
+        return np.array([*map(ord, text), 0], np.int32)
+
+    def decode(self, tokens: Int32Array) -> str:
+        return "".join(chr(token) for token in tokens.tolist() if token)
+
+    def content_id(self, prompt_id: str, text: str) -> str:
+        """Of the response with this text."""
+        return content_id_of(prompt_id, self.encode_response(text))

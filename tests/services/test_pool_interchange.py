@@ -1,0 +1,188 @@
+"""A pool in files of Parquet or JSON lines, and back to the byte; what was interrupted goes on, what is hostile is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rlep.errors import DataError, RecordRefused
+from rlep.jsonl import JsonLines
+from rlep.services.pool.interchange import JOURNAL, export_records, import_records
+from rlep.services.pool.interchange_manifest import Kind, sha256_of
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.store import Entry
+from rlep.types import Provenance, Sampling, Trajectory, Verdict
+
+MakeTrajectory = Callable[..., Trajectory]
+OpenPool = Callable[..., Pool]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
+def contents(pool: Pool) -> dict[str, object]:
+    """Every byte of a pool's records and quarantine, and which are pinned."""
+    return {prompt_id: pool.store.everything(prompt_id) for prompt_id in pool.store.all_prompts()}
+
+
+def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
+    """Records that use every field at its edges."""
+    plain = make("q0", [5, 2**31 - 1, 0])
+    return [
+        plain,
+        replace(make("q1", [1]), logprobs=None, metadata={}, sample_id="", created_at=0.0),
+        replace(make("q1", [2, 3]), logprobs=np.array([-0.0, -1e-7], np.float32), finish_reason="length"),
+        replace(make("q2", [4, 4]), logprobs=np.array([-70000.0, -0.1], np.float32)),  # beyond float16: kept as float32
+        replace(
+            make("q2", [9]),
+            verdict=Verdict("correct", None, "regex:é\n", "α", "fast", 1e-9),
+            provenance=Provenance("p\n", -3, "tokenizer-digest", Sampling(0.7, 0.95, 20, 48), "processed", "bfloat16"),
+            metadata={"ключ": "\x1b[31m", "": "x" * 5000},
+        ),
+    ]
+
+
+def test_an_export_comes_back_to_the_byte(
+    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path, kind: Kind
+) -> None:
+    pool = open_pool(f"origin-{kind}", precision="float32")
+    batch = [*odd_ones(trajectory), *(trajectory(f"q{i % 7}", [i, i + 1]) for i in range(60))]
+    assert pool.add(batch).inserted == 65
+    halves = open_pool(f"origin-{kind}", precision="float16")
+    assert halves.add([trajectory("q8", [1, 1]), trajectory("q8", [1, 2])]).inserted == 2
+    pool.remove("q0", [batch[0].content_id], quarantine=True)
+    pool.pin("q1", [batch[1].content_id])
+    manifest = export_records(pool, tmp_path, kind)
+    assert (manifest.records, manifest.digest, manifest.cap) == (67, pool.digest(), 64)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", f"part-00000.{kind}"]
+    report = import_records(twin, tmp_path)
+    assert (report.inserted, report.duplicates, report.quarantined, report.refused.total()) == (66, 0, 1, 0)
+    assert contents(twin) == contents(pool)
+    assert twin.stats() == pool.stats()
+    assert twin.digest() == manifest.digest
+    again = import_records(twin, tmp_path)
+    assert (again.inserted, again.duplicates, again.quarantined, again.refused.total()) == (0, 66, 0, 0)
+    assert contents(twin) == contents(pool)
+
+
+def test_other_programs_read_what_was_exported(open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path) -> None:
+    pool = open_pool()
+    one = trajectory("q0", [7, 8, 2])
+    pool.add([one, trajectory("q1", [3])])
+    export_records(pool, tmp_path / "parquet", "parquet")
+    export_records(pool, tmp_path / "jsonl", "jsonl")
+    row = pq.read_table(tmp_path / "parquet" / "part-00000.parquet").to_pylist()[0]
+    line = json.loads((tmp_path / "jsonl" / "part-00000.jsonl").read_text().splitlines()[0])
+    assert line == row | {"metadata": dict(row["metadata"])}
+    assert line["content_id"] == one.content_id
+    assert (line["tokens"], line["logprobs"], line["precision"]) == ([7, 8, 2], [-0.5] * 3, "float16")
+    assert (line["verifier"], line["extracted"], line["metadata"]) == ("math", "42", {"source": "test"})
+
+
+def test_an_empty_pool_makes_an_export_without_shards(open_pool: OpenPool, tmp_path: Path) -> None:
+    pool = open_pool()
+    assert export_records(pool, tmp_path / "out", "parquet").shards == ()
+    assert import_records(pool, tmp_path / "out").inserted == 0
+
+
+class Stopped(Exception):
+    """The process ended here."""
+
+
+def stop_after(records: int) -> Callable[[int], None]:
+    left = [records]
+
+    def advance(by: int) -> None:
+        left[0] -= by
+        if left[0] < 0:
+            raise Stopped
+
+    return advance
+
+
+def test_an_interrupted_export_goes_on_behind_its_last_whole_shard(
+    ten_questions: Pool, tmp_path: Path, kind: Kind
+) -> None:
+    whole = export_records(ten_questions, tmp_path / "whole", kind)
+    assert [shard.records for shard in whole.shards] == [6] * 5
+    torn = tmp_path / "torn"
+    with pytest.raises(Stopped):
+        export_records(ten_questions, torn, kind, advance=stop_after(15))  # in the third shard
+    names = sorted(path.name for path in torn.iterdir())
+    assert names == [JOURNAL, f"part-00000.{kind}", f"part-00001.{kind}", f"part-00002.{kind}.new"]
+    with pytest.raises(DataError, match=r"manifest\.json cannot be read: No such file"):
+        import_records(ten_questions, torn)
+    kept = [(torn / f"part-0000{n}.{kind}").stat().st_ino for n in range(2)]
+    done: list[int] = []
+    assert export_records(ten_questions, torn, kind, advance=done.append) == whole
+    assert sum(done) == 30
+    assert [(torn / f"part-0000{n}.{kind}").stat().st_ino for n in range(2)] == kept  # not written again
+    assert {path.name: sha256_of(path) for path in torn.iterdir()} == {
+        path.name: sha256_of(path) for path in (tmp_path / "whole").iterdir()
+    }
+    assert export_records(ten_questions, torn, kind) == whole  # finished: nothing to do
+
+
+def test_a_shard_that_was_torn_is_written_again_with_all_that_follow(ten_questions: Pool, tmp_path: Path) -> None:
+    whole = export_records(ten_questions, tmp_path / "whole", "parquet")
+    torn = tmp_path / "torn"
+    with pytest.raises(Stopped):
+        export_records(ten_questions, torn, "parquet", advance=stop_after(27))  # in the fifth
+    (torn / "part-00001.parquet").write_bytes((torn / "part-00001.parquet").read_bytes()[:-1])
+    with pytest.raises(Stopped):
+        export_records(ten_questions, torn, "parquet", advance=stop_after(13))  # 6 kept, 6 again, then in the third
+    lines = [json.loads(line) for line in (torn / JOURNAL).read_text().splitlines()]
+    assert [line["file"] for line in lines[1:]][-2:] == ["part-00003.parquet", "part-00001.parquet"]
+    assert export_records(ten_questions, torn, "parquet") == whole
+
+
+def test_an_export_takes_no_directory_that_holds_something_else(
+    ten_questions: Pool, open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    (tmp_path / "part-00000.parquet").write_text("somebody's")
+    with pytest.raises(DataError, match=r"holds other files, e\.g\. part-00000\.parquet"):
+        export_records(ten_questions, tmp_path, "parquet")
+    assert (tmp_path / "part-00000.parquet").read_text() == "somebody's"
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        export_records(ten_questions, out, "parquet", advance=stop_after(10))
+    other = open_pool("other")
+    with pytest.raises(DataError, match="unfinished export of"):
+        export_records(other, out, "parquet")
+    with JsonLines(out / JOURNAL), pytest.raises(DataError, match="being written by another process"):
+        export_records(ten_questions, out, "parquet")
+    export_records(ten_questions, out, "parquet")
+    ten_questions.add([trajectory("q0", [77])])
+    with pytest.raises(DataError, match="holds a finished export of pool"):
+        export_records(ten_questions, out, "parquet")
+
+
+def test_a_damaged_record_ends_an_export_by_name(
+    open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_pool()
+    pool.add([trajectory("q0", [1]), trajectory("q0", [2])])
+    pool.add_entries([Entry("q1", b"\7" * 16, "p@1\nmath@1", b"no record")])
+    with pytest.raises(RecordRefused, match=f"trajectory {'07' * 16} of prompt q1: record of 9 bytes is shorter"):
+        export_records(pool, tmp_path, "parquet")
+
+
+def test_an_interrupted_import_is_repeated(ten_questions: Pool, twin: Pool, tmp_path: Path, kind: Kind) -> None:
+    export_records(ten_questions, tmp_path, kind)
+    with pytest.raises(Stopped):
+        import_records(twin, tmp_path, advance=stop_after(14))  # two shards of six are in
+    before = twin.stats().trajectories
+    assert before == 12
+    report = import_records(twin, tmp_path)
+    assert (report.inserted, report.duplicates) == (18, 12)
+    assert twin.digest() == ten_questions.digest()

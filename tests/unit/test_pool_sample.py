@@ -1,0 +1,110 @@
+"""Many records at once give the same columns as one by one, and a damaged one among them is named."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from rlep.errors import PoolError, RecordRefused
+from rlep.services.pool.codec import encode, parse
+from rlep.services.pool.proto import pool_pb2 as pb
+from rlep.services.pool.sample import columns, unpacked
+from rlep.services.pool.wire import FRAME_BYTES, insert_calls, sample_frames, sample_of
+from rlep.types import Float32Array, Provenance, Sampling, Trajectory, Verdict
+
+HEADER = 24
+IDS = [bytes([n]) * 16 for n in range(4)]
+
+
+def record(tokens: list[int], logprobs: Float32Array | None, *, single: bool = False) -> bytes:
+    trajectory = Trajectory(
+        "q", np.array(tokens, np.int32), logprobs, "stop", Verdict("correct", "1", "math", "1"),
+        Provenance("policy", 1, "tokenizer", Sampling()), 0.0,
+    )  # fmt: skip
+    return encode(trajectory, precision="float32" if single else "float16")
+
+
+def of(*values: float) -> Float32Array:
+    return np.array(values, np.float32)
+
+
+BLOBS = [
+    record([5, 6, 7], of(-0.5, -1.0, -2.0)),
+    record([8], None),
+    record([9, 10], of(-0.1, -0.2), single=True),
+    record([11], of(-4.0)),
+]
+
+
+@pytest.mark.parametrize("chosen", [[0, 3], [2], [1], [0, 1, 2, 3], []])
+def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> None:
+    blobs, ids = [BLOBS[n] for n in chosen], [IDS[n] for n in chosen]
+    sample = columns(["q"], np.array([len(chosen)], np.int32), ids, unpacked(ids, blobs))
+    singles = [parse(blob) for blob in blobs]
+    assert sample.tokens.tolist() == [token for single in singles for token in single.tokens.tolist()]
+    wanted = [np.full(len(s.tokens), np.nan) if s.logprobs is None else s.logprobs for s in singles]
+    np.testing.assert_array_equal(sample.logprobs, np.concatenate([of(), *wanted]))
+    assert np.diff(sample.offsets).tolist() == [len(single.tokens) for single in singles]
+    # Over the wire the same, whatever the frames.
+    frames = list(sample_frames(ids, unpacked(ids, blobs))) or [pb.SampleFrame()]
+    frames[0].counts = struct.pack("<i", len(chosen))
+    received = sample_of(["q"], frames)
+    assert (received.ids, received.details) == (sample.ids, sample.details)
+    for name in ("counts", "offsets", "tokens", "logprobs", "finished"):
+        sent, got = getattr(sample, name), getattr(received, name)
+        assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes()), name
+
+
+@pytest.mark.parametrize(
+    ("at", "damage", "reason"),
+    [
+        (HEADER + 8, b"\xff\xff\xff\xff", "record's token frame is damaged"),
+        (4, b"\x09", "record version 9 is unknown"),
+        (-1, b"", "bytes long; its header says"),
+    ],
+)
+def test_a_damaged_record_among_others_is_named(at: int, damage: bytes, reason: str) -> None:
+    bad = BLOBS[2][:at] + damage + (BLOBS[2][at + len(damage) :] if damage else b"")
+    with pytest.raises(RecordRefused, match=f"trajectory {IDS[2].hex()}: .*{reason}"):
+        unpacked(IDS, [*BLOBS[:2], bad, BLOBS[3]])
+
+
+@pytest.mark.parametrize("value", [0x7C00, 0xFC00, 0x7E00])  # inf, -inf, NaN in float16
+def test_a_log_prob_that_is_not_finite_is_found_and_its_record_named(value: int) -> None:
+    sections = unpacked(IDS, BLOBS)
+    sections[3] = sections[3]._replace(logprobs=struct.pack("<H", value))
+    for chosen in ([0, 3], [0, 1, 2, 3]):  # all float16, and mixed
+        with pytest.raises(RecordRefused, match=f"trajectory {IDS[3].hex()}: .*not finite"):
+            columns(["q"], np.zeros(1, np.int32), [IDS[n] for n in chosen], [sections[n] for n in chosen])
+
+
+def test_frames_that_are_not_of_one_sample_are_refused() -> None:
+    (good,) = sample_frames(IDS, unpacked(IDS, BLOBS))
+    good.counts = struct.pack("<i", 4)
+    assert sample_of(["q"], [good]).counts.tolist() == [4]
+    changes = {
+        "counts": struct.pack("<i", 3),
+        "ids": good.ids[16:],
+        "lengths": struct.pack("<4i", 3, 1, 2, 9),
+        "tokens": good.tokens[4:],
+        "logprobs": good.logprobs[4:],
+        "finished": good.finished[1:],
+        "detail_lengths": good.detail_lengths[4:],
+    }
+    for field, value in changes.items():
+        bad = pb.SampleFrame.FromString(good.SerializeToString())
+        setattr(bad, field, value)
+        with pytest.raises(PoolError, match="arrived with"):
+            sample_of(["q"], [bad])
+
+
+def test_inserts_are_divided_into_calls_and_frames() -> None:
+    small = [pb.Record(prompt_id="q", record=b"x") for _ in range(1100)]
+    calls = [[len(frame.records) for frame in frames] for frames in insert_calls(small)]
+    assert calls == [[64] * 8, [64] * 8, [64, 12]]
+    large = [pb.Record(prompt_id="q", record=bytes(FRAME_BYTES // 2)) for _ in range(34)]
+    # With 256 bytes for what is around it, one record of half a frame fits a frame and 31 fit the 64 MiB of a call.
+    assert [[len(frame.records) for frame in frames] for frames in insert_calls(large)] == [[1] * 31, [1] * 3]
+    assert list(insert_calls([])) == []
