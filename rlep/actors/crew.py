@@ -117,7 +117,7 @@ class Crew(Generic[M]):
     async def scale(self, count: int, grace_s: float) -> None:
         """Bring the crew to ``count`` living members; the newest leave first, with ``grace_s`` seconds to finish.
 
-        Raises ``PlacementError`` with the reason where a newcomer did not come; the others stay.
+        Raises ``PlacementError`` with the reason as soon as a newcomer fails; those that have come by then stay.
         """
         if count < 1:
             raise ConfigError(f"a run needs at least one {self.kind}")
@@ -143,16 +143,21 @@ class Crew(Generic[M]):
             await self._part(name, grace_s)
 
     async def _bring(self, newcomers: Sequence[M]) -> None:
-        outcomes: list[BaseException | None] = [asyncio.CancelledError()] * len(newcomers)
+        """Once one fails, only those that have come by then stay."""
+        joining = {one.name: asyncio.ensure_future(self._join(one)) for one in newcomers}
         try:
-            outcomes = list(await asyncio.gather(*(self._join(one) for one in newcomers), return_exceptions=True))
+            if joining:
+                await asyncio.wait(joining.values(), return_when=asyncio.FIRST_EXCEPTION)
         finally:
-            for one, outcome in zip(newcomers, outcomes, strict=True):
-                if outcome is not None:
-                    del self._members[one.name]
-        failed = [outcome for outcome in outcomes if outcome is not None]
-        if failed:
-            raise PlacementError(f"{len(failed)} of {len(newcomers)} newcomers did not come: {failed[0]}") from failed[
+            for task in joining.values():
+                task.cancel()
+            await asyncio.gather(*joining.values(), return_exceptions=True)
+            absent = [name for name, task in joining.items() if task.cancelled() or task.exception()]
+            for name in absent:
+                del self._members[name]
+        reasons = [error for task in joining.values() if not task.cancelled() and (error := task.exception())]
+        if reasons:
+            raise PlacementError(f"{len(absent)} of {len(joining)} newcomers did not come: {reasons[0]}") from reasons[
                 0
             ]
 

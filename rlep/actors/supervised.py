@@ -64,6 +64,7 @@ class Supervised:
             calling = asyncio.create_task(
                 call(getattr(handle, method).remote(*args), f"{self.name}.{method}", deadline_s)
             )
+            calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
             try:
                 await self._watch(handle, calling)
                 return await calling

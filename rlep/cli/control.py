@@ -90,12 +90,13 @@ async def _answer(cluster: Cluster, command: Command) -> RunStatus:
     try:
         while not (await asyncio.wait({doing}, timeout=NEWS_S))[0]:
             status = await ask(cluster, Look(), deadline_s=LOOK_S)
-            news = "; ".join(
+            moving = [
                 f"{actor.name} is {actor.state}" + (f": {actor.error}" if actor.state == "placing" else "")
                 for role in status.roles
                 for actor in role.actors
                 if actor.state in ("placing", "starting", "leaving")
-            )
+            ]
+            news = "; ".join([*moving[:3], *([f"{len(moving) - 3} more"] if len(moving) > 3 else [])])
             if news not in ("", told):
                 typer.echo(news, err=True)
             told = news

@@ -122,12 +122,27 @@ async def rollout(cast: Cast, label: str) -> None:
     assert {one.policy_version for one in answers} == {VERSION}
 
 
-async def test_generators_come_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
-    async with rollouts(cast, "scaled"):
+async def test_newcomers_serve_the_present_weights_in_the_middle_of_a_rollout(cast: Cast) -> None:
+    async with rollouts(cast, "grown"):
         status = await cast.do(Scale("generators", 3, 60))
         assert names(status, "generator") == ["generator-0", "generator-1", "generator-2"]
         assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
         await cast.until("generator", lambda found: all(actor.tokens_per_second for actor in found))
+
+
+async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_others(cast: Cast) -> None:
+    silent, before = await cast.pid("generator-1"), cast.generators.reissued.retried
+    async with rollouts(cast, "leased"):
+        await cast.until("generator", lambda found: found[1].in_flight >= 32)
+        os.kill(silent, signal.SIGSTOP)
+    assert cast.generators.reissued.retried > before
+    os.kill(silent, signal.SIGCONT)
+    await rollout(cast, "continued")
+    assert [event for event, name, _ in cast.happened if name == "generator-1"] == ["actor_started"]
+
+
+async def test_generators_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
+    async with rollouts(cast, "shrunk"):
         hung, dead = await cast.pid("generator-1"), await cast.pid("generator-2")
         await cast.until("generator", lambda found: all(actor.in_flight for actor in found))
         os.kill(hung, signal.SIGSTOP)
@@ -163,20 +178,6 @@ async def test_what_has_no_room_is_said_and_the_others_stay(cast: Cast) -> None:
     status = await cast.do(Scale("generators", 1, 60))
     assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
     await rollout(cast, "after")
-
-
-async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_another(cast: Cast) -> None:
-    status = await cast.do(Scale("generators", 2, 60))
-    newest = names(status, "generator")[-1]
-    silent, before = await cast.pid(newest), cast.generators.reissued.retried
-    async with rollouts(cast, "leased"):
-        await cast.until("generator", lambda found: all(actor.in_flight >= 32 for actor in found))
-        os.kill(silent, signal.SIGSTOP)
-    assert cast.generators.reissued.retried > before
-    assert [(event, name) for event, name, _ in cast.happened if name == newest] == [("actor_started", newest)]
-    os.kill(silent, signal.SIGCONT)
-    await rollout(cast, "continued")
-    assert names(await cast.do(Drain(newest, 60)), "generator") == names(status, "generator")[:-1]
 
 
 def answer(prompt: Prompt, sample: int) -> Completion:

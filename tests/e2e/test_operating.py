@@ -17,7 +17,7 @@ from tests.small import BASE, options, rlep, small_task
 
 def test_status_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    more = [f'run.directory="{run}"', "run.name=operated", "run.steps=10000", "cluster.cpus=4"]
+    more = [f'run.directory="{run}"', "run.name=operated", "run.steps=10000", "cluster.cpus=4", "verifier.cpus=0.25"]
     overrides = [*small_task(tmp_path), *more, "data.evaluation=[]"]
     command = [sys.executable, "-m", "rlep", "train", str(BASE), *options(overrides)]
     with (tmp_path / "output.txt").open("w") as output:
