@@ -206,7 +206,6 @@ class Bench:
         """``sample`` of an actor on the Ray that is connected."""
         import ray
 
-        @ray.remote(num_cpus=0)
         class Holder:
             def __init__(self, url: str, password_file: Path) -> None:
                 cache, options = RecordCache(cache_mib << 20), PoolOptions(cap=CAP)
@@ -217,7 +216,7 @@ class Bench:
             def sample(self, prompt_ids: list[str], count: int, seed: int, step: int) -> Sample:
                 return self.pool.sample(prompt_ids, count, seed=seed, step=step)
 
-        holder = Holder.remote(self.server.url, self.server.password_file)
+        holder = ray.remote(num_cpus=0)(Holder).remote(self.server.url, self.server.password_file)
         yield lambda asked, count, *, seed, step: ray.get(holder.sample.remote(asked, count, seed, step), timeout=60)
         ray.kill(holder)
 

@@ -29,7 +29,7 @@ async def verdicts_of(home: Path, reference: str, texts: list[str], *more: str, 
     async with stage(config) as actors:
         verifiers = actors.verifiers()
         await actors.started()
-        victim = await (await verifiers._actors[0].handle()).ping.remote()
+        victim = await (await verifiers._crew.members[0].actor.handle()).ping.remote()
         grading = asyncio.create_task(verifiers.grade(prompt, completions))
         await asyncio.sleep(0)  # its calls are on their way
         if kill:

@@ -170,7 +170,9 @@ def split(blob: bytes) -> Sections:
 def split_all(blobs: Sequence[bytes]) -> list[Sections]:
     """``split`` of many records, their token ids unpacked at once. Says ``RecordRefused``, but not of which."""
     heads = [_head(blob) for blob in blobs]
-    frames = [blob[_HEADER.size : head.end_of_tokens] for blob, head in zip(blobs, heads, strict=True)]
+    frames: list[bytes | bytearray | memoryview] = [
+        blob[_HEADER.size : head.end_of_tokens] for blob, head in zip(blobs, heads, strict=True)
+    ]
     sizes = np.array([4 * head.length for head in heads], "<u8")
     try:
         tokens = _zstd.decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes.tobytes())

@@ -84,7 +84,7 @@ class Index:
 
     def _read(self) -> None:
         generations = self._store.generations()
-        known = self._generations or [None] * len(generations)
+        known: list[Generation | None] = list(self._generations) or [None] * len(generations)
         changes = [
             [] if before == now else before and self._store.changed(bucket, before, now)
             for bucket, (before, now) in enumerate(zip(known, generations, strict=True))
