@@ -16,7 +16,6 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -162,41 +161,6 @@ def check(sections: Sections) -> Record:
 
 def split(blob: bytes) -> Sections:
     """The bytes of each section with every length checked, but no value. Raises ``RecordRefused``."""
-    head = _head(blob)
-    tokens = _decompressed(blob[_HEADER.size : head.end_of_tokens], head.length)
-    return _sections(blob, head, tokens)
-
-
-def split_all(blobs: Sequence[bytes]) -> list[Sections]:
-    """``split`` of many records, their token ids unpacked at once. Says ``RecordRefused``, but not of which."""
-    if not blobs:
-        return []  # zstandard 0.25 crashes on none
-    heads = [_head(blob) for blob in blobs]
-    frames: list[bytes | bytearray | memoryview] = [
-        blob[_HEADER.size : head.end_of_tokens] for blob, head in zip(blobs, heads, strict=True)
-    ]
-    sizes = np.array([4 * head.length for head in heads], "<u8")
-    try:
-        tokens = _zstd.decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes.tobytes())
-    except zstandard.ZstdError as error:
-        raise RecordRefused(f"a record's token frame is damaged: {error}") from None
-    return [
-        _sections(blob, head, tokens[at].tobytes()) for at, (blob, head) in enumerate(zip(blobs, heads, strict=True))
-    ]
-
-
-class _Head(NamedTuple):
-    """What a record's header says, in bytes from its beginning."""
-
-    length: int
-    """T"""
-    dtype: np.dtype[Any] | None
-    finished: bool
-    end_of_tokens: int
-    end_of_logprobs: int
-
-
-def _head(blob: bytes) -> _Head:
     if len(blob) < _HEADER.size:
         raise RecordRefused(f"record of {len(blob)} bytes is shorter than its {_HEADER.size}-byte header")
     magic, version, flags, reserved, count, frame_bytes, detail_bytes, _ = _HEADER.unpack_from(blob)
@@ -213,12 +177,10 @@ def _head(blob: bytes) -> _Head:
     end_of_logprobs = end_of_tokens + (count * dtype.itemsize if dtype else 0)
     if end_of_logprobs + detail_bytes != len(blob):
         raise RecordRefused(f"record is {len(blob)} bytes long; its header says {end_of_logprobs + detail_bytes}")
-    return _Head(count, dtype, bool(flags & _STOP), end_of_tokens, end_of_logprobs)
-
-
-def _sections(blob: bytes, head: _Head, tokens: bytes) -> Sections:
-    logprobs, details = blob[head.end_of_tokens : head.end_of_logprobs], blob[head.end_of_logprobs :]
-    return Sections(head.length, tokens, head.dtype, logprobs, head.finished, details)
+    tokens = _decompressed(blob[_HEADER.size : end_of_tokens], count)
+    return Sections(
+        count, tokens, dtype, blob[end_of_tokens:end_of_logprobs], bool(flags & _STOP), blob[end_of_logprobs:]
+    )
 
 
 def _checksum(blob: bytes) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlep.errors import RecordRefused
-from rlep.services.pool.codec import Record, Sections, check, rebuild, split, split_all
+from rlep.services.pool.codec import Record, Sections, check, rebuild, split
 from rlep.types import BoolArray, Float32Array, Int32Array, Int64Array, Trajectory
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def columns(prompt_ids: Sequence[str], counts: Int32Array, ids: Sequence[bytes],
 def unpacked(ids: Sequence[bytes], blobs: Sequence[bytes]) -> list[Sections]:
     """The sections of records, their values not looked at. Raises ``RecordRefused``, naming the trajectory."""
     try:
-        return split_all(blobs)
+        return list(map(split, blobs))
     except RecordRefused:
         raise _blamed(ids, blobs, split) from None
 
