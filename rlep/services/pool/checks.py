@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import redis
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
 from rlep.errors import PoolError
-from rlep.services.pool.connection import Link
+from rlep.services.pool.connection import Client, Link
 
 OLDEST = (6, 2)
 """Oldest server whose commands suffice."""
@@ -46,14 +46,22 @@ def memory_of(link: Link) -> tuple[int, int]:
 def _infos(link: Link) -> list[tuple[str, Info]]:
     """(name, INFO) of the server, or of every primary of a cluster."""
     try:
-        if isinstance(link.client, redis.RedisCluster):
-            answer = link.call("checking Redis", lambda: link.client.info(target_nodes=redis.RedisCluster.PRIMARIES))
-            return [(f"Redis {node}", info) for node, info in answer.items()]
-        return [("Redis", link.call("checking Redis", link.client.info))]
+        return link.call("checking Redis", lambda: _asked(link.client))
     except PoolError as error:
         if isinstance(error.__cause__, NoPermissionError):
             raise PoolError("this Redis user may not ask INFO: grant +info, or use another user") from None
         raise
+
+
+def _asked(client: Client) -> list[tuple[str, Info]]:
+    if isinstance(client, redis.RedisCluster):
+        infos = client.info(target_nodes=redis.RedisCluster.PRIMARIES)
+        found = [(f"Redis {node}", info) for node, info in infos.items()]
+    else:
+        found = [("Redis", client.info())]
+    if any(info.get("loading") for _, info in found):  # INFO answers meanwhile, with no append-only file
+        raise BusyLoadingError("it is loading its data")
+    return found
 
 
 def _check_version(where: str, info: Info) -> None:
