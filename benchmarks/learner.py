@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -260,8 +261,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write everything to this file, with the machine's description")
     chosen = parser.parse_args()
     rows: list[dict[str, object]] = []
-    for row in (compare(98), compare(16_384), compare_memory()):
-        rows.append(row)
+    for compared in (partial(compare, 98), partial(compare, 16_384), compare_memory):
+        rows.append(row := compared())
         print(json.dumps(row) if chosen.json else json.dumps(row, indent=2), flush=True)
     figures = worst(rows)
     print(json.dumps(figures))

@@ -14,7 +14,7 @@ from rlep.errors import ModelError
 GIB = 2**30
 GPU_GIB = 80
 """Memory of one GPU that the KV cache's size is worked out for; the plan does not look at the machine."""
-HEAD_BYTES = 3 * 64 * 2**20
+GPU_HEAD_BYTES, CPU_HEAD_BYTES = 3 * 256 * 2**20, 3 * 8 * 2**20
 """Logits of the output head: three fp32 chunks (see ``engines/head.py``)."""
 TRAINING_BYTES = 16
 """Per parameter: fp32 master weight and gradient, 4 each, and Adam's two fp32 moments, 8."""
@@ -57,7 +57,7 @@ class ModelShape:
         """Rough: a layer keeps 8 · hidden + 3 · intermediate values a token; with checkpointing all but one keep only hidden."""
         layer = 8 * self.hidden + 3 * self.intermediate
         kept = self.layers * self.hidden + layer if checkpointing else self.layers * layer
-        return tokens * width * kept + HEAD_BYTES
+        return tokens * width * kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,7 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
     reference = -(-weights * 4 // learner.ranks) + copy if config.loss.kl_coef else 0
     tokens = max(learner.micro_batch_tokens, longest)
     activations = shape.activation_bytes(tokens, computed, checkpointing=learner.activation_checkpointing)
+    activations += GPU_HEAD_BYTES if learner.gpus else CPU_HEAD_BYTES
     return MemoryPlan(
         parameters=weights,
         learner=state + copy + reference + activations,
