@@ -326,3 +326,14 @@ def test_a_request_under_a_lease_stays_there_when_another_holder_leaves() -> Non
     assert taken_ids(queue, "c", 1) == []
     now[0] = 20.0
     assert taken_ids(queue, "c", 1) == ["u"]
+
+
+def test_a_late_request_that_its_first_worker_answers_is_not_handed_out_again() -> None:
+    now = [0.0]
+    queue = WorkQueue(10, lambda: now[0])
+    job = queue.put(map(request_of, "uv"), Sampling())
+    assert taken_ids(queue, "a", 2) == ["u", "v"]
+    now[0] = 10.0
+    assert taken_ids(queue, "b", 1) == ["u"]
+    assert queue.finish("a", job, completion_of("v"))
+    assert taken_ids(queue, "b", 9) == []
