@@ -125,7 +125,8 @@ class Cluster:
                 f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {self.gap(role)}"
             ) from None
         except BaseException:
-            ray.kill(handle)
+            if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
+                ray.kill(handle)
             raise
         return handle
 

@@ -114,6 +114,12 @@ class Crew(Generic[M]):
         self._members.update(zip(names, hired, strict=True))
         return hired
 
+    async def start(self, count: int) -> None:
+        """Hire the first ``count`` members; raises what the first of them fails with, and then none is on its way."""
+        reasons, _ = await self._bring(self.hire(count))
+        if reasons:
+            raise reasons[0]
+
     async def scale(self, count: int, grace_s: float) -> None:
         """Bring the crew to ``count`` living members; the newest leave first, with ``grace_s`` seconds to finish.
 
@@ -125,7 +131,10 @@ class Crew(Generic[M]):
             dead = [member.name for member in self.members if member.spent]
             newcomers = self.hire(max(0, count - len(self._members) + len(dead)))
             await asyncio.gather(*(self._part(name, 0) for name in dead))
-            await self._bring(newcomers)
+            reasons, absent = await self._bring(newcomers)
+            if reasons:
+                what = f"{absent} of {len(newcomers)} newcomers did not come"
+                raise PlacementError(f"{what}: {reasons[0]}") from reasons[0]
             await asyncio.gather(*(self._part(name, grace_s) for name in list(self._members)[count:]))
 
     async def drain(self, name: str, grace_s: float) -> None:
@@ -142,8 +151,8 @@ class Crew(Generic[M]):
                 raise ConfigError(f"{name} is the only {self.kind}: add another first")
             await self._part(name, grace_s)
 
-    async def _bring(self, newcomers: Sequence[M]) -> None:
-        """Once one fails, only those that have come by then stay."""
+    async def _bring(self, newcomers: Sequence[M]) -> tuple[list[BaseException], int]:
+        """Once one fails, only those that have come by then stay; why, and how many did not come."""
         joining = {one.name: asyncio.ensure_future(self._join(one)) for one in newcomers}
         try:
             if joining:
@@ -155,11 +164,8 @@ class Crew(Generic[M]):
             absent = [name for name, task in joining.items() if task.cancelled() or task.exception()]
             for name in absent:
                 del self._members[name]
-        reasons = [error for task in joining.values() if not task.cancelled() and (error := task.exception())]
-        if reasons:
-            raise PlacementError(f"{len(absent)} of {len(joining)} newcomers did not come: {reasons[0]}") from reasons[
-                0
-            ]
+        errors = [task.exception() for task in joining.values() if not task.cancelled()]
+        return [error for error in errors if error is not None], len(absent)
 
     async def _part(self, name: str, grace_s: float) -> None:
         await self._leave(self._members[name], grace_s)

@@ -74,7 +74,7 @@ class Generators:
     async def start(self, *, base_version: int | None = None) -> None:
         """Start all engines; ``base_version`` serves the model directory's weights as that policy version."""
         self._version = base_version
-        await asyncio.gather(*(self._join(worker) for worker in self._crew.hire(self._config.count)))
+        await self._crew.start(self._config.count)
 
     @property
     def reissued(self) -> Reissued:

@@ -85,7 +85,7 @@ class Verifiers:
 
     async def start(self) -> None:
         """Start all verifiers."""
-        await asyncio.gather(*(self._join(seat) for seat in self._crew.hire(self._config.count)))
+        await self._crew.start(self._config.count)
 
     def status(self) -> RoleStatus:
         """What every verifier does now."""

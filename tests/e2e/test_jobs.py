@@ -99,15 +99,33 @@ def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: H
     command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
     collecting = [*command, "collect", str(BASE), *options(collected)]
     with subprocess.Popen(collecting, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True) as job:
+        roles = looked_at(head, job)
         asked = ask(head, job)
         output, _ = job.communicate(timeout=300)
     assert "SUCCEEDED" in output
+    assert [role["role"] for role in roles] == ["generator", "verifier", "pool"]
+    unknown = rlep("status", "nobody", check=False, **head.environment)
+    assert unknown.returncode == 2
+    assert "no run nobody is going on on this cluster; there: none" in unknown.stderr
     assert asked["questions_with"]["1"] <= 16
     assert asked["trajectories"] >= 0
 
     refused = submit(head, "pool", "stats", "--attach", "nobody", check=False)
     assert refused.returncode == 1
     assert "no pool actor in rlep-nobody" in refused.stdout
+
+
+def looked_at(head: Head, job: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """The roles of the first job's run, asked for by its name, as soon as it takes commands."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert job.poll() is None, "the collection ended before it was looked at"
+        done = rlep("status", "shared", "--json", check=False, **head.environment)
+        if done.returncode == 0:
+            roles: list[dict[str, Any]] = json.loads(done.stdout)["roles"]
+            return roles
+        assert "no run shared is going on" in done.stderr
+    raise AssertionError("no status within 240 s")
 
 
 def ask(head: Head, job: subprocess.Popen[str]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Ship:
         self.log.append(f"-{hand.name} {grace_s:g}")
 
     async def started(self, count: int) -> Ship:
-        await asyncio.gather(*(self.join(hand) for hand in self.crew.hire(count)))
+        await self.crew.start(count)
         self.log.clear()
         return self
 
@@ -80,6 +80,26 @@ async def test_newcomers_without_room_are_said_and_the_others_stay() -> None:
         await ship.crew.scale(5, 1)
     assert ship.names == ["hand-0", "hand-1", "hand-2"]
     assert ship.aboard == set(ship.names)
+
+
+async def test_a_crew_that_cannot_be_whole_at_the_start_fails_with_its_member_s_own_error() -> None:
+    with pytest.raises(PlacementError, match=r"^no room for hand-2$"):
+        await Ship(room=2).started(4)
+
+
+async def test_once_a_newcomer_fails_those_on_their_way_are_given_up() -> None:
+    ship = await Ship().started(1)
+    on_the_way = asyncio.Event()
+
+    async def join(hand: Hand) -> None:
+        if hand.name == "hand-2":
+            raise PlacementError("no room")
+        await on_the_way.wait()
+
+    ship.crew._join = join
+    with pytest.raises(PlacementError, match="2 of 2 newcomers did not come: no room"):
+        await asyncio.wait_for(ship.crew.scale(3, 1), 60)
+    assert ship.names == ["hand-0"]
 
 
 async def test_the_dead_are_replaced_by_an_order_for_as_many() -> None:

@@ -299,3 +299,41 @@ async def test_an_idle_worker_wakes_when_another_s_lease_ends() -> None:
     idle = asyncio.create_task(queue.changed("a"))
     assert not (await asyncio.wait({idle}, timeout=0.2))[0]  # both work on it: nothing is left for either
     idle.cancel()
+
+
+def test_a_lease_counts_from_the_last_time_a_worker_took_the_request() -> None:
+    now = [0.0]
+    queue = WorkQueue(10, lambda: now[0])
+    queue.put([request_of("u")], Sampling())
+    assert taken_ids(queue, "a", 1) == ["u"]
+    now[0] = 4.0
+    assert queue.give_back("a") == 1
+    assert taken_ids(queue, "a", 1) == ["u"]
+    now[0] = 13.9
+    assert taken_ids(queue, "b", 1) == []
+    now[0] = 14.0
+    assert taken_ids(queue, "b", 1) == ["u"]
+
+
+def test_a_request_under_a_lease_stays_there_when_another_holder_leaves() -> None:
+    now = [0.0]
+    queue = WorkQueue(10, lambda: now[0])
+    queue.put([request_of("u")], Sampling())
+    assert taken_ids(queue, "a", 1) == ["u"]
+    now[0] = 10.0
+    assert taken_ids(queue, "b", 1) == ["u"]
+    assert queue.give_back("a") == 0
+    assert taken_ids(queue, "c", 1) == []
+    now[0] = 20.0
+    assert taken_ids(queue, "c", 1) == ["u"]
+
+
+def test_a_late_request_that_its_first_worker_answers_is_not_handed_out_again() -> None:
+    now = [0.0]
+    queue = WorkQueue(10, lambda: now[0])
+    job = queue.put(map(request_of, "uv"), Sampling())
+    assert taken_ids(queue, "a", 2) == ["u", "v"]
+    now[0] = 10.0
+    assert taken_ids(queue, "b", 1) == ["u"]
+    assert queue.finish("a", job, completion_of("v"))
+    assert taken_ids(queue, "b", 9) == []
