@@ -140,10 +140,20 @@ def test_a_token_file_that_is_none_is_refused_without_its_secrets(tmp_path: Path
     assert "hidden" not in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
-def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(ConfigError, match=f"has mode {mode:o}: others can read it. chmod 600"):
+@pytest.mark.parametrize("mode", [0o622, 0o660, 0o602])
+def test_a_token_file_that_others_can_change_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match=f"has mode {mode:o}: others can change it. chmod 600"):
         Tokens.read(token_file(tmp_path, "some-token", mode))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_token_file_that_others_can_read_is_warned_of(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Tokens.read(token_file(tmp_path, "some-token", mode)).caller("some-token") is not None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"token file {tmp_path / 'tokens'} has mode {mode:o}: others can read it; chmod 600 {tmp_path / 'tokens'}"
+    ]
 
 
 def test_a_missing_token_file_is_made_for_this_user_only(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import enum
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from rlep.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _MOST_CALLERS = 4096
 
 
@@ -68,7 +70,8 @@ class Tokens:
         """Read a token file, or make one with a single admin token where there is none.
 
         A line is ``TOKEN``, ``ROLE TOKEN`` or ``ROLE@POOL TOKEN`` with the role read, append or admin; without a role it is
-        admin. A token may stand in several lines. Raises ``ConfigError`` where others than the owner can read the file.
+        admin. A token may stand in several lines. Raises ``ConfigError`` where others than the owner can change the file;
+        that others can read it is only warned of, since mounted secrets (Kubernetes) often are so.
         """
         try:
             _make_token_file(path)
@@ -77,8 +80,10 @@ class Tokens:
                 lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"token file {path} cannot be read: {error}") from None
-        if mode & 0o077:
-            raise ConfigError(f"token file {path} has mode {mode:o}: others can read it. chmod 600 {path}")
+        if mode & 0o022:
+            raise ConfigError(f"token file {path} has mode {mode:o}: others can change it. chmod 600 {path}")
+        if mode & 0o044:
+            _log.warning("token file %s has mode %o: others can read it; chmod 600 %s", path, mode, path)
         grants = [_grant(path, number, line) for number, line in enumerate(lines, 1) if line.split("#", 1)[0].strip()]
         if not grants:
             raise ConfigError(f"token file {path} holds no token")
