@@ -49,12 +49,13 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: 
     np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
 
 
-def test_no_bucket_pads_more_than_a_third_and_equal_lengths_are_not_gathered() -> None:
+def test_no_bucket_pads_more_than_a_fifth_and_equal_lengths_are_not_gathered() -> None:
     lengths = np.array([40, 40, 40, 31, 30, 29, 8, 8], dtype=np.int64)
     layout = layout_of(lengths, CPU)
-    # 31 and 30 are at least 3/4 of 40, 29 is not; 8 is below 3/4 of 29.
-    assert [(bucket.count, bucket.length) for bucket in layout.buckets] == [(5, 40), (1, 29), (2, 8)]
-    assert [bucket.slots is None for bucket in layout.buckets] == [False, True, True]
+    # 31 is below 0.85 of 40; 30 and 29 are at least 0.85 of 31; 8 is below that.
+    assert [(bucket.count, bucket.length) for bucket in layout.buckets] == [(3, 40), (3, 31), (2, 8)]
+    assert [bucket.slots is None for bucket in layout.buckets] == [True, False, True]
+    assert [bucket.tokens for bucket in layout.buckets] == [120, 90, 16]
     assert layout.boundaries.tolist() == [0, 40, 80, 120, 151, 181, 210, 218, 226]
 
 
