@@ -152,7 +152,9 @@ async def scored(step: Step, groups: tuple[Group, ...]) -> UpdateSet:
     if run.config.advantage.drop_constant:
         trained = trained & ~zero_variance(graded.scores, numbers)
     batch = sequence_batch(groups, advantages_of(run.config, graded.scores, numbers), trained=trained)
-    current = await step.trainers.learner.score(batch, rollout=step.number)
+    # Streamed: earlier sets may have been updated on by now.
+    rollout = None if run.config.update.stream == "off" else step.number
+    current = await step.trainers.learner.score(batch, rollout=rollout)
     mode = run.config.replay.old_logprobs
     old = old_logprobs(mode, batch, members, current, tokenizer_digest=run.tokenizer_digest)
     return UpdateSet(groups, graded, replace(batch, old_logprobs=old), current)
