@@ -32,7 +32,7 @@ SAMPLES, ROUNDS = 512, 5
 def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
     """vLLM alone: answers each round's seed offset with (tokens, seconds)."""
     options = sampler_options(config)
-    prepare_environment(options)
+    prepare_environment(options, config.run.directory.parent)  # removed with it
     from vllm import LLM, EngineArgs, SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
