@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -281,7 +280,7 @@ class Generators:
         while True:
             await self._queue.changed(worker.name)
             living = sum(other.actor is not None and not other.lost.is_set() for other in self._workers)
-            slots = min(self._queue.share(living) or sys.maxsize, self._config.max_sequences)
+            slots = min(self._queue.share(living), self._config.max_sequences)
             free = slots - self._queue.leased(worker.name)
             if free < max(1, slots // 4):
                 worker.room.clear()

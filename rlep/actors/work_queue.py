@@ -139,10 +139,11 @@ class WorkQueue:
             job.finished.put_nowait(error)
             self.cancel(job)
 
-    def share(self, workers: int) -> int | None:
-        """Requests of the oldest waiting job that one of ``workers`` should hold; None: as many as it can."""
-        bound = self._pending[0].job.in_flight if self._pending else None
-        return None if bound is None else -(-bound // max(workers, 1))
+    def share(self, workers: int) -> int:
+        """Requests that one of ``workers`` should hold: an even part of all, or of what the oldest waiting job allows."""
+        allowed = self._pending[0].job.in_flight if self._pending else None
+        total = len(self._open) if allowed is None else min(allowed, len(self._open))
+        return -(-total // max(workers, 1))
 
     def leased(self, worker: str) -> int:
         """How many requests ``worker`` works on, those that another has answered meanwhile included."""
