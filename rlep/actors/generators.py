@@ -124,8 +124,10 @@ class Generators:
         finally:
             held = self._queue.cancel(job)
             for worker in self._workers:
-                if worker.actor is not None and worker.name in held:
-                    worker.actor.abandon.remote(held[worker.name])
+                if worker.name in held:
+                    worker.room.set()  # what it held is nobody's any more, and may never come back
+                    if worker.actor is not None:
+                        worker.actor.abandon.remote(held[worker.name])
 
     async def publish(self, publication: Publication, *, deadline_s: float) -> float:
         """Bring every living generator to the published weights; returns the largest log-prob gap (nats).
