@@ -80,7 +80,6 @@ class Pool:
 
     def close(self) -> None:
         """Close the connections."""
-        self._reader.close()
         self._link.client.close()
 
     def __enter__(self) -> Self:
