@@ -15,6 +15,8 @@ from rlep.services.pool import interchange
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.redis_process import EmbeddedRedis, find_binary
 from rlep.services.pool.values import PoolOptions
+from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
 from rlep.types import Provenance, Sampling, Status, Trajectory, Verdict
 
 TOKENIZER = "tokenizer-digest"
@@ -82,6 +84,13 @@ def open_pool(redis_server: EmbeddedRedis, request: pytest.FixtureRequest) -> It
     yield open_it
     for pool in opened:
         pool.close()
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[BaseVerifier]:
+    """The default verifier."""
+    with build_verifier("math") as verifier:
+        yield verifier
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from rlep.services.pool.reverify import Difference, reverify
 from rlep.services.pool.scan import find, scan
 from rlep.services.pool.store import Entry
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
 from rlep.types import Status, Trajectory, Verdict
 from tests.services.pool_texts import Letters
 
@@ -32,12 +31,6 @@ LETTERS = Letters()
 def binary(any_binary: Path) -> Path:
     """Any server program."""
     return any_binary
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[BaseVerifier]:
-    with build_verifier("math") as verifier:
-        yield verifier
 
 
 def answer(make: MakeTrajectory, prompt_id: str, text: str, extracted: str = "42") -> Trajectory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from rlep.prompt_files import Row, read_rows, write_verl
 from rlep.services.pool.interchange_texts import UNKNOWN, Question, import_texts, texts_of
 from rlep.services.pool.pool import Pool
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
 from rlep.types import Message, prompt_id_of
 from tests.services.pool_texts import Letters
 
@@ -26,12 +25,6 @@ QUESTIONS = [Question(SIX, "6", (r"\boxed{6}", r"so \boxed{6}", r"\boxed{7}")), 
 def binary(any_binary: Path) -> Path:
     """Any server program."""
     return any_binary
-
-
-@pytest.fixture(scope="module")
-def grader() -> Iterator[BaseVerifier]:
-    with build_verifier("math") as verifier:
-        yield verifier
 
 
 @pytest.fixture
