@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -21,9 +22,10 @@ from typer.testing import CliRunner
 
 from rlep import PoolClient
 from rlep.cli import app
-from rlep.errors import DeadlineExceeded
+from rlep.errors import DeadlineExceeded, PoolError
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.services.pool.service import PoolServicer
 from rlep.services.pool.store import Entry
 from rlep.services.pool.values import AddReport
 from rlep.types import Trajectory
@@ -57,6 +59,21 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def slow_add(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Adding to a pool sets the first event and waits for the second."""
+    add, begun, going_on = Pool.add_entries, threading.Event(), threading.Event()
+
+    def slow(pool: Pool, entries: Sequence[Entry], *, call: str | None = None) -> AddReport:
+        begun.set()
+        assert going_on.wait(DEADLINE)
+        return add(pool, entries, call=call)
+
+    monkeypatch.setattr(Pool, "add_entries", slow)
+    yield begun, going_on
+    going_on.set()
 
 
 def health(address: str) -> int:
@@ -165,16 +182,9 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing_and_counts_righ
 
 
 def test_a_call_under_way_ends_when_the_server_stops_and_no_other_begins(
-    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
+    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, slow_add: tuple[threading.Event, threading.Event]
 ) -> None:
-    add, begun, going_on = Pool.add_entries, threading.Event(), threading.Event()
-
-    def slow(pool: Pool, entries: Sequence[Entry], *, call: str | None = None) -> AddReport:
-        begun.set()
-        assert going_on.wait(DEADLINE)
-        return add(pool, entries, call=call)
-
-    monkeypatch.setattr(Pool, "add_entries", slow)
+    begun, going_on = slow_add
     with (
         serving(one_redis) as server,
         PoolClient(server.address, pool="under-way") as client,
@@ -189,6 +199,39 @@ def test_a_call_under_way_ends_when_the_server_stops_and_no_other_begins(
         going_on.set()
         assert adding.result(DEADLINE).inserted == 1
         stopping.result(DEADLINE)
+
+
+def test_a_call_that_a_stopping_server_cancels_comes_again(
+    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, calls = PoolServicer.Add, []
+
+    def cancelled_first(servicer: PoolServicer, request_iterator: Any, context: Any) -> Any:
+        calls.append(context)
+        if len(calls) == 1:
+            context.abort(grpc.StatusCode.CANCELLED, "the server is stopping")
+        return add(servicer, request_iterator, context)
+
+    monkeypatch.setattr(PoolServicer, "Add", cancelled_first)
+    with serving(one_redis) as server, PoolClient(server.address, pool="cancelled") as client:
+        assert client.add([trajectory("q", [1])]).inserted == 1
+    assert len(calls) == 2
+
+
+def test_a_client_that_is_closed_ends_its_calls(
+    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, slow_add: tuple[threading.Event, threading.Event]
+) -> None:
+    begun, going_on = slow_add
+    with serving(one_redis) as server, ThreadPoolExecutor() as threads:
+        client = PoolClient(server.address, pool="closed")
+        adding = threads.submit(client.add, [trajectory("q", [1])])
+        assert begun.wait(DEADLINE)
+        client.close()
+        with pytest.raises(PoolError, match=r"adding .* this client was closed"):
+            adding.result(DEADLINE)
+        with pytest.raises(PoolError, match=r"listing pools at pool server .*: this client was closed"):
+            client.names()
+        going_on.set()
 
 
 def test_a_server_without_its_redis_says_so(tmp_path: Path) -> None:

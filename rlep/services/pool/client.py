@@ -35,7 +35,12 @@ _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     (ChannelOptions.SingleThreadedUnaryStream, 1),  # frames reach the caller without passing through another thread
 )
-_AGAIN = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED}
+_AGAIN = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,  # by a server that stops: nobody else cancels a call of ours before ``close``
+}
 _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
@@ -82,13 +87,14 @@ class PoolClient:
             self._channel = grpc.secure_channel(address, files.credentials(), _OPTIONS)
         else:
             self._channel = grpc.insecure_channel(address, _OPTIONS)
-        self._stub = PoolStub(self._channel)
+        self._stub, self._closed = PoolStub(self._channel), False
 
     def __repr__(self) -> str:
         return f"PoolClient({self._address!r}, pool={self._pool!r})"
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; calls under way, and later ones, raise ``PoolError``."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -205,16 +211,23 @@ class PoolClient:
     def _call(self, what: str, attempt: Callable[..., T]) -> T:
         """The result of a call that may be repeated, tried until the deadline."""
         end, pause = time.monotonic() + self._deadline, 0.05
-        while True:
+        while not self._closed:
             try:
                 return attempt(timeout=end - time.monotonic(), metadata=self._metadata)
+            except ValueError:  # what gRPC raises on a closed channel
+                if not self._closed:
+                    raise
+                break
             except grpc.RpcError as error:
                 trailing = dict(error.trailing_metadata() or ())
                 wait = float(trailing.get(RETRY_KEY, pause))
+                if self._closed:
+                    break
                 if error.code() not in _AGAIN or time.monotonic() + wait > end:
                     raise self._error(what, error, trailing) from None
             time.sleep(wait)
             pause = min(2 * pause, 1.0)
+        raise PoolError(f"{what} at pool server {self._address}: this client was closed")
 
     def _error(self, what: str, error: Any, trailing: dict[str, str]) -> RlepError:
         """The server's own error, or what became of the call."""
