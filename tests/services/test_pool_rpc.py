@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -17,7 +17,7 @@ from rlep.services.pool.proto import pool_pb2 as pb
 from rlep.services.pool.redis_process import EmbeddedRedis
 from rlep.services.pool.sample import Sample
 from rlep.services.pool.server import PoolServer
-from rlep.services.pool.store import Store
+from rlep.services.pool.store import Fetching, Wanted
 from rlep.services.pool.values import PoolOptions
 from rlep.types import Trajectory
 from tests.services.pool_servers import serving, stub
@@ -162,12 +162,13 @@ def test_a_redraw_follows_where_a_drawn_record_was_removed(
     filled: PoolClient, one_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = columns_of(filled.sample(PROMPTS, 2, seed=1, step=1))
-    fetch, gone = Store.fetch, iter([False, True])
+    ask, gone = Fetching.ask, iter([False, True])
 
-    def fetch_less(store: Store, asked: Sequence[tuple[str, Sequence[bytes]]]) -> list[bytes | None]:
-        return [*fetch(store, asked)[:-1], None] if next(gone, False) else fetch(store, asked)
+    def ask_for_less(fetching: Fetching, wanted: Wanted) -> Callable[[], list[bytes | None]]:
+        answer = ask(fetching, wanted)
+        return (lambda: [*answer()[:-1], None]) if next(gone, False) else answer
 
-    monkeypatch.setattr(Store, "fetch", fetch_less)
+    monkeypatch.setattr(Fetching, "ask", ask_for_less)
     with serving(one_redis) as fresh, PoolClient(fresh.address, pool=filled._pool) as client:
         assert columns_of(client.sample(PROMPTS, 2, seed=1, step=1)) == wanted
     assert next(gone, "used up") == "used up"

@@ -10,7 +10,7 @@ import pytest
 from rlep.errors import PoolError, RecordRefused
 from rlep.services.pool.codec import encode, parse
 from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.sample import columns, unpacked
+from rlep.services.pool.sample import columns, part_of, unpacked
 from rlep.services.pool.wire import FRAME_BYTES, insert_calls, sample_frames, sample_of
 from rlep.types import Float32Array, Provenance, Sampling, Trajectory, Verdict
 
@@ -41,14 +41,15 @@ BLOBS = [
 @pytest.mark.parametrize("chosen", [[0, 3], [2], [1], [0, 1, 2, 3], []])
 def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> None:
     blobs, ids = [BLOBS[n] for n in chosen], [IDS[n] for n in chosen]
-    sample = columns(["q"], np.array([len(chosen)], np.int32), ids, unpacked(ids, blobs))
+    part = part_of(ids, unpacked(ids, blobs))
+    sample = columns(["q"], np.array([len(chosen)], np.int32), [part])
     singles = [parse(blob) for blob in blobs]
     assert sample.tokens.tolist() == [token for single in singles for token in single.tokens.tolist()]
     wanted = [np.full(len(s.tokens), np.nan) if s.logprobs is None else s.logprobs for s in singles]
     np.testing.assert_array_equal(sample.logprobs, np.concatenate([of(), *wanted]))
     assert np.diff(sample.offsets).tolist() == [len(single.tokens) for single in singles]
     # Over the wire the same, whatever the frames.
-    frames = list(sample_frames(ids, unpacked(ids, blobs))) or [pb.SampleFrame()]
+    frames = list(sample_frames(part)) or [pb.SampleFrame()]
     frames[0].counts = struct.pack("<i", len(chosen))
     received = sample_of(["q"], frames)
     assert (received.ids, received.details) == (sample.ids, sample.details)
@@ -77,11 +78,11 @@ def test_a_log_prob_that_is_not_finite_is_found_and_its_record_named(value: int)
     sections[3] = sections[3]._replace(logprobs=struct.pack("<H", value))
     for chosen in ([0, 3], [0, 1, 2, 3]):  # all float16, and mixed
         with pytest.raises(RecordRefused, match=f"trajectory {IDS[3].hex()}: .*not finite"):
-            columns(["q"], np.zeros(1, np.int32), [IDS[n] for n in chosen], [sections[n] for n in chosen])
+            part_of([IDS[n] for n in chosen], [sections[n] for n in chosen])
 
 
 def test_frames_that_are_not_of_one_sample_are_refused() -> None:
-    (good,) = sample_frames(IDS, unpacked(IDS, BLOBS))
+    (good,) = sample_frames(part_of(IDS, unpacked(IDS, BLOBS)))
     good.counts = struct.pack("<i", 4)
     assert sample_of(["q"], [good]).counts.tolist() == [4]
     changes = {
@@ -98,6 +99,23 @@ def test_frames_that_are_not_of_one_sample_are_refused() -> None:
         setattr(bad, field, value)
         with pytest.raises(PoolError, match="arrived with"):
             sample_of(["q"], [bad])
+
+
+def test_a_part_larger_than_a_frame_is_divided_between_records() -> None:
+    tokens = [
+        list(range(300_000)),
+        list(range(500_000)),
+        [7],
+        list(range(200_000)),
+    ]  # 6 bytes a token: 1.8, 3, 0, 1.2 MB
+    blobs = [record(ids, np.full(len(ids), -0.5, np.float32)) for ids in tokens]
+    part = part_of(IDS, unpacked(IDS, blobs))
+    frames = list(sample_frames(part))
+    assert [len(frame.finished) for frame in frames] == [1, 2, 1]
+    frames[0].counts = struct.pack("<i", 4)
+    received = sample_of(["q"], frames)
+    assert received.tokens.tobytes() == part.tokens
+    assert (received.ids, received.details) == (tuple(i.hex() for i in IDS), tuple(part.details))
 
 
 def test_inserts_are_divided_into_calls_and_frames() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rlep.services.pool.codec import Sections
 
@@ -35,17 +35,21 @@ class RecordCache:
     def find(self, keys: Sequence[Key]) -> list[Sections | None]:
         """The record under each key, None where it is not held."""
         held = self._held
+        if not held:
+            return [None] * len(keys)
         with self._lock:
-            found = [held.get(key) for key in keys]
+            found = list(map(held.get, keys))
             for key, sections in zip(keys, found, strict=True):
                 if sections is not None:
                     held.move_to_end(key)
         return found
 
-    def keep(self, records: Iterable[tuple[Key, Sections]]) -> None:
+    def keep(self, keys: Sequence[Key], records: Sequence[Sections]) -> None:
         """Hold these from now on, as far as they fit."""
+        if not self._size:
+            return
         with self._lock:
-            for key, sections in records:
+            for key, sections in zip(keys, records, strict=True):
                 size = _size(sections)
                 if key in self._held or size > self._size:
                     continue

@@ -16,6 +16,7 @@ import re
 import struct
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,11 +37,16 @@ Precision = Literal["float16", "float32"]
 
 _MAGIC = b"RLEP"
 _HEADER = struct.Struct("<4sBBHIIII")
+_HEADERS = np.dtype(
+    [("magic", "S4"), ("version", "u1"), ("flags", "u1"), ("reserved", "<u2"), ("count", "<u4"), ("frame", "<u4"),
+     ("details", "<u4"), ("crc", "<u4")]
+)  # fmt: skip
 _CRC = struct.Struct("<I")
 _CRC_AT = _HEADER.size - _CRC.size
 _FLAGS_AT = 5
 _STOP = 4
 _LOGPROB_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype("<f2"), 2: np.dtype("<f4")}
+_LOGPROB_BYTES = np.array([0, 2, 4, 0])
 _PROMPT_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _FLOAT16_MAX = 65504.0
 
@@ -181,6 +187,31 @@ def split(blob: bytes) -> Sections:
     return Sections(
         count, tokens, dtype, blob[end_of_tokens:end_of_logprobs], bool(flags & _STOP), blob[end_of_logprobs:]
     )
+
+
+def split_all(blobs: Sequence[bytes]) -> list[Sections]:
+    """``split`` of each record, their headers looked at together. Raises ``RecordRefused`` for the first wrong one."""
+    sizes = np.fromiter(map(len, blobs), np.int64, len(blobs))
+    if sizes.min(initial=_HEADER.size) < _HEADER.size:
+        return list(map(split, blobs))
+    heads = np.frombuffer(b"".join([blob[: _HEADER.size] for blob in blobs]), _HEADERS)
+    counts, details, kinds = heads["count"].astype(np.int64), heads["details"], heads["flags"] & 3
+    tokens_end = _HEADER.size + heads["frame"].astype(np.int64)
+    logprobs_end = tokens_end + counts * _LOGPROB_BYTES[kinds]
+    right = (
+        (heads["magic"] == _MAGIC) & (heads["version"] == VERSION) & (heads["reserved"] == 0) & (heads["flags"] < 8)
+        & (kinds != 3) & (counts > 0) & (counts <= MAX_TOKENS) & (details <= MAX_DETAILS)
+        & (logprobs_end + details == sizes)
+    )  # fmt: skip
+    if not right.all():
+        return list(map(split, blobs))
+    dtypes = [_LOGPROB_DTYPES.get(kind) for kind in kinds.tolist()]
+    finished = (heads["flags"] & _STOP).astype(np.bool_).tolist()
+    columns = (blobs, counts.tolist(), tokens_end.tolist(), logprobs_end.tolist(), dtypes, finished)
+    return [
+        Sections(count, _decompressed(blob[_HEADER.size : middle], count), dtype, blob[middle:end], ended, blob[end:])
+        for blob, count, middle, end, dtype, ended in zip(*columns, strict=True)
+    ]
 
 
 def _checksum(blob: bytes) -> int:

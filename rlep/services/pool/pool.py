@@ -13,8 +13,8 @@ from rlep.services.pool.checks import check_server, memory_of
 from rlep.services.pool.codec import decode, encode, name_of
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
 from rlep.services.pool.draw import Drawn, Index
-from rlep.services.pool.reading import Part, Reader, RecordsRemoved
-from rlep.services.pool.sample import Sample, columns
+from rlep.services.pool.reading import Reader, RecordsRemoved
+from rlep.services.pool.sample import Part, Sample, columns
 from rlep.services.pool.store import Entry, Meta, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
 from rlep.types import Trajectory
@@ -135,12 +135,9 @@ class Pool:
         while time.monotonic() - start < self._link.deadline:
             drawn = self.draw(prompt_ids, count, seed=seed, step=step)
             try:
-                parts = list(self.read(drawn))
+                return columns(prompt_ids, drawn.counts, list(self.read(drawn)))
             except RecordsRemoved:
                 continue
-            ids = [content_id for part in parts for content_id in part.ids]
-            records = [record for part in parts for record in part.records]
-            return columns(prompt_ids, drawn.counts, ids, records)
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Drawn:

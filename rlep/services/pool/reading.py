@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import NamedTuple
 
-from rlep.services.pool.cache import RecordCache
+from rlep.services.pool.cache import Key, RecordCache
 from rlep.services.pool.codec import Sections
 from rlep.services.pool.draw import Drawn
-from rlep.services.pool.sample import unpacked
-from rlep.services.pool.store import Store
+from rlep.services.pool.sample import Part, part_of, unpacked
+from rlep.services.pool.store import Fetching, Store
 
 PROMPTS_A_PART = 64
 _RECORDS_A_PART = 256
+_PARTS_AHEAD = 3  # what Redis holds ready of them lies in its memory
 
 
 class RecordsRemoved(Exception):
     """Drawn records are gone: one number, how many. Draw again."""
 
 
-class Part(NamedTuple):
-    """Some of the drawn records, in the order drawn."""
+class _Asked(NamedTuple):
+    """A part whose records are on their way."""
 
-    ids: list[bytes]
-    """Content ids."""
-    records: list[Sections]
+    keys: list[Key]
+    found: list[Sections | None]
+    """What was in memory, in the order drawn."""
+    answer: Callable[[], list[bytes | None]]
+    """Waits for the others."""
 
 
 class Reader:
@@ -35,24 +39,36 @@ class Reader:
         self._store, self._cache = store, cache
 
     def read(self, drawn: Drawn) -> Iterator[Part]:
-        """Parts of at most 64 prompts. Raises ``RecordsRemoved``, and ``RecordRefused``, naming a damaged trajectory."""
-        return map(self._part, drawn.parts(prompts=PROMPTS_A_PART, records=_RECORDS_A_PART))
+        """Parts of at most 64 prompts. Raises ``RecordsRemoved``, and ``RecordRefused``, naming a damaged trajectory.
 
-    def _part(self, part: Drawn) -> Part:
-        keys = [key for held, ids in zip(part.editions, part.ids, strict=True) for key in zip(repeat(held), ids)]
+        What the next parts lack is asked for before an earlier one is taken apart: Redis works on it meanwhile.
+        """
+        asked = deque[_Asked]()
+        with self._store.fetching() as fetching:
+            for part in drawn.parts(prompts=PROMPTS_A_PART, records=_RECORDS_A_PART):
+                asked.append(self._ask(part, fetching))
+                if len(asked) > _PARTS_AHEAD:
+                    yield self._answered(asked.popleft())
+            while asked:
+                yield self._answered(asked.popleft())
+
+    def _ask(self, part: Drawn, fetching: Fetching) -> _Asked:
+        ids = part.ids()
+        keys = [key for held, drawn in zip(part.editions, ids, strict=True) for key in zip(repeat(held), drawn)]
         found = self._cache.find(keys)
-        missing = [at for at, record in enumerate(found) if record is None]
-        if missing:
+        if any(found):
             unread = iter(found)
-            wanted = [
-                (prompt_id, [content_id for content_id in ids if next(unread) is None])
-                for prompt_id, ids in zip(part.prompt_ids, part.ids, strict=True)
-            ]
-            blobs = [blob for blob in self._store.fetch(wanted) if blob is not None]
-            if len(blobs) < len(missing):
-                raise RecordsRemoved(len(missing) - len(blobs))
-            records = unpacked([keys[at][1] for at in missing], blobs)
-            self._cache.keep(zip([keys[at] for at in missing], records, strict=True))
-            for at, record in zip(missing, records, strict=True):
-                found[at] = record
-        return Part([content_id for _, content_id in keys], [record for record in found if record is not None])
+            ids = [[content_id for content_id in drawn if next(unread) is None] for drawn in ids]
+        return _Asked(keys, found, fetching.ask(list(zip(part.prompt_ids, ids, strict=True))))
+
+    def _answered(self, asked: _Asked) -> Part:
+        keys, found, answer = asked
+        blobs = [blob for blob in answer() if blob is not None]
+        missing = [at for at, record in enumerate(found) if record is None]
+        if len(blobs) < len(missing):
+            raise RecordsRemoved(len(missing) - len(blobs))
+        records = unpacked([keys[at][1] for at in missing], blobs)
+        self._cache.keep([keys[at] for at in missing], records)
+        for at, record in zip(missing, records, strict=True):
+            found[at] = record
+        return part_of([content_id for _, content_id in keys], [record for record in found if record is not None])

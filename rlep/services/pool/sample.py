@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlep.errors import RecordRefused
-from rlep.services.pool.codec import Record, Sections, check, rebuild, split
+from rlep.services.pool.codec import Record, Sections, check, rebuild, split, split_all
 from rlep.types import BoolArray, Float32Array, Int32Array, Int64Array, Trajectory
 
 T = TypeVar("T")
@@ -56,46 +56,68 @@ class Sample:
         return rebuild(Record(self.tokens[part], known, bool(self.finished[k]), self.details[k]), prompt_id)
 
 
-def columns(prompt_ids: Sequence[str], counts: Int32Array, ids: Sequence[bytes], records: Sequence[Sections]) -> Sample:
-    """The sample that these records make. Raises ``RecordRefused``, naming the trajectory, where one is damaged."""
-    offsets = np.zeros(len(records) + 1, np.int64)
-    np.cumsum([record.length for record in records], out=offsets[1:])
-    tokens, logprobs = joined(ids, records)
+class Part(NamedTuple):
+    """Some of a sample's trajectories as columns: K trajectories, N tokens."""
+
+    ids: Sequence[bytes]
+    """``[K]``: content ids."""
+    lengths: list[int]
+    """``[K]``: tokens."""
+    tokens: bytes
+    """``[N]`` little-endian int32."""
+    logprobs: NDArray[np.floating[Any]]
+    """``[N]``, float16 where all are; NaN where they were never known."""
+    finished: list[bool]
+    """``[K]``"""
+    details: list[bytes]
+    """``[K]``"""
+
+
+def part_of(ids: Sequence[bytes], records: Sequence[Sections]) -> Part:
+    """The columns of these records. Raises ``RecordRefused``, naming a trajectory whose values cannot be."""
+    if not records:
+        return Part(ids, [], b"", np.zeros(0, np.float32), [], [])
+    lengths, token_parts, dtypes, logprob_parts, finished, details = map(list, zip(*records, strict=True))
+    tokens, kinds = b"".join(token_parts), set(dtypes)
+    if len(kinds) == 1 and (dtype := dtypes[0]) is not None:
+        logprobs = known = np.frombuffer(b"".join(logprob_parts), dtype)
+    else:
+        logprobs, known = _mixed(records)
+    if not _finite(known) or np.frombuffer(tokens, "<i4").min() < 0:
+        raise _blamed(ids, records, check)
+    return Part(ids, lengths, tokens, logprobs, finished, details)
+
+
+def columns(prompt_ids: Sequence[str], counts: Int32Array, parts: Sequence[Part]) -> Sample:
+    """The sample that these parts make."""
+    lengths = [length for part in parts for length in part.lengths]
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    tokens, logprobs = np.empty(offsets[-1], np.int32), np.empty(offsets[-1], np.float32)
+    start = 0
+    for part in parts:
+        end = start + len(part.logprobs)
+        tokens[start:end] = np.frombuffer(part.tokens, "<i4")
+        logprobs[start:end] = part.logprobs
+        start = end
     return Sample(
         tuple(prompt_ids),
         counts,
-        tuple([content_id.hex() for content_id in ids]),
+        tuple([content_id.hex() for part in parts for content_id in part.ids]),
         offsets,
-        np.frombuffer(tokens, "<i4").astype(np.int32, copy=False),
-        logprobs.astype(np.float32),
-        np.array([record.finished for record in records], np.bool_),
-        tuple([record.details for record in records]),
+        tokens,
+        logprobs,
+        np.array([ended for part in parts for ended in part.finished], np.bool_),
+        tuple([details for part in parts for details in part.details]),
     )
 
 
 def unpacked(ids: Sequence[bytes], blobs: Sequence[bytes]) -> list[Sections]:
     """The sections of records, their values not looked at. Raises ``RecordRefused``, naming the trajectory."""
     try:
-        return list(map(split, blobs))
+        return split_all(blobs)
     except RecordRefused:
         raise _blamed(ids, blobs, split) from None
-
-
-def joined(ids: Sequence[bytes], records: Sequence[Sections]) -> tuple[bytes, NDArray[np.floating[Any]]]:
-    """Token ids of all records as the bytes of ``[N]`` int32, and their log-probs ``[N]``: float16 where all are.
-
-    A log-prob that was never known is NaN. Raises ``RecordRefused``, naming the trajectory, for values that cannot be.
-    """
-    tokens = b"".join([record.tokens for record in records])
-    dtypes = {record.dtype for record in records}
-    if len(dtypes) == 1 and (dtype := dtypes.pop()) is not None:
-        logprobs = np.frombuffer(b"".join([record.logprobs for record in records]), dtype)  # [N]
-        known = logprobs
-    else:
-        logprobs, known = _mixed(records)
-    if not _finite(known) or np.frombuffer(tokens, "<i4").min(initial=0) < 0:
-        raise _blamed(ids, records, check)
-    return tokens, logprobs
 
 
 def _mixed(records: Sequence[Sections]) -> tuple[Float32Array, Float32Array]:

@@ -90,7 +90,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             drawn = pool.draw(list(request.prompt_ids), request.count, seed=request.seed, step=request.step)
             counts = counts_bytes(drawn.counts)
             for part in pool.read(drawn):
-                for frame in sample_frames(part.ids, part.records):
+                for frame in sample_frames(part):
                     frame.counts, counts = counts, b""
                     yield frame
             if counts:

@@ -23,12 +23,14 @@ import re
 import secrets
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
 from rlep.errors import ConfigError, PoolError
+from rlep.services.pool.ahead import Ahead
 from rlep.services.pool.connection import Command, Link
 
 FORMAT = 2
@@ -38,6 +40,9 @@ _NAMES = "rlep:pools"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LABEL_BYTES = 4
 _PROMPTS_A_CALL = 1024
+
+Wanted = Sequence[tuple[str, Sequence[bytes]]]
+"""Content ids of some prompts' records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,22 @@ class Label:
 
     records: int
     bytes: int
+
+
+class Fetching:
+    """Fetches under way; their answers are taken in the order in which they were asked for."""
+
+    def __init__(self, key: Callable[[str], str], ahead: Ahead) -> None:
+        """``Store.fetching`` makes one."""
+        self._key, self._ahead = key, ahead
+
+    def ask(self, wanted: Wanted) -> Callable[[], list[bytes | None]]:
+        """Ask for what ``Store.fetch`` gives; the call that is returned waits for it."""
+        commands = [("HMGET", self._key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
+        if not commands:
+            return list
+        self._ahead.ask(commands)
+        return lambda: _values(self._ahead.answers())
 
 
 class Store:
@@ -153,12 +174,17 @@ class Store:
                 letters[position] = letter
         return letters, evicted
 
-    def fetch(self, wanted: Sequence[tuple[str, Sequence[bytes]]], *, quarantined: bool = False) -> list[bytes | None]:
+    def fetch(self, wanted: Wanted, *, quarantined: bool = False) -> list[bytes | None]:
         """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one is gone."""
         key = self._quarantine if quarantined else self._records
         commands = [("HMGET", key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
-        answers = self._link.many(f"pool {self.name}: reading", commands)
-        return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
+        return _values(self._link.many(f"pool {self.name}: reading", commands))
+
+    @contextmanager
+    def fetching(self) -> Iterator[Fetching]:
+        """Several fetches, each asked for before the answers to earlier ones are taken."""
+        with Ahead(self._link, f"pool {self.name}: reading") as ahead:
+            yield Fetching(self._records, ahead)
 
     def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
         """Take records out, or aside; how many there were."""
@@ -291,6 +317,11 @@ class Store:
         if not hasattr(self._local, "nonce"):
             self._local.nonce = secrets.token_hex(8)
         return str(self._local.nonce)
+
+
+def _values(answers: Iterable[Sequence[bytes | None]]) -> list[bytes | None]:
+    """Records without their labels' numbers."""
+    return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
 
 
 def _mark() -> str:

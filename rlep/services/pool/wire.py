@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlep.errors import PoolError
-from rlep.services.pool.codec import Sections
 from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.sample import Sample, joined
+from rlep.services.pool.sample import Part, Sample
 from rlep.types import Float32Array, Int32Array
 
 RECORDS_A_FRAME = 64
@@ -52,30 +51,31 @@ def insert_calls(records: Sequence[pb.Record]) -> Iterator[list[pb.AddFrame]]:
         yield frames
 
 
-def sample_frames(ids: Sequence[bytes], records: Sequence[Sections]) -> Iterator[pb.SampleFrame]:
-    """Records as frames of about ``FRAME_BYTES`` at most. Raises ``RecordRefused``, naming a damaged trajectory."""
-    start = size = 0
-    for at, record in enumerate(records):
-        more = len(record.tokens) + len(record.logprobs) + len(record.details)
+def sample_frames(part: Part) -> Iterator[pb.SampleFrame]:
+    """A part as frames of about ``FRAME_BYTES`` at most."""
+    start = size = first = end = 0
+    a_token = 4 + part.logprobs.dtype.itemsize
+    for at, (length, details) in enumerate(zip(part.lengths, part.details, strict=True)):
+        more = a_token * length + len(details)
         if at > start and size + more > FRAME_BYTES:
-            yield _frame(ids[start:at], records[start:at])
-            start, size = at, 0
-        size += more
-    if start < len(records):
-        yield _frame(ids[start:], records[start:])
+            yield _frame(part, slice(start, at), slice(first, end))
+            start, size, first = at, 0, end
+        size, end = size + more, end + length
+    if start < len(part.lengths):
+        yield _frame(part, slice(start, None), slice(first, end))
 
 
-def _frame(ids: Sequence[bytes], records: Sequence[Sections]) -> pb.SampleFrame:
-    tokens, logprobs = joined(ids, records)
+def _frame(part: Part, records: slice, tokens: slice) -> pb.SampleFrame:
+    details, logprobs = part.details[records], part.logprobs[tokens]
     return pb.SampleFrame(
-        ids=b"".join(ids),
-        lengths=_int32([record.length for record in records]),
-        tokens=tokens,
+        ids=b"".join(part.ids[records]),
+        lengths=_int32(part.lengths[records]),
+        tokens=part.tokens[4 * tokens.start : 4 * tokens.stop],
         logprobs=logprobs.tobytes(),
         half=logprobs.dtype.itemsize == 2,
-        finished=bytes([record.finished for record in records]),
-        detail_lengths=_int32([len(record.details) for record in records]),
-        details=b"".join([record.details for record in records]),
+        finished=bytes(part.finished[records]),
+        detail_lengths=_int32(list(map(len, details))),
+        details=b"".join(details),
     )
 
 
