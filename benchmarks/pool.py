@@ -174,7 +174,7 @@ class Bench:
                 "ray_cache": stack.enter_context(self.actor(CACHE_MIB)),
             }
             take = {"sample_redis": bare.sample, "sample_cache": warm.sample, **remote}
-            for name in ("sample_cache", "grpc_cache", "ray_cache"):
+            for name in 2 * ("sample_cache", "grpc_cache", "ray_cache"):  # fetched, then unpacked
                 take[name](same, EVERY, seed=0, step=0)
             rows: dict[str, Work] = {
                 name: partial(sampled, verb, same if "cache" in name else asked, steps) for name, verb in take.items()

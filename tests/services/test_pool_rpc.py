@@ -148,11 +148,13 @@ def test_a_frame_holds_64_prompts_and_4_mib_at_most(filled: PoolClient, server: 
 
 def test_a_frame_of_long_answers_is_divided(connected: Connect, server: PoolServer, trajectory: MakeTrajectory) -> None:
     client = connected(precision="float32")
-    long = [trajectory("q", [i] * 300_000) for i in range(3)]  # 2.4 MB each
+    long = [trajectory("q", [i] * 400_000) for i in range(3)]  # 3.2 MB each, 1.6 of them as stored
     assert client.add(long).inserted == 3
     with stub(server.address) as bare:
-        frames = list(bare.Sample(pb.SampleRequest(pool=client._pool, prompt_ids=["q"], count=3), timeout=30))
-    assert [len(frame.tokens) for frame in frames] == [1_200_000] * 3
+        request = pb.SampleRequest(pool=client._pool, prompt_ids=["q"], count=3)
+        stored, again = (list(bare.Sample(request, timeout=30)) for _ in range(2))
+    assert [len(frame.ids) // 16 for frame in stored] == [2, 1]
+    assert [len(frame.tokens) for frame in again] == [1_600_000] * 3
     sample = client.sample(["q"], 3, seed=0, step=0)
     assert sorted(sample.tokens[sample.offsets[:-1]].tolist()) == [0, 1, 2]
     assert sorted(t.content_id for t in client.export()) == sorted(t.content_id for t in long)

@@ -49,13 +49,25 @@ def test_a_record_kept_twice_counts_once() -> None:
     assert cache.bytes == 1000
 
 
+def test_what_is_unpacked_takes_the_place_of_what_was_stored() -> None:
+    cache = RecordCache(3000)
+    cache.keep([key(0), key(1)], [bytes(100), bytes(200)])
+    assert cache.bytes == 500 + 600
+    cache.keep([key(0)], [record(1000)])
+    assert (held(cache, 2), cache.bytes) == ([0, 1], 1000 + 600)
+    cache.keep([key(0)], [record(3001)])
+    assert (held(cache, 2), cache.bytes) == ([1], 600)
+
+
 def test_another_edition_is_another_record() -> None:
     cache = RecordCache(3000)
     cache.keep([(1, b"id"), (2, b"id")], [record(1000), record(900)])
-    assert [found and len(found.details) for found in cache.find([(1, b"id"), (2, b"id"), (3, b"id")])] == [
+    assert [
+        isinstance(found, Sections) and len(found.details) for found in cache.find([(1, b"id"), (2, b"id"), (3, b"id")])
+    ] == [
         594,
         494,
-        None,
+        False,
     ]
 
 

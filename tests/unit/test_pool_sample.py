@@ -10,7 +10,7 @@ import pytest
 from rlep.errors import PoolError, RecordRefused
 from rlep.services.pool.codec import encode, parse
 from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.sample import columns, part_of, unpacked
+from rlep.services.pool.sample import Stored, columns, part_of
 from rlep.services.pool.wire import FRAME_BYTES, insert_calls, sample_frames, sample_of
 from rlep.types import Float32Array, Provenance, Sampling, Trajectory, Verdict
 
@@ -41,7 +41,8 @@ BLOBS = [
 @pytest.mark.parametrize("chosen", [[0, 3], [2], [1], [0, 1, 2, 3], []])
 def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> None:
     blobs, ids = [BLOBS[n] for n in chosen], [IDS[n] for n in chosen]
-    part = part_of(ids, unpacked(ids, blobs))
+    stored = Stored(ids, blobs)
+    part = stored.part()
     sample = columns(["q"], np.array([len(chosen)], np.int32), [part])
     singles = [parse(blob) for blob in blobs]
     assert sample.tokens.tolist() == [token for single in singles for token in single.tokens.tolist()]
@@ -49,13 +50,14 @@ def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> Non
     np.testing.assert_array_equal(sample.logprobs, np.concatenate([of(), *wanted]))
     assert np.diff(sample.offsets).tolist() == [len(single.tokens) for single in singles]
     # Over the wire the same, whatever the frames.
-    frames = list(sample_frames(part)) or [pb.SampleFrame()]
-    frames[0].counts = struct.pack("<i", len(chosen))
-    received = sample_of(["q"], frames)
-    assert (received.ids, received.details) == (sample.ids, sample.details)
-    for name in ("counts", "offsets", "tokens", "logprobs", "finished"):
-        sent, got = getattr(sample, name), getattr(received, name)
-        assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes()), name
+    for sent_as in (part, stored):
+        frames = list(sample_frames(sent_as)) or [pb.SampleFrame()]
+        frames[0].counts = struct.pack("<i", len(chosen))
+        received = sample_of(["q"], frames)
+        assert (received.ids, received.details) == (sample.ids, sample.details)
+        for name in ("counts", "offsets", "tokens", "logprobs", "finished"):
+            sent, got = getattr(sample, name), getattr(received, name)
+            assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes()), name
 
 
 @pytest.mark.parametrize(
@@ -69,12 +71,12 @@ def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> Non
 def test_a_damaged_record_among_others_is_named(at: int, damage: bytes, reason: str) -> None:
     bad = BLOBS[2][:at] + damage + (BLOBS[2][at + len(damage) :] if damage else b"")
     with pytest.raises(RecordRefused, match=f"trajectory {IDS[2].hex()}: .*{reason}"):
-        unpacked(IDS, [*BLOBS[:2], bad, BLOBS[3]])
+        Stored(IDS, [*BLOBS[:2], bad, BLOBS[3]]).part()
 
 
 @pytest.mark.parametrize("value", [0x7C00, 0xFC00, 0x7E00])  # inf, -inf, NaN in float16
 def test_a_log_prob_that_is_not_finite_is_found_and_its_record_named(value: int) -> None:
-    sections = unpacked(IDS, BLOBS)
+    sections = Stored(IDS, BLOBS).sections()
     sections[3] = sections[3]._replace(logprobs=struct.pack("<H", value))
     for chosen in ([0, 3], [0, 1, 2, 3]):  # all float16, and mixed
         with pytest.raises(RecordRefused, match=f"trajectory {IDS[3].hex()}: .*not finite"):
@@ -82,7 +84,7 @@ def test_a_log_prob_that_is_not_finite_is_found_and_its_record_named(value: int)
 
 
 def test_frames_that_are_not_of_one_sample_are_refused() -> None:
-    (good,) = sample_frames(part_of(IDS, unpacked(IDS, BLOBS)))
+    (good,) = sample_frames(Stored(IDS, BLOBS).part())
     good.counts = struct.pack("<i", 4)
     assert sample_of(["q"], [good]).counts.tolist() == [4]
     changes = {
@@ -93,12 +95,34 @@ def test_frames_that_are_not_of_one_sample_are_refused() -> None:
         "logprobs": good.logprobs[4:],
         "finished": good.finished[1:],
         "detail_lengths": good.detail_lengths[4:],
+        "details": good.details[1:],
     }
     for field, value in changes.items():
         bad = pb.SampleFrame.FromString(good.SerializeToString())
         setattr(bad, field, value)
         with pytest.raises(PoolError, match="arrived with"):
             sample_of(["q"], [bad])
+
+
+def test_stored_records_that_do_not_fit_their_frame_are_refused() -> None:
+    (good,) = sample_frames(Stored(IDS, BLOBS))
+    good.counts = struct.pack("<i", 4)
+    assert sample_of(["q"], [good]).counts.tolist() == [4]
+    lengths = list(map(len, BLOBS))
+    changes = {
+        "ids": good.ids[:-1],
+        "records": good.records[:-1],
+        "record_lengths": struct.pack("<4i", -1, lengths[0] + lengths[1] + 1, *lengths[2:]),
+    }
+    for field, value in changes.items():
+        bad = pb.SampleFrame.FromString(good.SerializeToString())
+        setattr(bad, field, value)
+        with pytest.raises(PoolError, match="arrived with"):
+            sample_of(["q"], [bad])
+    good.records = good.records[:-1] + b"!"  # the last byte of a text
+    good.record_lengths = struct.pack("<4i", lengths[0] - 1, lengths[1] + 1, *lengths[2:])
+    with pytest.raises(RecordRefused, match=f"trajectory {IDS[0].hex()}"):
+        sample_of(["q"], [good])
 
 
 def test_a_part_larger_than_a_frame_is_divided_between_records() -> None:
@@ -109,13 +133,16 @@ def test_a_part_larger_than_a_frame_is_divided_between_records() -> None:
         list(range(200_000)),
     ]  # 6 bytes a token: 1.8, 3, 0, 1.2 MB
     blobs = [record(ids, np.full(len(ids), -0.5, np.float32)) for ids in tokens]
-    part = part_of(IDS, unpacked(IDS, blobs))
+    stored = Stored(IDS, blobs)
+    part = stored.part()
     frames = list(sample_frames(part))
     assert [len(frame.finished) for frame in frames] == [1, 2, 1]
-    frames[0].counts = struct.pack("<i", 4)
-    received = sample_of(["q"], frames)
-    assert received.tokens.tobytes() == part.tokens
-    assert (received.ids, received.details) == (tuple(i.hex() for i in IDS), tuple(part.details))
+    assert len(list(sample_frames(stored))) == sum(map(len, blobs)) // FRAME_BYTES + 1
+    for sent in (frames, list(sample_frames(stored))):
+        sent[0].counts = struct.pack("<i", 4)
+        received = sample_of(["q"], sent)
+        assert received.tokens.tobytes() == part.tokens
+        assert (received.ids, received.details) == (tuple(i.hex() for i in IDS), tuple(part.details))
 
 
 def test_inserts_are_divided_into_calls_and_frames() -> None:

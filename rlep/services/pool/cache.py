@@ -1,4 +1,4 @@
-"""Decoded records in memory, so that what is drawn again is neither fetched nor unpacked again."""
+"""Records in memory, so that what is drawn again is not fetched again, and what is drawn often is not unpacked again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ DEFAULT_CACHE_BYTES = 1 << 28
 
 _OVERHEAD = 400  # bytes that Python's objects take for one record beside its sections
 
+Held = Sections | bytes
+"""A record's sections, or the record as it is stored."""
 Key = tuple[int, bytes]
 """The edition of a prompt's records (``Index``) and a content id. What lies under a key never changes: a prompt whose records
 changed has a new edition, and what was kept of the old one is not asked for again."""
@@ -24,7 +26,7 @@ class RecordCache:
         """``size`` in bytes; 0 keeps nothing."""
         self._size = size
         self._lock = threading.Lock()
-        self._held: OrderedDict[Key, Sections] = OrderedDict()
+        self._held: OrderedDict[Key, Held] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -32,33 +34,35 @@ class RecordCache:
         """What it holds now."""
         return self._bytes
 
-    def find(self, keys: Sequence[Key]) -> list[Sections | None]:
+    def find(self, keys: Sequence[Key]) -> list[Held | None]:
         """The record under each key, None where it is not held."""
         held = self._held
         if not held:
             return [None] * len(keys)
         with self._lock:
             found = list(map(held.get, keys))
-            for key, sections in zip(keys, found, strict=True):
-                if sections is not None:
+            for key, record in zip(keys, found, strict=True):
+                if record is not None:
                     held.move_to_end(key)
         return found
 
-    def keep(self, keys: Sequence[Key], records: Sequence[Sections]) -> None:
-        """Hold these from now on, as far as they fit."""
+    def keep(self, keys: Sequence[Key], records: Sequence[Held]) -> None:
+        """Hold these from now on, as far as they fit, in place of what lies there."""
         if not self._size:
             return
         with self._lock:
-            for key, sections in zip(keys, records, strict=True):
-                size = _size(sections)
-                if key in self._held or size > self._size:
-                    continue
-                self._held[key] = sections
-                self._bytes += size
+            for key, record in zip(keys, records, strict=True):
+                if (old := self._held.pop(key, None)) is not None:
+                    self._bytes -= _size(old)
+                if (size := _size(record)) <= self._size:
+                    self._held[key] = record
+                    self._bytes += size
             while self._bytes > self._size:
                 _, oldest = self._held.popitem(last=False)
                 self._bytes -= _size(oldest)
 
 
-def _size(sections: Sections) -> int:
-    return len(sections.tokens) + len(sections.logprobs) + len(sections.details) + _OVERHEAD
+def _size(record: Held) -> int:
+    if isinstance(record, bytes):
+        return len(record) + _OVERHEAD
+    return len(record.tokens) + len(record.logprobs) + len(record.details) + _OVERHEAD

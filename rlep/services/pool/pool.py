@@ -14,7 +14,7 @@ from rlep.services.pool.codec import decode, encode, name_of
 from rlep.services.pool.connection import Client, Link, connect, until_deadline
 from rlep.services.pool.draw import Drawn, Index
 from rlep.services.pool.reading import Reader, RecordsRemoved
-from rlep.services.pool.sample import Part, Sample, columns
+from rlep.services.pool.sample import Part, Sample, Stored, columns
 from rlep.services.pool.store import Entry, Meta, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
 from rlep.types import Trajectory
@@ -135,7 +135,8 @@ class Pool:
         while time.monotonic() - start < self._link.deadline:
             drawn = self.draw(prompt_ids, count, seed=seed, step=step)
             try:
-                return columns(prompt_ids, drawn.counts, list(self.read(drawn)))
+                parts = [part.part() if isinstance(part, Stored) else part for part in self.read(drawn)]
+                return columns(prompt_ids, drawn.counts, parts)
             except RecordsRemoved:
                 continue
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
@@ -147,8 +148,8 @@ class Pool:
         self._index.refresh()
         return self._index.draw(prompt_ids, count, minimum=self._options.minimum, seed=seed, step=step)
 
-    def read(self, drawn: Drawn) -> Iterator[Part]:
-        """The drawn records in parts of at most 64 prompts, from memory or else from Redis.
+    def read(self, drawn: Drawn) -> Iterator[Part | Stored]:
+        """The drawn records in parts of at most 64 prompts, from memory or else from Redis, there as they are stored.
 
         Raises ``RecordsRemoved`` where some were removed since the draw, ``PoolError`` where that cannot be.
         """

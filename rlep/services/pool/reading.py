@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from itertools import repeat
 from typing import NamedTuple
 
-from rlep.services.pool.cache import Key, RecordCache
+from rlep.services.pool.cache import Held, Key, RecordCache
 from rlep.services.pool.codec import Sections
 from rlep.services.pool.draw import Drawn
-from rlep.services.pool.sample import Part, part_of, unpacked
+from rlep.services.pool.sample import Part, Stored, part_of
 from rlep.services.pool.store import Fetching, Store
 
 PROMPTS_A_PART = 64
@@ -26,7 +26,7 @@ class _Asked(NamedTuple):
     """A part whose records are on their way."""
 
     keys: list[Key]
-    found: list[Sections | None]
+    found: list[Held | None]
     """What was in memory, in the order drawn."""
     answer: Callable[[], list[bytes | None]]
     """Waits for the others."""
@@ -38,10 +38,11 @@ class Reader:
     def __init__(self, store: Store, cache: RecordCache) -> None:
         self._store, self._cache = store, cache
 
-    def read(self, drawn: Drawn) -> Iterator[Part]:
+    def read(self, drawn: Drawn) -> Iterator[Part | Stored]:
         """Parts of at most 64 prompts. Raises ``RecordsRemoved``, and ``RecordRefused``, naming a damaged trajectory.
 
-        What the next parts lack is asked for before an earlier one is taken apart: Redis works on it meanwhile.
+        A part of which nothing was in memory comes as it is stored: whoever wants its values unpacks it. What the next
+        parts lack is asked for before an earlier one is taken apart: Redis works on it meanwhile.
         """
         asked = deque[_Asked]()
         with self._store.fetching() as fetching:
@@ -61,14 +62,21 @@ class Reader:
             ids = [[content_id for content_id in drawn if next(unread) is None] for drawn in ids]
         return _Asked(keys, found, fetching.ask(list(zip(part.prompt_ids, ids, strict=True))))
 
-    def _answered(self, asked: _Asked) -> Part:
+    def _answered(self, asked: _Asked) -> Part | Stored:
         keys, found, answer = asked
         blobs = [blob for blob in answer() if blob is not None]
         missing = [at for at, record in enumerate(found) if record is None]
         if len(blobs) < len(missing):
             raise RecordsRemoved(len(missing) - len(blobs))
-        records = unpacked([keys[at][1] for at in missing], blobs)
-        self._cache.keep([keys[at] for at in missing], records)
-        for at, record in zip(missing, records, strict=True):
-            found[at] = record
-        return part_of([content_id for _, content_id in keys], [record for record in found if record is not None])
+        ids = [content_id for _, content_id in keys]
+        if len(blobs) == len(keys):
+            self._cache.keep(keys, blobs)
+            return Stored(ids, blobs)
+        fresh = iter(blobs)
+        records = [next(fresh) if record is None else record for record in found]
+        packed = [at for at, record in enumerate(records) if isinstance(record, bytes)]
+        unpacked = Stored([ids[at] for at in packed], [blob for blob in records if isinstance(blob, bytes)]).sections()
+        self._cache.keep([keys[at] for at in packed], unpacked)
+        for at, sections in zip(packed, unpacked, strict=True):
+            records[at] = sections
+        return part_of(ids, [record for record in records if isinstance(record, Sections)])

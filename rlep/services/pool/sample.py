@@ -56,6 +56,26 @@ class Sample:
         return rebuild(Record(self.tokens[part], known, bool(self.finished[k]), self.details[k]), prompt_id)
 
 
+class Stored(NamedTuple):
+    """Some of a sample's trajectories as they are stored."""
+
+    ids: Sequence[bytes]
+    """``[K]``: content ids."""
+    blobs: Sequence[bytes]
+    """``[K]``: records."""
+
+    def sections(self) -> list[Sections]:
+        """``[K]``: their values not looked at. Raises ``RecordRefused``, naming the trajectory."""
+        try:
+            return split_all(self.blobs)
+        except RecordRefused:
+            raise _blamed(self.ids, self.blobs, split) from None
+
+    def part(self) -> Part:
+        """The same as columns. Raises ``RecordRefused``, naming the trajectory."""
+        return part_of(self.ids, self.sections())
+
+
 class Part(NamedTuple):
     """Some of a sample's trajectories as columns: K trajectories, N tokens."""
 
@@ -110,14 +130,6 @@ def columns(prompt_ids: Sequence[str], counts: Int32Array, parts: Sequence[Part]
         np.array([ended for part in parts for ended in part.finished], np.bool_),
         tuple([details for part in parts for details in part.details]),
     )
-
-
-def unpacked(ids: Sequence[bytes], blobs: Sequence[bytes]) -> list[Sections]:
-    """The sections of records, their values not looked at. Raises ``RecordRefused``, naming the trajectory."""
-    try:
-        return split_all(blobs)
-    except RecordRefused:
-        raise _blamed(ids, blobs, split) from None
 
 
 def _mixed(records: Sequence[Sections]) -> tuple[Float32Array, Float32Array]:

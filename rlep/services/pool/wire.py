@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlep.errors import PoolError
 from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.sample import Part, Sample
-from rlep.types import Float32Array, Int32Array
+from rlep.services.pool.sample import Part, Sample, Stored, columns
+from rlep.types import Int32Array
 
 RECORDS_A_FRAME = 64
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Pool"].full_name
@@ -51,82 +49,95 @@ def insert_calls(records: Sequence[pb.Record]) -> Iterator[list[pb.AddFrame]]:
         yield frames
 
 
-def sample_frames(part: Part) -> Iterator[pb.SampleFrame]:
+def sample_frames(part: Part | Stored) -> Iterator[pb.SampleFrame]:
     """A part as frames of about ``FRAME_BYTES`` at most."""
-    start = size = first = end = 0
+    if isinstance(part, Stored):
+        for records in _framed(list(map(len, part.blobs))):
+            blobs = part.blobs[records]
+            yield pb.SampleFrame(
+                ids=b"".join(part.ids[records]), record_lengths=_int32(list(map(len, blobs))), records=b"".join(blobs)
+            )
+        return
     a_token = 4 + part.logprobs.dtype.itemsize
-    for at, (length, details) in enumerate(zip(part.lengths, part.details, strict=True)):
-        more = a_token * length + len(details)
-        if at > start and size + more > FRAME_BYTES:
-            yield _frame(part, slice(start, at), slice(first, end))
-            start, size, first = at, 0, end
-        size, end = size + more, end + length
-    if start < len(part.lengths):
-        yield _frame(part, slice(start, None), slice(first, end))
+    end = 0
+    for records in _framed([a_token * n + len(text) for n, text in zip(part.lengths, part.details, strict=True)]):
+        start, end = end, end + sum(part.lengths[records])
+        details, logprobs = part.details[records], part.logprobs[start:end]
+        yield pb.SampleFrame(
+            ids=b"".join(part.ids[records]),
+            lengths=_int32(part.lengths[records]),
+            tokens=part.tokens[4 * start : 4 * end],
+            logprobs=logprobs.tobytes(),
+            half=logprobs.dtype.itemsize == 2,
+            finished=bytes(part.finished[records]),
+            detail_lengths=_int32(list(map(len, details))),
+            details=b"".join(details),
+        )
 
 
-def _frame(part: Part, records: slice, tokens: slice) -> pb.SampleFrame:
-    details, logprobs = part.details[records], part.logprobs[tokens]
-    return pb.SampleFrame(
-        ids=b"".join(part.ids[records]),
-        lengths=_int32(part.lengths[records]),
-        tokens=part.tokens[4 * tokens.start : 4 * tokens.stop],
-        logprobs=logprobs.tobytes(),
-        half=logprobs.dtype.itemsize == 2,
-        finished=bytes(part.finished[records]),
-        detail_lengths=_int32(list(map(len, details))),
-        details=b"".join(details),
-    )
+def _framed(sizes: Sequence[int]) -> Iterator[slice]:
+    """Which records go into each frame."""
+    start = together = 0
+    for at, size in enumerate(sizes):
+        if at > start and together + size > FRAME_BYTES:
+            yield slice(start, at)
+            start, together = at, 0
+        together += size
+    if start < len(sizes):
+        yield slice(start, None)
 
 
 def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> Sample:
     """The sample whose frames these are, taken apart as they arrive.
 
-    Raises ``PoolError`` where their columns do not fit together.
+    Raises ``PoolError`` where their columns do not fit together, ``RecordRefused`` for a damaged record.
     """
-    heads, parts = list[tuple[bytes, ...]](), list[tuple[bytes, Float32Array]]()
+    counts, parts = b"", list[Part]()
     for frame in frames:
-        heads.append((frame.counts, frame.lengths, frame.ids, frame.finished, frame.detail_lengths, frame.details))
-        logprobs = np.frombuffer(frame.logprobs, "<f2" if frame.half else "<f4").astype(np.float32)
-        parts.append((frame.tokens, logprobs))
-    counts, lengths, ids, finished, detail_lengths, details = (
-        (b"".join(column) for column in zip(*heads, strict=True)) if heads else repeat(b"", 6)
-    )
-    tokens = np.frombuffer(b"".join([tokens for tokens, _ in parts]), "<i4").astype(np.int32, copy=False)  # [N]
-    sample = Sample(
-        tuple(prompt_ids),
-        np.frombuffer(counts, "<i4").astype(np.int32),
-        tuple(_divided(ids.hex(), np.full(len(ids) // _ID_BYTES, 2 * _ID_BYTES))),
-        np.concatenate([[0], np.cumsum(np.frombuffer(lengths, "<i4"), dtype=np.int64)]),
-        tokens,
-        np.concatenate([np.zeros(0, np.float32), *[logprobs for _, logprobs in parts]]),
-        np.frombuffer(finished, np.bool_),
-        tuple(_divided(details, np.frombuffer(detail_lengths, "<i4"))),
-    )
-    _check_fit(sample)
-    return sample
+        counts += frame.counts
+        parts.append(_part(frame))
+    given = np.frombuffer(counts, "<i4").astype(np.int32)
+    drawn = sum(len(part.ids) for part in parts)
+    if len(given) != len(prompt_ids) or int(given.sum()) != drawn or given.min(initial=0) < 0:
+        raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(given)} counts, {drawn} records")
+    return columns(prompt_ids, given, parts)
 
 
-def _check_fit(sample: Sample) -> None:
-    """Refuse columns that are not those of one sample."""
-    prompts, drawn, held = len(sample.prompt_ids), len(sample.ids), int(sample.offsets[-1])
-    if len(sample.counts) != prompts or int(sample.counts.sum()) != drawn or sample.counts.min(initial=0) < 0:
-        raise PoolError(f"a sample of {prompts} prompts arrived with {len(sample.counts)} counts, {drawn} records")
-    if {len(sample.offsets) - 1, len(sample.finished), len(sample.details)} != {drawn}:
-        raise PoolError(f"a sample of {drawn} records arrived with other numbers of lengths, ends or details")
-    if len(sample.tokens) != held or len(sample.logprobs) != held or np.diff(sample.offsets).min(initial=0) < 0:
+def _part(frame: pb.SampleFrame) -> Part:
+    """A frame's trajectories. Raises ``PoolError`` where its columns are not of one length."""
+    ids = _divided(frame.ids, [_ID_BYTES] * (len(frame.ids) // _ID_BYTES))
+    if frame.record_lengths:
+        blobs = _divided(frame.records, _numbers(frame.record_lengths))
+        if len(blobs) != len(ids):
+            raise PoolError(f"a sample's frame arrived with {len(ids)} ids, {len(blobs)} records")
+        return Stored(ids, blobs).part()
+    lengths, details = _numbers(frame.lengths), _divided(frame.details, _numbers(frame.detail_lengths))
+    logprobs = np.frombuffer(frame.logprobs, "<f2" if frame.half else "<f4")
+    if not len(ids) == len(lengths) == len(frame.finished) == len(details):
+        raise PoolError(f"a sample's frame of {len(ids)} ids arrived with other numbers of lengths, ends or details")
+    if min(lengths, default=0) < 0 or not 4 * sum(lengths) == 4 * len(logprobs) == len(frame.tokens):
         raise PoolError(
-            f"a sample of {held} tokens arrived with {len(sample.tokens)}, {len(sample.logprobs)} log-probs"
+            f"a sample's frame of {sum(lengths)} tokens arrived with {len(frame.tokens)} bytes of them, "
+            f"{len(logprobs)} log-probs"
         )
+    return Part(ids, lengths, frame.tokens, logprobs, [ended != 0 for ended in frame.finished], details)
 
 
-T = TypeVar("T", str, bytes)
+def _divided(column: bytes, lengths: list[int]) -> list[bytes]:
+    """A column cut into pieces of these lengths. Raises ``PoolError`` where they are not those of all of it."""
+    if min(lengths, default=0) < 0 or sum(lengths) != len(column):
+        raise PoolError(
+            f"a sample's frame arrived with {len(column)} bytes for {len(lengths)} pieces of {sum(lengths)}"
+        )
+    bounds = [0, *itertools.accumulate(lengths)]
+    return [column[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-def _divided(column: T, lengths: NDArray[np.integer[Any]]) -> list[T]:
-    """A column cut into pieces of these lengths."""
-    bounds: list[int] = np.cumsum(lengths).tolist()
-    return [column[start:end] for start, end in zip([0, *bounds], bounds, strict=False)]
+def _numbers(column: bytes) -> list[int]:
+    if len(column) % 4:
+        raise PoolError(f"a sample's frame arrived with {len(column)} bytes of int32")
+    numbers: list[int] = np.frombuffer(column, "<i4").tolist()
+    return numbers
 
 
 def _int32(values: list[int]) -> bytes:
