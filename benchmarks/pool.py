@@ -7,10 +7,11 @@ tokenizer (about 1.5 bytes a token, 240 different ones in 830); 4,096 different 
 content ids. A sample asks for 2 answers of each of 512 prompts. Rows take turns; a ratio is one of their medians, and the
 spread of both is given in milliseconds (10th percentile, median, 90th percentile).
 
-* ``tcp``: the bytes of a sample's columns from one thread to another, received into fresh memory;
+* ``tcp``: the bytes of a sample's columns, asked of another process and received into fresh memory;
 * ``sample_redis``, ``sample_cache``: ``Pool.sample`` with nothing, and with every record of the 512 prompts, in its cache;
 * ``grpc_redis``, ``grpc_cache``: ``PoolClient.sample`` of a server process; ``ray_redis``, ``ray_cache``: of an actor;
-* ``draw``: the choice of 512 × 2 alone;
+* ``draw``: the choice of 512 × 2 alone, of prompts whose keys and counts are at hand; ``draw_looked_up``: with their
+  look-up in the index; both in turns of their own, as nothing else passes through the processor's caches between them;
 * ``insert``: ``Store.insert`` of 64 records (atomic, idempotent, in the append-only file when it returns) beside ``hsetnx``, a
   plain pipeline of 64 HSETNX of the same records;
 * ``growth``: ``sample_redis`` of a pool five times as large beside one half as large;
@@ -30,7 +31,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -42,6 +42,7 @@ import numpy as np
 
 from rlep import PoolClient
 from rlep.actors.cluster import Cluster
+from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
 from rlep.config_roles import ClusterConfig
 from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.codec import encode
@@ -91,7 +92,7 @@ def ratios(times: Times) -> dict[str, Any]:
     table = {f"{row}_over_tcp": row for row in median if row.startswith(("sample_", "ray_", "grpc_"))}
     return {
         **{name: round(median[row] / median["tcp"], 2) for name, row in table.items()},
-        "draw_ms": round(1e3 * median["draw"], 3),
+        **{f"{row}_ms": round(1e3 * median[row], 3) for row in ("draw", "draw_looked_up")},
         "insert_over_hsetnx": round(median["hsetnx"] / median["insert"], 2),
         "growth_times_10": round(median["large"] / median["small"], 2),
         "milliseconds": {
@@ -179,12 +180,21 @@ class Bench:
             rows: dict[str, Work] = {
                 name: partial(sampled, verb, same if "cache" in name else asked, steps) for name, verb in take.items()
             }
-            rows["draw"] = lambda: bare._index.draw(asked, COUNT, minimum=2, seed=0, step=next(steps))
             whole = bare.sample(same, COUNT, seed=0, step=0)
             rows["tcp"] = stack.enter_context(transfer_of(size_of(whole)))
-            times = by_turns(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
+            renew = partial(self._renew, asked)
+            times = by_turns(rows, self.repetitions, renew)
+            keys, counts = prompt_keys(same), np.full(ASKED, 12)
+            draws: dict[str, Work] = {
+                "draw": lambda: draw_uniform_keyed(keys, counts, COUNT, seed=0, step=next(steps)),
+                "draw_looked_up": lambda: bare._index.draw(asked, COUNT, minimum=2, seed=0, step=next(steps)),
+            }
+            times |= by_turns(draws, 10 * self.repetitions, renew)
         self.sample_bytes = size_of(whole)
         return times
+
+    def _renew(self, asked: list[str]) -> None:
+        asked[:] = self.asked()
 
     @contextmanager
     def served(self, cache_mib: int) -> Iterator[Verb]:
@@ -316,24 +326,31 @@ def size_of(sample: Sample) -> int:
     return sum(column.nbytes for column in columns) + 16 * len(sample.ids) + sum(map(len, sample.details))
 
 
+SENDER = """
+import os, socket, sys
+data = os.urandom(int(sys.argv[2]))
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+    while connection.recv(1):
+        connection.sendall(data)
+"""
+
+
 @contextmanager
 def transfer_of(size: int) -> Iterator[Work]:
-    """Sends so many bytes over loopback and receives them."""
-    data = os.urandom(size)
+    """Asks a process for so many bytes over loopback and receives them."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        receiver = socket.create_connection(listener.getsockname())
-        sender, _ = listener.accept()
+        process = subprocess.Popen([sys.executable, "-c", SENDER, str(listener.getsockname()[1]), str(size)])
+        receiver, _ = listener.accept()
 
     def transfer() -> None:
         view, got = memoryview(bytearray(size)), 0
-        thread = threading.Thread(target=sender.sendall, args=(data,))
-        thread.start()
+        receiver.sendall(b"?")
         while got < size:
             got += receiver.recv_into(view[got:])
-        thread.join()
 
-    with receiver, sender:
+    with receiver:
         yield transfer
+    process.wait(10)
 
 
 if __name__ == "__main__":

@@ -129,7 +129,8 @@ class Index:
         with self._lock:
             known, row_of = self._rows, self._rows.row_of
             rows = [row_of.get(prompt_id, 0) for prompt_id in prompt_ids]
-            available, keys, editions = known.counts[rows], known.keys[rows], known.editions[rows]
+            at = np.array(rows, np.intp)
+            available, keys, editions = known.counts[at], known.keys[at], known.editions[at]
             held = [known.held[row] for row in rows]
         available[available < minimum] = 0
         picks, offsets = draw_uniform_keyed(keys, available, count, seed=seed, step=step)
