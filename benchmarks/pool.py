@@ -58,7 +58,7 @@ RESULTS = Path(__file__).parent / "results" / "pool.json"
 PROMPTS, MEAN_TOKENS, VOCABULARY, WORDS = 17_000, 830, 151_936, 20_000
 DIFFERENT, ASKED, COUNT, EVERY, INSERTED, BATCH = 4096, 512, 2, 1000, 64, 512
 TOKENIZER, CAP = "0123456789abcdef0123456789abcdef", 100_000
-NOTHING, CACHE_MIB = 0, 256
+NOTHING, CACHE_MIB, QUANTILES = 0, 256, (0.1, 0.5, 0.9)
 NAMES = [hashlib.blake2b(b"%d" % number, digest_size=16).hexdigest() for number in range(PROMPTS)]
 Work = Callable[[], object]
 Verb = Callable[..., Sample]
@@ -96,8 +96,7 @@ def ratios(times: Times) -> dict[str, Any]:
         "insert_over_hsetnx": round(median["hsetnx"] / median["insert"], 2),
         "growth_times_10": round(median["large"] / median["small"], 2),
         "milliseconds": {
-            name: [round(1e3 * float(np.quantile(values, q)), 3) for q in (0.1, 0.5, 0.9)]
-            for name, values in times.items()
+            row: [round(1e3 * float(q), 3) for q in np.quantile(ts, QUANTILES)] for row, ts in times.items()
         },
     }
 
@@ -182,19 +181,19 @@ class Bench:
             }
             whole = bare.sample(same, COUNT, seed=0, step=0)
             rows["tcp"] = stack.enter_context(transfer_of(size_of(whole)))
-            renew = partial(self._renew, asked)
-            times = by_turns(rows, self.repetitions, renew)
-            keys, counts = prompt_keys(same), np.full(ASKED, 12)
+            times = by_turns(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
+            keys, counts, questions = (
+                prompt_keys(same),
+                np.full(ASKED, 12),
+                itertools.cycle([self.asked() for _ in range(99)]),
+            )
             draws: dict[str, Work] = {
                 "draw": lambda: draw_uniform_keyed(keys, counts, COUNT, seed=0, step=next(steps)),
-                "draw_looked_up": lambda: bare._index.draw(asked, COUNT, minimum=2, seed=0, step=next(steps)),
+                "draw_looked_up": lambda: bare._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
             }
-            times |= by_turns(draws, 10 * self.repetitions, renew)
+            times |= by_turns(draws, 10 * self.repetitions)
         self.sample_bytes = size_of(whole)
         return times
-
-    def _renew(self, asked: list[str]) -> None:
-        asked[:] = self.asked()
 
     @contextmanager
     def served(self, cache_mib: int) -> Iterator[Verb]:

@@ -95,14 +95,23 @@ def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: H
     assert [line["step"] for line in read_lines(tmp_path / "train" / "metrics.jsonl")] == [0, 1]
     assert (tmp_path / "train" / "checkpoints" / "step-000002" / "model" / "model.safetensors").exists()
 
-    collected = [*overrides, f'run.directory="{tmp_path / "collect"}"', "run.name=shared", "collection.samples=1024"]
+    collected = [
+        *overrides,
+        f'run.directory="{tmp_path / "collect"}"',
+        "run.name=shared",
+        "collection.samples=8192",
+    ]  # for minutes
     command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
     collecting = [*command, "collect", str(BASE), *options(collected)]
     with subprocess.Popen(collecting, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True) as job:
         roles = looked_at(head, job)
         asked = ask(head, job)
+        assert job.stdout is not None
+        name = job.stdout.readline().split()[1]  # submitted NAME to ADDRESS
+        stop = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head.dashboard, name]
+        subprocess.run(stop, env=os.environ | head.environment, check=True, capture_output=True)
         output, _ = job.communicate(timeout=300)
-    assert "SUCCEEDED" in output
+    assert f"job {name}: STOPPED" in output
     assert [role["role"] for role in roles] == ["generator", "verifier", "pool"]
     unknown = rlep("status", "nobody", check=False, **head.environment)
     assert unknown.returncode == 2
