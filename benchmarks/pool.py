@@ -77,8 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         bench = Bench(Path(home) / "redis", arguments)
         with bench.server:
-            figures = {"machine": machine, "redis": bench.version(), "trajectories": arguments.trajectories}
-            figures["repetitions"] = arguments.repetitions
+            figures = {"machine": machine, **{name: vars(arguments)[name] for name in ("trajectories", "repetitions")}}
             figures |= bench.sizes()
             times = bench.samples() | bench.inserts() | bench.growth()
     figures |= {"sample_bytes": bench.sample_bytes} | ratios(times)
@@ -125,10 +124,6 @@ class Bench:
         self.answers = Answers()
         self.draw = random.Random(0)
 
-    def version(self) -> str:
-        with connect(self.server.url, password_file=self.server.password_file) as client:
-            return str(client.info("server")["redis_version"])
-
     def open(self, cache: RecordCache | None = None, *, name: str = "pool") -> Pool:
         return Pool.open(
             self.server.url,
@@ -143,14 +138,15 @@ class Bench:
         for start in range(0, count, BATCH):
             pool.store.insert(self.answers.entries(min(BATCH, count - start)), cap=CAP, writer="main", epoch=None)
 
-    def sizes(self) -> dict[str, float]:
+    def sizes(self) -> dict[str, Any]:
         """Fill the first pool; what a trajectory takes."""
         with connect(self.server.url, password_file=self.server.password_file) as client, self.open() as pool:
-            before = client.info("memory")["used_memory"]
+            version, before = client.info("server")["redis_version"], client.info("memory")["used_memory"]
             self.fill(pool, self.trajectories)
             took = (client.info("memory")["used_memory"] - before) / self.trajectories
             encoded = pool.stats().bytes / self.trajectories - 4  # without the label's number
         return {
+            "redis": version,
             "bytes_per_trajectory": round(took),
             "encoded_bytes": round(encoded),
             "bytes_over_encoded": round(took / encoded, 3),
@@ -182,11 +178,8 @@ class Bench:
             whole = bare.sample(same, COUNT, seed=0, step=0)
             rows["tcp"] = stack.enter_context(transfer_of(size_of(whole)))
             times = by_turns(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
-            keys, counts, questions = (
-                prompt_keys(same),
-                np.full(ASKED, 12),
-                itertools.cycle([self.asked() for _ in range(99)]),
-            )
+            keys, counts = prompt_keys(same), np.full(ASKED, 12)
+            questions = itertools.cycle([self.asked() for _ in range(99)])
             draws: dict[str, Work] = {
                 "draw": lambda: draw_uniform_keyed(keys, counts, COUNT, seed=0, step=next(steps)),
                 "draw_looked_up": lambda: bare._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
