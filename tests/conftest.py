@@ -13,8 +13,8 @@ import pytest
 
 KINDS = ("unit", "contract", "services", "cluster", "engines", "e2e")
 TIMEOUTS = {
-    "cluster": 300,
-    "engines": 300,
+    "cluster": 600,
+    "engines": 600,
     "e2e": 900,
 }  # seconds for one test, fixtures included; others: pyproject.toml
 STARTING_PROCESSES = ("services", "cluster", "engines", "e2e")
