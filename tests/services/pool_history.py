@@ -85,6 +85,7 @@ def check(pool: Pool, histories: Sequence[tuple[int, History]]) -> tuple[int, li
     assert len(found) == len(set(found))
     assert wanted <= set(found) <= begun
     examined, stats = examine(pool, mend=False), pool.stats()
-    assert (examined.records, examined.counted, examined.damaged) == (len(found), len(found), 0)
-    assert stats.trajectories == len(found) == sum(stats.by_policy.values()) == sum(stats.by_verifier.values())
+    seen = (examined.records, examined.counted, examined.damaged)
+    assert seen == (len(found), len(found), 0), f"{seen} records, counted, damaged; {len(found)} listed"
+    assert stats.trajectories == len(found) == sum(stats.by_policy.values()) == sum(stats.by_verifier.values()), stats
     return len(found), calls

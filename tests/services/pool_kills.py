@@ -71,7 +71,8 @@ class Traps:
     def __init__(self, traps: Iterable[Trap], server: redis.Redis | None = None) -> None:
         """``server``: the Redis that traps kill or stop."""
         self._left, self._seen = deque(traps), 0
-        self._lock, self._server = threading.Lock(), server
+        self._lock, self._springing = threading.Lock(), threading.Lock()
+        self._server, self._hit = server, 0
 
     def due(self, point: str) -> Trap | None:
         """The trap that lies at this point, if it is its turn."""
@@ -87,9 +88,18 @@ class Traps:
     def spring(self, trap: Trap) -> None:
         if trap.action == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        with self._springing:
+            process = until_deadline("looking for Redis", self._redis_process, deadline=DEADLINE)
+            os.kill(process, signal.SIGKILL if trap.action == "kill Redis" else signal.SIGSTOP)
+            self._hit = process
+
+    def _redis_process(self) -> int:
+        """The Redis that answers, once it is another than the one that was hit last."""
         assert self._server is not None
-        found = until_deadline("looking for Redis", functools.partial(self._server.info, "server"), deadline=DEADLINE)
-        os.kill(found["process_id"], signal.SIGKILL if trap.action == "kill Redis" else signal.SIGSTOP)
+        process = int(self._server.info("server")["process_id"])
+        if process == self._hit:
+            raise redis.ConnectionError(f"process {process} is ending")
+        return process
 
     def reached(self, point: str) -> None:
         if trap := self.due(point):
@@ -133,12 +143,15 @@ def _lay_on_scripts(traps: Traps) -> None:
             traps.reached("scripts answered")
         return answers
 
-    redis.connection.AbstractConnection.send_packed_command = sending
-    Link._run = running  # type: ignore[method-assign]
+    redis.connection.AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
+    Link._run = running  # type: ignore[method-assign,assignment]
 
 
-def serve(directory: Path, address: str, traps: Sequence[Trap], patience: float) -> None:
-    """``rlep pool serve`` over the Redis of a directory, with traps. It waits ``patience`` seconds for an answer of Redis."""
+def serve(directory: Path, address: str, traps: Sequence[Trap] = (), patience: float = 5.0) -> None:
+    """``rlep pool serve`` over the Redis of a directory, with traps.
+
+    ``patience``: seconds that it waits for an answer of Redis, 5 where nobody changes them.
+    """
     log = os.open(directory.parent / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

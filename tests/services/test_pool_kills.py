@@ -39,7 +39,6 @@ from tests.services.pool_servers import reserved_address
 from tests.services.pool_writer import BATCH
 
 KILLED = -signal.SIGKILL
-PATIENCE = 5.0  # seconds that ``rlep pool serve`` waits for an answer of Redis
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -57,7 +56,7 @@ class Place:
         digest, password = "tokenizer-digest", server.password_file
         return Pool.open(server.url, "pool", tokenizer_digest=digest, password_file=password, options=options)
 
-    def serve(self, traps: Sequence[Trap] = (), *, patience: float = PATIENCE) -> BaseProcess:
+    def serve(self, *traps: Trap, patience: float = 5.0) -> BaseProcess:
         return self.started.start(serve, self.redis.directory, self.address, traps, patience)
 
     def history(self, name: object) -> History:
@@ -116,7 +115,7 @@ def test_a_server_killed_at_21_points_loses_and_doubles_nothing(place: Place) ->
     histories = [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
     for trap in points(SERVER_POINTS, 3, seed=4):
-        assert status_of(place.serve([trap])) == KILLED, trap
+        assert status_of(place.serve(trap)) == KILLED, trap
     server = place.serve()
     place.end(writers, histories)
     held, calls = place.check(server, list(zip(WRITERS, histories, strict=True)))
@@ -153,7 +152,7 @@ def test_clients_killed_at_20_points_lose_and_double_nothing(place: Place) -> No
 
 def test_redis_killed_at_21_points_of_a_running_server_loses_and_doubles_nothing(place: Place) -> None:
     traps = points(SERVER_POINTS, 3, seed=6, action="kill Redis")
-    server, histories = place.serve(traps), [place.history(n) for n in range(len(WRITERS))]
+    server, histories = place.serve(*traps), [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
     log = place.redis.directory / "redis.log"
     until(lambda: log.read_text().count("Server initialized") == 1 + len(traps), "the last start of Redis")
@@ -169,7 +168,7 @@ def test_a_redis_that_stands_still_for_3_seconds_stores_nothing_twice(place: Pla
     with connect(place.redis.url, password_file=place.redis.password_file) as client:
         assert isinstance(client, redis.Redis)
         program = psutil.Process(client.info("server")["process_id"])
-    server = place.serve([Trap(point, 9, "stop Redis")], patience=0.5)
+    server = place.serve(Trap(point, 9, "stop Redis"), patience=0.5)
     histories = [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
     until(lambda: program.status() == psutil.STATUS_STOPPED, "Redis to be stopped")
