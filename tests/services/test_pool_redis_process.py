@@ -56,7 +56,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
     """A data directory that nobody serves any more in the end."""
     directory = tmp_path / "data"
     yield directory
-    assert servers(directory) == supervisors(directory) == []
+    wait_for(lambda: servers(directory) == supervisors(directory) == [])
 
 
 OWNER = """
@@ -88,7 +88,7 @@ def test_what_was_written_is_there_at_the_next_start(data: Path, binary: Path) -
         with EmbeddedRedis(data, binary) as server, client_of(server) as client:
             assert client.get("turn") == (str(turn - 1).encode() if turn else None)
             client.set("turn", turn)
-        assert servers(data) == []
+        wait_for(lambda: servers(data) == [])
 
 
 def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +138,7 @@ def test_a_second_user_joins_and_the_last_one_out_stops_the_server(data: Path, b
             with client_of(third) as client:
                 assert client.get("alive") == b"1"
             assert servers(data) == [running]
-    assert servers(data) == []
+    wait_for(lambda: servers(data) == [])
 
 
 def test_many_that_start_at_once_share_one_server(data: Path, binary: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: 
             client.set("a", 1)
         with EmbeddedRedis(deep, any_binary) as joined:
             assert joined.url == server.url
-    assert servers(deep) == []
+    wait_for(lambda: servers(deep) == [])
 
 
 def test_a_path_with_spaces_works(tmp_path: Path, any_binary: Path) -> None:

@@ -257,7 +257,7 @@ def test_rates_count_each_caller_by_itself() -> None:
 
 def test_a_client_that_asks_too_often_is_told_when_to_come_again(one_redis: EmbeddedRedis) -> None:
     with serving(one_redis, calls_per_second=0.001) as server:
-        with PoolClient(server.address, deadline=1) as client:
+        with PoolClient(server.address) as client:
             assert isinstance(client.names(), list)
             with pytest.raises(DeadlineExceeded, match="too many calls by this client"):
                 client.names()
