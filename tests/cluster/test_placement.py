@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.cli.compose import stage
+from rlep.actors.pool import open_pool
+from rlep.cli.compose import pool_directory, stage
 from rlep.config import Config
 from rlep.engines.tokenizer import load_tokenizer
 from rlep.errors import ActorLost, PlacementError, PoolError
+from rlep.services.pool.values import PoolOptions
 from rlep.settings import load_config
 from rlep.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from tests.small import BASE, small_task
@@ -106,6 +108,12 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         before = await pool.sample([PROMPT.id], 2, seed=7, step=3)
 
         handle = await pool._actor.handle()
+        columns = await handle.sample.remote([PROMPT.id], 2, 7, 3)
+        with open_pool(config.pool, pool_directory(config), tokenizer.digest, PoolOptions(read_only=True)) as itself:
+            wanted = itself.sample([PROMPT.id], 2, seed=7, step=3)
+        assert columns.ids == wanted.ids
+        for name in ("counts", "offsets", "tokens", "logprobs"):
+            assert getattr(columns, name).tobytes() == getattr(wanted, name).tobytes(), name
         os.kill(await handle.ping.remote(), signal.SIGKILL)
         after = await pool.sample([PROMPT.id], 2, seed=7, step=3)
         ids = [trajectory.content_id for trajectory in before[PROMPT.id]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,3 +75,16 @@ def make_certificate(directory: Path, name: str, authority: Certificate | None =
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return Certificate(built, key, certificate_file, key_file)
+
+
+@contextmanager
+def reserved_address() -> Iterator[str]:
+    """A loopback address for a server that comes and goes, which nobody else is given meanwhile.
+
+    A port that is merely free may be taken between two servers: by another test, or as the own port of a client that
+    tries to reach it. Bound without listening it goes to nobody who does not ask for it by its number.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import redis
 
 from rlep.services.pool.pool import Pool
 from rlep.types import Trajectory
+from tests.services.pool_servers import reserved_address
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -74,14 +74,14 @@ class Server:
 
 @pytest.fixture
 def server(binary: Path, tmp_path: Path) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     subprocess.run([DEPLOY / "secrets.sh", tmp_path / "secrets"], check=True)
-    made = Server(binary, tmp_path, port)
-    made.start()
-    yield made
-    made.kill()
+    with reserved_address() as address:
+        made = Server(binary, tmp_path, int(address.rpartition(":")[2]))
+        try:
+            made.start()
+            yield made
+        finally:
+            made.kill()
 
 
 def test_the_configuration_is_what_a_pool_needs(server: Server) -> None:

@@ -35,9 +35,12 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports whose cluster bus port (10,000 higher) is free too; other test processes look elsewhere first."""
-    start = os.getpid() * 16 % 7000
-    candidates = (21000 + (start + i) % 7000 for i in range(7000))
+    """Free ports whose cluster bus port (10,000 higher) is free too; other test processes look elsewhere first.
+
+    Both lie below 32,768, where a client may be given its own port at any time.
+    """
+    start = os.getpid() * 16 % 1600
+    candidates = (21000 + (start + i) % 1600 for i in range(1600))
     free = (port for port in candidates if is_free(port) and is_free(port + 10_000))
     return list(itertools.islice(free, count))
 
@@ -57,8 +60,8 @@ def cluster(tmp_path: Path, any_binary: Path, monkeypatch: pytest.MonkeyPatch) -
         processes.append(subprocess.Popen([any_binary, directory / "redis.conf"], stdout=subprocess.DEVNULL))
     nodes = [redis.Redis(port=port, password=PASSWORD) for port in ports]
     try:
-        for node, slots in zip(nodes, (range(8192), range(8192, 16384)), strict=True):
-            while True:
+        for process, node, slots in zip(processes, nodes, (range(8192), range(8192, 16384)), strict=True):
+            while process.poll() is None:
                 with contextlib.suppress(redis.ConnectionError):
                     node.execute_command("CLUSTER", "ADDSLOTS", *slots)
                     break

@@ -75,6 +75,16 @@ def process_of(server: EmbeddedRedis) -> psutil.Process:
         time.sleep(0.02)
 
 
+@contextmanager
+def impatient(pool: Pool, seconds: float) -> Iterator[None]:
+    """Meanwhile an operation that fails does so after so many seconds; one that succeeds has its usual time elsewhere."""
+    usual, pool._link.deadline = pool._link.deadline, seconds
+    try:
+        yield
+    finally:
+        pool._link.deadline = usual
+
+
 class Writer(threading.Thread):
     """Adds small batches until told to stop, and keeps what it was told about each."""
 
@@ -94,6 +104,17 @@ class Writer(threading.Thread):
                 serial += 8
         except Exception as error:  # noqa: BLE001 -- shown by the test's own thread
             self.failure = error
+
+
+def end(writers: list[Writer]) -> None:
+    """Let each writer end once it has added some batches more."""
+    wanted, give_up = [len(writer.history) + 3 for writer in writers], time.monotonic() + 60
+    while any(w.is_alive() and len(w.history) < n for w, n in zip(writers, wanted, strict=True)):
+        assert time.monotonic() < give_up, "waited 60 s for three batches of each writer"
+        time.sleep(0.02)
+    for writer in writers:
+        writer.ended.set()
+        writer.join()
 
 
 def check_history(pool: Pool, writers: list[Writer]) -> None:
@@ -127,9 +148,7 @@ def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, 
             process.kill()
             process.wait()
             pool.ping()
-        for writer in writers:
-            writer.ended.set()
-            writer.join()
+        end(writers)
         check_history(pool, writers)
 
 
@@ -150,10 +169,7 @@ def test_a_stall_longer_than_a_clients_patience_stores_nothing_twice(
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(3)
         os.kill(process.pid, signal.SIGCONT)
-        time.sleep(0.2)
-        for writer in writers:
-            writer.ended.set()
-            writer.join()
+        end(writers)
         check_history(pool, writers)
 
 
@@ -186,12 +202,15 @@ def test_a_full_disk_refuses_writes_goes_on_reading_and_loses_nothing(
 ) -> None:
     """The limit on file sizes stands for the disk: writing beyond it fails like writing to a full one."""
     kept, more = ([trajectory(f"q{i % 5}") for i in range(50)] for _ in range(2))
-    with bare_server(binary, tmp_path) as (process, url), pool_at(url, deadline=2.0) as pool:
+    with bare_server(binary, tmp_path) as (process, url), pool_at(url) as pool:
         pool.add(kept)
         size = max(path.stat().st_size for path in tmp_path.rglob("*aof*") if path.is_file())
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
         for _ in range(2):  # Redis itself acknowledges the write that finds the disk full
-            with pytest.raises(PoolError, match=r"refuses writes: it cannot write its append-only file; reads go on"):
+            with (
+                impatient(pool, 2.0),
+                pytest.raises(PoolError, match=r"refuses writes: it cannot write its append-only file; reads go on"),
+            ):
                 pool.add(more)
         prompt_ids = sorted({t.prompt_id for t in kept})
         assert pool.sample(prompt_ids, 2, seed=0, step=0).counts.tolist() == [2] * 5
@@ -206,11 +225,18 @@ def test_a_full_disk_refuses_writes_goes_on_reading_and_loses_nothing(
 
 
 def test_a_redis_that_stays_away_runs_into_the_deadline(server: EmbeddedRedis, trajectory: MakeTrajectory) -> None:
-    with open_pool(server, deadline=1.0) as pool:
+    with open_pool(server) as pool:
+        client = pool._link.client
+        assert isinstance(client, redis.Redis)
+        client.connection_pool.connection_kwargs |= {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
+        client.connection_pool.disconnect()
         process = process_of(server)
         os.kill(process.pid, signal.SIGSTOP)
         try:
-            with pytest.raises(DeadlineExceeded, match="pool pool: adding: no answer from Redis within 1 s"):
+            with (
+                impatient(pool, 1.0),
+                pytest.raises(DeadlineExceeded, match="pool pool: adding: no answer from Redis within 1 s"),
+            ):
                 pool.add([trajectory()])
         finally:
             os.kill(process.pid, signal.SIGCONT)
@@ -223,12 +249,13 @@ def test_a_redis_that_stays_away_runs_into_the_deadline(server: EmbeddedRedis, t
 def test_a_full_redis_refuses_writes_by_name_and_goes_on_reading(
     server: EmbeddedRedis, trajectory: MakeTrajectory
 ) -> None:
-    with open_pool(server, deadline=1.0) as pool:
+    with open_pool(server) as pool:
         kept = [trajectory("q0", [1]), trajectory("q0", [2])]
         pool.add(kept)
         before = pool.digest()
         pool._link.client.config_set("maxmemory", 1000)
-        with pytest.raises(PoolError, match=r"refuses writes: it is out of memory .*reads go on"):
+        out_of_memory = pytest.raises(PoolError, match=r"refuses writes: it is out of memory .*reads go on")
+        with impatient(pool, 1.0), out_of_memory:
             pool.add([trajectory(f"q{i}", [i]) for i in range(20)])
         assert pool.digest() == before
         assert pool.sample(["q0"], 2, seed=0, step=0).counts.tolist() == [2]
@@ -269,7 +296,7 @@ def test_a_redis_that_would_lose_records_is_refused_with_the_remedy(
         else:
             client.config_set(setting, value)
         with pytest.raises(PoolError, match=message):
-            open_pool(server, deadline=2.0)
+            open_pool(server)
         if setting == "appendonly":
             open_pool(server, allow_volatile=True).close()
 

@@ -56,7 +56,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
     """A data directory that nobody serves any more in the end."""
     directory = tmp_path / "data"
     yield directory
-    assert servers(directory) == supervisors(directory) == []
+    wait_for(lambda: servers(directory) == supervisors(directory) == [])
 
 
 OWNER = """
@@ -88,7 +88,7 @@ def test_what_was_written_is_there_at_the_next_start(data: Path, binary: Path) -
         with EmbeddedRedis(data, binary) as server, client_of(server) as client:
             assert client.get("turn") == (str(turn - 1).encode() if turn else None)
             client.set("turn", turn)
-        assert servers(data) == []
+        wait_for(lambda: servers(data) == [])
 
 
 def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +138,7 @@ def test_a_second_user_joins_and_the_last_one_out_stops_the_server(data: Path, b
             with client_of(third) as client:
                 assert client.get("alive") == b"1"
             assert servers(data) == [running]
-    assert servers(data) == []
+    wait_for(lambda: servers(data) == [])
 
 
 def test_many_that_start_at_once_share_one_server(data: Path, binary: Path) -> None:
@@ -184,14 +184,38 @@ def test_a_stopped_process_is_still_put_away(data: Path, any_binary: Path) -> No
     wait_for(lambda: servers(data) == [])  # SIGTERM stays pending; SIGKILL follows after the supervisor's grace
 
 
+def append_only_file(data: Path) -> Path:
+    """The part of it that holds all that was written."""
+    parts = (p for p in data.rglob("appendonly.aof*") if p.is_file() and "manifest" not in p.name)
+    return max(parts, key=lambda part: part.stat().st_size)
+
+
+def test_a_transaction_cut_by_a_kill_is_undone_as_a_whole_and_takes_nothing_along(data: Path, binary: Path) -> None:
+    with EmbeddedRedis(data, binary) as server, client_of(server) as client:
+        client.set("before", "x" * 50)
+        with client.pipeline(transaction=True) as pipeline:
+            for name in ("first", "second", "third"):
+                pipeline.set(name, "x" * 50)
+            pipeline.execute()
+    log = append_only_file(data)
+    whole = log.read_bytes()
+    start, end = whole.index(b"*1\r\n$5\r\nMULTI\r\n"), len(whole)
+    # Within MULTI, behind it, within and between the commands, within EXEC, and nowhere.
+    between = [whole.index(b"*3\r\n$3\r\nSET\r\n$6\r\nsecond"), whole.index(b"*1\r\n$4\r\nEXEC")]
+    for cut in (start + 3, start + 15, *between, between[0] + 40, end - 3, end):
+        log.write_bytes(whole[:cut])
+        with EmbeddedRedis(data, binary) as server, client_of(server) as client:
+            client.set("after", "acknowledged")
+        with EmbeddedRedis(data, binary) as server, client_of(server) as client:
+            expected = [b"acknowledged", b"before", *([b"first", b"second", b"third"] if cut == end else [])]
+            assert [client.get("after"), *sorted(client.keys("[bfst]*"))] == expected, cut - start
+
+
 def test_a_truncated_file_loads_and_a_damaged_one_is_named(data: Path, binary: Path) -> None:
     with EmbeddedRedis(data, binary) as server, client_of(server) as client:
         for number in range(100):
             client.set(f"key{number}", "x" * 50)
-    log = max(
-        (p for p in data.rglob("appendonly.aof*") if p.is_file() and "manifest" not in p.name),
-        key=lambda p: p.stat().st_size,
-    )
+    log = append_only_file(data)
     whole = log.read_bytes()
     log.write_bytes(whole[:-20])
     with EmbeddedRedis(data, binary) as server, client_of(server) as client:
@@ -210,7 +234,7 @@ def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: 
             client.set("a", 1)
         with EmbeddedRedis(deep, any_binary) as joined:
             assert joined.url == server.url
-    assert servers(deep) == []
+    wait_for(lambda: servers(deep) == [])
 
 
 def test_a_path_with_spaces_works(tmp_path: Path, any_binary: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 
@@ -266,7 +267,8 @@ def test_a_repeated_insert_gets_the_first_answer_from_another_server_too(
 ) -> None:
     pool = connected()._pool
     records = [pb.Record(prompt_id="q0", record=encode(trajectory("q0", [i]))) for i in range(3)]
-    frames = [pb.AddFrame(pool=pool, call="0123456789abcdef", records=records[:2]), pb.AddFrame(records=records[2:])]
+    first = pb.AddFrame(pool=pool, call="0123456789abcdef", records=records[:2], total=3)
+    frames = [first, pb.AddFrame(records=records[2:])]
     replies = []
     with serving(one_redis) as other:
         for address in (server.address, server.address, other.address):
@@ -274,6 +276,22 @@ def test_a_repeated_insert_gets_the_first_answer_from_another_server_too(
                 replies.append(bare.Add(iter(frames), timeout=30))
     assert [(reply.inserted, reply.duplicates) for reply in replies] == [(3, 0)] * 3
     assert connected().stats().trajectories == 3
+
+
+def test_an_insert_that_was_cut_off_stores_nothing_and_may_come_again(
+    connected: Connect, server: PoolServer, trajectory: MakeTrajectory
+) -> None:
+    pool = connected()._pool
+    records = [pb.Record(prompt_id="q0", record=encode(trajectory("q0", [i]))) for i in range(3)]
+    first = pb.AddFrame(pool=pool, call="0123456789abcdef", records=records[:2], total=3)
+    with stub(server.address) as bare:
+        with pytest.raises(grpc.RpcError, match="only 2 of 3 records arrived, none is stored") as caught:
+            bare.Add(iter([first]), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        with pytest.raises(grpc.RpcError, match="an insert of 4 records whose first frame says 3"):
+            bare.Add(iter([first, pb.AddFrame(records=records[1:])]), timeout=30)
+        assert pool not in connected().names()
+        assert bare.Add(iter([first, pb.AddFrame(records=records[2:])]), timeout=30).inserted == 3
 
 
 def test_a_fenced_writer_is_refused(connected: Connect, trajectory: MakeTrajectory) -> None:

@@ -257,7 +257,7 @@ def test_rates_count_each_caller_by_itself() -> None:
 
 def test_a_client_that_asks_too_often_is_told_when_to_come_again(one_redis: EmbeddedRedis) -> None:
     with serving(one_redis, calls_per_second=0.001) as server:
-        with PoolClient(server.address, deadline=1) as client:
+        with PoolClient(server.address) as client:
             assert isinstance(client.names(), list)
             with pytest.raises(DeadlineExceeded, match="too many calls by this client"):
                 client.names()
@@ -316,7 +316,7 @@ def test_what_is_too_large_is_refused(server: PoolServer) -> None:
 
 def test_damaged_records_are_refused_one_by_one(server: PoolServer, trajectory: MakeTrajectory) -> None:
     with stub(server.address) as bare:
-        frame = pb.AddFrame(pool="damaged", records=[pb.Record(prompt_id="q", record=b"RLEP")])
+        frame = pb.AddFrame(pool="damaged", records=[pb.Record(prompt_id="q", record=b"RLEP")], total=1)
         reply = bare.Add(iter([frame]), timeout=30, metadata=(("authorization", "Bearer admin-token"),))
     assert [item.reason for item in reply.refused] == ["record of 4 bytes is shorter than its 24-byte header"]
 

@@ -29,7 +29,7 @@ from rlep.services.pool.service import PoolServicer
 from rlep.services.pool.store import Entry
 from rlep.services.pool.values import AddReport
 from rlep.types import Trajectory
-from tests.services.pool_servers import serving
+from tests.services.pool_servers import reserved_address, serving
 
 MakeTrajectory = Callable[..., Trajectory]
 Serve = Callable[..., tuple["subprocess.Popen[str]", str]]
@@ -59,6 +59,13 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Where servers come and go."""
+    with reserved_address() as reserved:
+        yield reserved
 
 
 @pytest.fixture
@@ -125,7 +132,7 @@ def test_an_embedded_one_is_healthy_serves_and_leaves_nothing(
         assert len(redis_of(tmp_path / "pool")) == 2  # the server and its supervisor
         process.send_signal(number)
         assert process.wait(DEADLINE) == 0
-    assert redis_of(tmp_path / "pool") == []
+    until(lambda: redis_of(tmp_path / "pool") == [])
     assert process.stdout is not None
     assert process.stdout.read() == ""
     assert (tmp_path / "stderr").read_text().strip() == "stopping …"
@@ -148,9 +155,9 @@ def test_one_over_a_redis_of_somebody_else(serve: Serve, one_redis: EmbeddedRedi
 
 
 def test_a_server_that_is_killed_and_started_again_loses_nothing_and_counts_right(
-    serve: Serve, tmp_path: Path, trajectory: MakeTrajectory
+    serve: Serve, tmp_path: Path, trajectory: MakeTrajectory, address: str
 ) -> None:
-    process, address = serve("--embedded", tmp_path / "pool")
+    process, _ = serve("--embedded", tmp_path / "pool", listen=address)
     batches = [[trajectory(f"q{i % 10}", [b, i]) for i in range(40)] for b in range(30)]
     reports: list[AddReport] = []
     with PoolClient(address, deadline=DEADLINE) as client:

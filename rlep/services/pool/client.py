@@ -116,6 +116,7 @@ class PoolClient:
                 refused.append((name_of(trajectory), str(error)))
         for frames in insert_calls(records):
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
+            head.total = sum(len(frame.records) for frame in frames)
             reply = self._call("adding", lambda **way: self._stub.Add(iter([head, *frames]), **way))  # noqa: B023
             inserted, duplicates, evicted = (
                 inserted + reply.inserted,

@@ -47,6 +47,7 @@ databases 1
 save ""
 appendonly yes
 appendfsync everysec
+aof-use-rdb-preamble no
 aof-load-truncated yes
 maxmemory {maxmemory}
 maxmemory-policy noeviction

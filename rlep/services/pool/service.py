@@ -204,7 +204,11 @@ def _end(
 
 
 def _further(frames: Iterator[pb.AddFrame], head: pb.AddFrame) -> Iterator[pb.Record]:
-    """Records of the frames after the first. Raises ``ConfigError`` where all together are more than one call takes."""
+    """Records of the frames after the first.
+
+    Raises ``ConfigError`` where all together are more than one call takes, or than the first says; ``_Refused`` where they
+    are fewer: gRPC ends the frames of a client that is gone like those of one that has sent all.
+    """
     count, size = len(head.records), head.ByteSize()
     for frame in frames:
         count, size = count + len(frame.records), size + frame.ByteSize()
@@ -213,6 +217,13 @@ def _further(frames: Iterator[pb.AddFrame], head: pb.AddFrame) -> Iterator[pb.Re
         yield from frame.records
     if count > RECORDS_A_CALL:
         raise ConfigError(f"an insert of {count} records: at most {RECORDS_A_CALL} in one call")
+    if count > head.total:
+        raise ConfigError(f"an insert of {count} records whose first frame says {head.total}")
+    if count < head.total:
+        raise _Refused(
+            grpc.StatusCode.ABORTED,
+            f"only {count} of {head.total} records arrived, none is stored: send the call again",
+        )
 
 
 def _decoded(records: Sequence[pb.Record]) -> tuple[list[tuple[Trajectory, bytes]], list[tuple[str, str]]]:

@@ -3,17 +3,20 @@
 ``supervisor.py BINARY CONFIG USERS LOCK_FD``, in the data directory. Whoever uses the server holds a shared lock on the file
 ``USERS``; the kernel lets go of it however the user ends. This process waits for an exclusive lock on it: once it has
 that, nobody uses the server any more, so it stops it (SIGTERM, then SIGKILL) and ends. It starts a server that died again,
-but gives up on one that does not come up. The server itself is killed by the kernel should this process be killed.
+but gives up on one that does not come up; before each start it mends what a killed one left half written. The server
+itself is killed by the kernel should this process be killed.
 ``LOCK_FD`` is an open file with an exclusive lock: held here and in the server, it says that the directory is served.
 """
 
 import ctypes
 import fcntl
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +25,7 @@ GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 SHORT_LIFE = 2.0  # a server that lived less than this many seconds did not come up
 SHORT_LIVES = 3  # that many in a row end the supervisor; one that was killed from outside does not count
 RESTART_PAUSE = 0.1  # seconds
+MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 
 
 class ChildChanged(Exception):
@@ -76,11 +80,75 @@ def unused(server: "subprocess.Popen[bytes]", waiting: int) -> bool:
             continue
 
 
+def cut_unfinished(directory: Path) -> None:
+    """Cut the append-only file before a transaction that has no end in it: a killed server wrote a part of it only.
+
+    Redis itself cuts the last command, but leaves ``MULTI`` and what follows it. The commands that it appends then belong
+    to that transaction at the next start: half of the old one is applied with them, or they are dropped with it
+    (mended in Valkey by github.com/valkey-io/valkey/pull/4342).
+    """
+    parts = (directory / "appendonlydir").glob("appendonly.aof.*.incr.aof")  # of Redis 7; the last number is written to
+    files = sorted(parts, key=lambda part: int(part.name.split(".")[2]))
+    path = files[-1] if files else directory / "appendonly.aof"
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            # Reading all commands takes seconds: only where the last transaction seems to have no end.
+            begun = unfinished(content) if content.rfind(MULTI) > content.rfind(EXEC) else None
+        if begun is not None:
+            file.truncate(begun)
+            os.fsync(file.fileno())
+
+
+def unfinished(content: "mmap.mmap | bytes") -> "int | None":
+    """Where the transaction begins whose end is missing; None where there is none, or the content is no list of commands."""
+    begun = None
+    try:
+        for start, name in commands(content):
+            if name == b"EXEC":
+                begun = None
+            elif name == b"MULTI" and begun is None:
+                begun = start
+    except EOFError:
+        return begun
+    except ValueError:
+        return None  # damaged: the server says so
+    return begun
+
+
+def commands(content: "mmap.mmap | bytes") -> Iterator[tuple[int, bytes]]:
+    """Position and name of each command. Raises ``EOFError`` at one that is cut, ``ValueError`` at what is none."""
+    at = 0
+    while at < len(content):
+        start, name = at, b""
+        parts, at = number(content, at, b"*")
+        for part in range(parts):
+            length, at = number(content, at, b"$")
+            name = name if part else content[at : at + length]
+            at += length + 2
+        if at > len(content):
+            raise EOFError
+        yield start, name
+
+
+def number(content: "mmap.mmap | bytes", at: int, sign: bytes) -> tuple[int, int]:
+    """The number in the line that begins here with the sign, and where the next line begins."""
+    line = content[at : at + 32]
+    digits, ended, _ = line[1:].partition(b"\r\n")
+    if line[:1] not in (sign, b"") or (ended and not digits.isdigit()) or (len(line) == 32 and not ended):
+        raise ValueError(line)
+    if not ended:
+        raise EOFError
+    return int(digits), at + 1 + len(digits) + 2
+
+
 def serve(command: list[str], users: Path, lock: int) -> int:
     """Run the server until nobody uses it; the exit status is 0 then, or the server's own when it does not come up."""
     short_lives = 0
     with users.open("w") as waiting:
         while short_lives < SHORT_LIVES:
+            cut_unfinished(users.absolute().parent)
             started = time.monotonic()
             server = start(command, lock)
             try:

@@ -15,18 +15,20 @@ class Record(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class AddFrame(_message.Message):
-    __slots__ = ("pool", "call", "writer", "epoch", "records")
+    __slots__ = ("pool", "call", "writer", "epoch", "records", "total")
     POOL_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     pool: str
     call: str
     writer: str
     epoch: int
     records: _containers.RepeatedCompositeFieldContainer[Record]
-    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ...) -> None: ...
+    total: int
+    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
 
 class AddReply(_message.Message):
     __slots__ = ("inserted", "duplicates", "refused", "evicted")
