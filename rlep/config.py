@@ -83,9 +83,9 @@ class RolloutConfig(Section):
     refill_limit: Positive = 4
     """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
     max_staleness: Count = 0
-    """Steps whose rollouts begin before the step; none of their tokens is from more versions ago. 0 is on-policy (paper)."""
+    """Rollouts of so many later steps begin ahead; no token trained on is more policy versions old. 0 is on-policy (paper)."""
     partial: Literal["keep", "abort"] = "keep"
-    """With staleness, what new weights do to an unfinished answer: it goes on under them, or is written again."""
+    """With staleness: an unfinished answer goes on under new weights (``keep``), or is written again (``abort``)."""
 
 
 class ReplayConfig(Section):
