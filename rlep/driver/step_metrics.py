@@ -61,7 +61,8 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
         "rollout/length_max": max(len(member.tokens) for member in fresh),
         "rollout/truncated": stats.fresh.truncated,
     }
-    if seconds := outcome.step.clock.seconds.get("generate"):
+    # A rollout begun ahead also waits behind those before it: its time says nothing of its speed.
+    if outcome.step.begun is None and (seconds := outcome.step.clock.seconds.get("generate")):
         values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
     return values | _verdicts([member.verdict for member in fresh])
 
