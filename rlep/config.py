@@ -82,6 +82,10 @@ class RolloutConfig(Section):
     """DAPO: drop prompts whose verdicts are all equal and draw others."""
     refill_limit: Positive = 4
     """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
+    max_staleness: Count = 0
+    """Rollouts of so many later steps begin ahead; no token trained on is more policy versions old. 0 is on-policy (paper)."""
+    partial: Literal["keep", "abort"] = "keep"
+    """With staleness: an unfinished answer goes on under new weights (``keep``), or is written again (``abort``)."""
 
 
 class ReplayConfig(Section):
@@ -299,4 +303,30 @@ class Config(Section):
             raise ConfigError("model.system_prompt needs model.chat_template = true")
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
+        self._check_staleness()
         return self
+
+    def _check_staleness(self) -> None:
+        rollout = self.rollout
+        if not rollout.max_staleness:
+            if rollout.partial != "keep":
+                raise ConfigError(
+                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no answer sees new weights"
+                )
+            return
+        stale = f"rollout.max_staleness = {rollout.max_staleness}"
+        if self.loss.tis_cap is None:
+            raise ConfigError(
+                f"{stale} needs loss.tis_cap, e.g. 2: old log-probs are those of the learner at the start of the step, "
+                "and only importance sampling brings tokens of an older policy to it"
+            )
+        if (rollout.temperature, rollout.top_p, rollout.top_k) != (1.0, 1.0, 0):
+            raise ConfigError(
+                f"{stale} needs rollout.temperature = 1, top_p = 1 and top_k = 0: the sampler's log-probs are those of the "
+                "unchanged distribution, so importance weights of a changed one would be wrong"
+            )
+        if rollout.dynamic_sampling:
+            raise ConfigError(
+                f"{stale} with rollout.dynamic_sampling: how much a step samples is known only when its groups are "
+                "verified, so nothing can be begun ahead within the bound; switch one of them off"
+            )

@@ -85,9 +85,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),
     Metric("update/learning_rate", "rate", "Learning rate of the last update"),
     Metric("update/tokens_per_second", "tokens/s", "Prompt and response tokens over the time of the optimizer updates"),
-    Metric(
-        "update/flops_per_second", "operations/s", "Operations the model asks for over that time, all ranks together"
-    ),
+    Metric("update/flops_per_second", "operations/s", "Operations the model asks for over that time, on all ranks"),
     Metric(
         "update/flop_utilization", "share", "Those of what the GPUs can do in bfloat16; absent where that is not known"
     ),
@@ -111,10 +109,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("logprob/fresh", "nats/token", "Mean log-prob of the fresh tokens under the step's policy"),
     Metric("logprob/replay", "nats/token", "Mean log-prob of the replayed tokens under the step's policy"),
     Metric("logprob/replay_behaviour", "nats/token", "Mean stored log-prob of the replayed tokens (their own sampler)"),
-    Metric("weights/version", "version", "Policy version the step's rollouts were sampled under"),
-    Metric(
-        "weights/logprob_gap", "nats", "Largest log-prob difference between generator and learner on the same tokens"
-    ),
+    Metric("staleness/mean", "versions", "Mean age of the fresh tokens in policy versions (rollout.max_staleness)"),
+    Metric("staleness/max", "versions", "Age of the oldest fresh token"),
+    Metric("staleness/stale", "share", "Fresh tokens older than the step's policy"),
+    Metric("staleness/ready", "prompts", "Prompts whose answers were verified when the step began"),
+    Metric("tis/weight", "ratio", "Mean truncated importance weight of the fresh trained tokens (loss.tis_cap)"),
+    Metric("tis/truncated", "share", "Fresh trained tokens whose importance weight was cut to loss.tis_cap"),
+    Metric("weights/version", "version", "Policy version the step trains; its rollouts' too, unless they are stale"),
+    Metric("weights/logprob_gap", "nats", "Largest log-prob difference of generator and learner on the same tokens"),
     Metric("weights/bytes", "bytes", "Bytes of one published set of weights"),
     Metric("pool/prompts", "prompts", "Prompts with at least one stored trajectory"),
     Metric("pool/eligible", "prompts", "Prompts with enough stored trajectories to be replayed"),
@@ -133,7 +135,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("actors/alive/<role>", "actors", "Actors of this role that answer"),
     Metric("actors/restarts/<role>", "restarts", "Supervised restarts of this role since the run began"),
-    Metric("time/generate", "s", "From the first request to the last fresh completion"),
+    Metric("time/generate", "s", "From the first request (if stale, before the step) to the last fresh completion"),
     Metric("time/verify", "s", "Waiting for verdicts after the last completion"),
     Metric("time/replay", "s", "Waiting for replays after the last verdict"),
     Metric("time/score", "s", "Old log-probs by the learner, as far as nothing else was waited for"),

@@ -116,9 +116,11 @@ class Completion:
     """Log-probs of those tokens under the sampling policy at temperature 1 (raw, before temperature and top-p), ``[T]``."""
     finish_reason: FinishReason
     policy_version: int
-    """The policy version all of its tokens were sampled under."""
+    """The oldest policy version that any of its tokens was sampled under."""
     text: str
     """The decoded response without special tokens."""
+    token_versions: Int32Array | None = None
+    """Policy version of each token, ``[T]``; None: all are ``policy_version``'s, as without staleness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,8 @@ class Trajectory:
     sample_id: str = ""
     """Which request produced it; distinct for every fresh rollout, even where two have the same tokens."""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    token_versions: Int32Array | None = None
+    """Policy version of each token, ``[T]``; None: all are ``provenance.policy_version``'s. Not stored in a pool."""
 
     @property
     def content_id(self) -> str:

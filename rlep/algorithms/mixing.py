@@ -28,7 +28,8 @@ def mix(
     Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
 
     Raises:
-        StaleRolloutError: a fresh one sampled more than ``max_staleness`` versions before ``policy_version``, or after.
+        StaleRolloutError: a token of a fresh one sampled more than ``max_staleness`` versions before
+            ``policy_version``, or after it.
         MixingError: wrong counts, another prompt or tokenizer, duplicates, an unverified or truncated replay.
     """
     _check_counts(prompt, fresh, replays, fresh_count, max_replays)
@@ -67,6 +68,11 @@ def _check_member(prompt: Prompt, trajectory: Trajectory, tokenizer_digest: str)
             f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
             f" and {len(trajectory.logprobs)} log-probs"
         )
+    if trajectory.token_versions is not None and len(trajectory.token_versions) != len(trajectory.tokens):
+        raise MixingError(
+            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} has {len(trajectory.tokens)} tokens"
+            f" and {len(trajectory.token_versions)} policy versions"
+        )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         raise MixingError(
             f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} was written with tokenizer"
@@ -75,12 +81,15 @@ def _check_member(prompt: Prompt, trajectory: Trajectory, tokenizer_digest: str)
 
 
 def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, max_staleness: int) -> None:
-    version = trajectory.provenance.policy_version
-    if not 0 <= policy_version - version <= max_staleness:
-        bound = f" with staleness of at most {max_staleness}" if max_staleness else ""
-        raise StaleRolloutError(
-            f"prompt {prompt.id}: rollout from policy {version}, step trains {policy_version}{bound}"
-        )
+    versions = {trajectory.provenance.policy_version}
+    if trajectory.token_versions is not None:
+        versions.update(trajectory.token_versions.tolist())
+    for version in sorted(versions):
+        if not 0 <= policy_version - version <= max_staleness:
+            bound = f" with staleness of at most {max_staleness}" if max_staleness else ""
+            raise StaleRolloutError(
+                f"prompt {prompt.id}: rollout from policy {version}, step trains {policy_version}{bound}"
+            )
 
 
 def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool) -> None:

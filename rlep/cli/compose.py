@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -112,15 +112,17 @@ def fingerprint(model: Path) -> str:
 
 def sampler_options(config: Config) -> SamplerOptions:
     """The generator section for the engine."""
-    role = config.generator
+    role, rollout = config.generator, config.rollout
     cuda = role.gpus > 0
     if not cuda and role.tensor_parallel > 1:
         raise ConfigError(f"generator.tensor_parallel = {role.tensor_parallel} needs generator.gpus")
     return SamplerOptions(
-        max_model_len=config.data.max_prompt_tokens + config.rollout.max_tokens,
+        max_model_len=config.data.max_prompt_tokens + rollout.max_tokens,
         device="cuda" if cuda else "cpu",
         dtype=generator_dtype(config),
-        max_num_seqs=role.max_sequences,
+        on_update=rollout.partial if rollout.max_staleness else "wait",
+        # The handshake must not wait for answers that are being written.
+        max_num_seqs=role.max_sequences + (PROBES if rollout.max_staleness else 0),
         max_num_batched_tokens=role.max_batched_tokens,
         kv_cache_gib=role.kv_cache_gib,
         threads=role.threads or max(1, int(role.cpus)),
@@ -212,8 +214,10 @@ class Stage:
 
     def generators(self, *, base_version: int | None = None) -> Generators:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
-        config = self.config
-        role = Generators(self.cluster, config.generator, config.model.path.absolute(), sampler_options(config))
+        config, options = self.config, sampler_options(self.config)
+        if base_version is not None:
+            options = replace(options, on_update="wait")  # weights that never change
+        role = Generators(self.cluster, config.generator, config.model.path.absolute(), options)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role

@@ -130,8 +130,8 @@ async def _train(
         weights = actors.weights(learner, generators, prompts.prompts)
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
-        step = sft_step if supervised else rlep_step
-        return await Training(run, Trainers(learner, weights, pool, failures), data, store, step).run()
+        step, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
+        return await Training(run, Trainers(learner, weights, pool, failures), data, store, step, ahead=ahead).run()
 
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: Bars) -> Collected:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlep.algorithms.dynamic_sampling import RefillReport
 from rlep.config import Config
 from rlep.driver.ports import Progress, Roles, Trainers
-from rlep.types import Prompt
+from rlep.types import Prompt, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,10 @@ MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]
 """(round, how many, prompts already used) → further prompts of the step, for dynamic sampling."""
 
 
+Answers = AsyncGenerator[tuple[Prompt, list[Trajectory]], None]
+"""(prompt, its graded answers in sample order), as each prompt's verdicts arrive."""
+
+
 @dataclass(slots=True)
 class Step:
     """One training step while it is made."""
@@ -53,7 +57,7 @@ class Step:
     run: Run
     trainers: Trainers
     number: int
-    """k: the policy version its rollouts come from."""
+    """k: the policy version it trains, and that its rollouts come from (with staleness also from the ones before)."""
     replays: int
     """M of this step; 0 asks nobody."""
     more: MorePrompts
@@ -64,3 +68,7 @@ class Step:
     """What dynamic sampling did."""
     in_flight: int | None = None
     """Requests that generators hold at once; None: as many as they can."""
+    begun: Callable[[], Answers] | None = None
+    """Its answers where they were begun before it; None: the step begins them."""
+    ready: int | None = None
+    """Prompts whose answers were verified when the step began; None where nothing was begun before."""

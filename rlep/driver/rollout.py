@@ -11,7 +11,7 @@ from typing import Any
 
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.selection import replayed_prompts
-from rlep.driver.context import Clock, Run, Step
+from rlep.driver.context import Answers, Clock, Run, Step
 from rlep.driver.ports import Advance, Progress
 from rlep.driver.replays import drawn_replays, wanted_replays
 from rlep.seeds import seed_for
@@ -60,6 +60,7 @@ def trajectory(run: Run, completion: Completion, verdict: Verdict, sampling: Sam
         provenance=provenance(run, completion.policy_version, sampling),
         created_at=time.time(),
         sample_id=completion.request_id,
+        token_versions=completion.token_versions,
     )
 
 
@@ -97,7 +98,7 @@ async def verified(
     bars: Bars,
     clock: Clock,
     in_flight: int | None = None,
-) -> AsyncGenerator[tuple[Prompt, list[Trajectory]], None]:
+) -> Answers:
     """(prompt, its graded trajectories in sample order) as each prompt's verdicts arrive, while others are generated."""
     by_id = {prompt.id: prompt for prompt in prompts}
     finished: asyncio.Queue[tuple[Prompt, list[Trajectory]]] = asyncio.Queue()
@@ -147,8 +148,8 @@ def bars(progress: Progress, samples: int, name: str = "rollout") -> Iterator[Ba
         yield Bars(written, judged)
 
 
-async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[Group, None]:
-    """Each prompt's mixed group as its answers are verified; the replays are drawn while the answers are written."""
+def fresh_answers(step: Step, prompts: Sequence[Prompt], shown: Bars) -> Answers:
+    """The step's G answers to each prompt, as they are verified."""
     run, rollout = step.run, step.run.config.rollout
     sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
     requests = requests_for(
@@ -158,12 +159,20 @@ async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[
         seed=run.config.run.seed,
         address=("rollout", step.number),
     )
+    return verified(run, prompts, requests, sampling, bars=shown, clock=step.clock, in_flight=step.in_flight)
+
+
+async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[Group, None]:
+    """Each prompt's mixed group as its answers are verified; the replays are drawn while the answers are written."""
     drawing = asyncio.create_task(drawn_replays(step, prompts))
     try:
-        with bars(run.progress, len(requests)) as shown:
-            graded = verified(run, prompts, requests, sampling, bars=shown, clock=step.clock, in_flight=step.in_flight)
+        with bars(step.run.progress, len(prompts) * step.run.config.rollout.fresh) as shown:
+            graded = fresh_answers(step, prompts, shown) if step.begun is None else step.begun()
             async with aclosing(graded):
                 async for prompt, fresh in graded:
+                    if step.begun is not None:
+                        shown.rollout(len(fresh))
+                        shown.verify(len(fresh))
                     if not drawing.done():
                         with step.clock.phase("replay"):
                             await drawing
@@ -185,6 +194,7 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
         fresh_count=config.rollout.fresh,
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
+        max_staleness=config.rollout.max_staleness,
         allow_failed_replays=config.replay.failed > 0,
         require_replays=config.replay.require,
     )

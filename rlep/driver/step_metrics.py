@@ -10,6 +10,7 @@ import numpy as np
 
 from rlep.algorithms.loss_stats import SOURCES
 from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
+from rlep.algorithms.staleness import importance_weights, token_staleness
 from rlep.driver.replays import wanted_replays
 from rlep.driver.step import StepOutcome
 from rlep.metrics import MetricValue
@@ -40,6 +41,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
         values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
+        values |= _staleness(outcome, groups) | _correction(outcome)
     values |= update_metrics(outcome.updates)
     if outcome.step.run.config.update.stream != "off":
         values["update/early"] = outcome.early
@@ -59,7 +61,8 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
         "rollout/length_max": max(len(member.tokens) for member in fresh),
         "rollout/truncated": stats.fresh.truncated,
     }
-    if seconds := outcome.step.clock.seconds.get("generate"):
+    # A rollout begun ahead also waits behind those before it: its time says nothing of its speed.
+    if outcome.step.begun is None and (seconds := outcome.step.clock.seconds.get("generate")):
         values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
     return values | _verdicts([member.verdict for member in fresh])
 
@@ -120,6 +123,31 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
             values[f"logprob/{name}"] = float(np.concatenate(tokens).mean(dtype=np.float64))
             values[f"advantage/mean/{name}"] = float(np.concatenate(advantages).mean(dtype=np.float64))
     return values
+
+
+def _staleness(outcome: StepOutcome, groups: Sequence[Group]) -> dict[str, MetricValue]:
+    """How old the fresh tokens are, where they may be older than the step's policy."""
+    step = outcome.step
+    if not step.run.config.rollout.max_staleness:
+        return {}
+    ages = token_staleness([member for group in groups for member in group.fresh], step.number)
+    values: dict[str, MetricValue] = {
+        "staleness/mean": float(ages.mean()),
+        "staleness/max": int(ages.max()),
+        "staleness/stale": float((ages > 0).mean()),
+    }
+    return values if step.ready is None else values | {"staleness/ready": step.ready}
+
+
+def _correction(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """The importance weights that the loss puts on the fresh tokens."""
+    cap = outcome.step.run.config.loss.tis_cap
+    if cap is None:
+        return {}
+    weights = np.concatenate([importance_weights(prepared.batch, cap) for prepared in outcome.sets])
+    if not len(weights):
+        return {}
+    return {"tis/weight": float(weights.mean()), "tis/truncated": float((weights == cap).mean())}
 
 
 def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False) -> dict[str, MetricValue]:

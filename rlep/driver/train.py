@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.algorithms.in_flight import InFlight
+from rlep.driver.ahead import Ahead, Planned
 from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
@@ -60,8 +61,17 @@ async def rlep_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
 class Training:
     """One training run over an open run directory."""
 
-    def __init__(self, run: Run, trainers: Trainers, data: TrainingData, store: RunDirectory, train: TrainStep) -> None:
-        """``train`` makes one step.
+    def __init__(
+        self,
+        run: Run,
+        trainers: Trainers,
+        data: TrainingData,
+        store: RunDirectory,
+        train: TrainStep,
+        *,
+        ahead: int = 0,
+    ) -> None:
+        """``train`` makes one step; rollouts of up to ``ahead`` later steps are begun before it ends.
 
         Raises:
             DataError: a step wants more prompts than there are.
@@ -75,9 +85,13 @@ class Training:
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
         rollout, update = run.config.rollout, run.config.update
         streamed = update.stream != "off"
+        # With rollouts begun ahead a step's time no longer tells what its number in flight cost.
         self._in_flight = (
-            InFlight(update.prompts * rollout.fresh, rollout.prompts // update.prompts) if streamed else None
+            InFlight(update.prompts * rollout.fresh, rollout.prompts // update.prompts)
+            if streamed and not ahead
+            else None
         )
+        self._ahead = Ahead(self._planned, limit=ahead, steps=run.config.run.steps)
         self._unlogged: dict[str, MetricValue] = {}
         """What goes into the next step's line, because this step's is already written."""
 
@@ -89,12 +103,14 @@ class Training:
                 try:
                     final = await self._until_done()
                 except LearnerLost as error:
+                    await self._ahead.drop()
                     self._store.events.log("actor_lost", actor="learner", error=str(error))
                     self._run.progress.note(f"learner lost ({error}); starting its ranks again")
                     await self._store.checkpoints.abandon()
                     await self._trainers.learner.restart()
                     self._store.events.log("actor_restarted", actor="learner")
         finally:
+            await self._ahead.drop()
             await self._store.checkpoints.abandon()
         self._store.events.log("run_finished", self._run.config.run.steps)
         return final
@@ -120,7 +136,8 @@ class Training:
             raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
         return checkpoint
 
-    async def _step(self, step: int) -> dict[str, MetricValue]:
+    def _planned(self, step: int) -> Planned:
+        """A step by its number, and its prompts: always the same ones."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
 
@@ -129,9 +146,13 @@ class Training:
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
         number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
+        number.in_flight = None if self._in_flight is None else self._in_flight.now
+        return number, prompts
+
+    async def _step(self, step: int) -> dict[str, MetricValue]:
+        number, prompts = self._ahead.step(step)
         generators = self._run.roles.generators
         before = generators.reissued
-        number.in_flight = None if self._in_flight is None else self._in_flight.now
         trained = await self._train(number, prompts)
         again = {
             "rollout/retried": generators.reissued.retried - before.retried,

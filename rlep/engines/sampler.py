@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from rlep.engines.crossing import Crossing, token_versions
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler_requests import engine_errors, finish_reason, sample, score
 from rlep.engines.sampler_setup import (
@@ -33,6 +34,7 @@ from rlep.engines.segment import (
     check_layout,
     check_segment,
     checkpoint_layout,
+    update_info,
 )
 from rlep.errors import ActorLost, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.types import Completion, Float32Array, Int32Array, Request, Sampling
@@ -79,6 +81,7 @@ class Sampler:
         self._samples: set[asyncio.Task[Any]] = set()
         self._scores: set[asyncio.Task[Any]] = set()
         self._loading = asyncio.Lock()
+        self._crossing = Crossing() if options.on_update != "wait" else None
 
     async def start(self, deadline_s: float) -> None:
         """Start the engine with the weights of the model directory; it serves none of them yet.
@@ -108,18 +111,20 @@ class Sampler:
         """Sample one response per request, and yield them in small batches as they finish, in no fixed order.
 
         A response depends only on its request, the sampling and the weights. Closing the iterator aborts the rest.
+        With ``on_update`` other than ``wait`` weights may change meanwhile; what is asked for then waits for them.
 
         Raises:
             WeightSyncError: no policy version is being served.
             ModelError: a prompt leaves less than ``max_tokens`` of the model's context.
             ActorLost: the engine died.
         """
-        engine, version = self._running(), self.policy_version
-        if version is None:
+        engine, version, crossing = self._running(), self.policy_version, self._crossing
+        if version is None and not (crossing is not None and crossing.begun):
             raise WeightSyncError("the sampler serves no policy version: its weights are not confirmed")
         self._check_lengths(requests, sampling)
         ended: asyncio.Queue[asyncio.Task[tuple[Request, CompletionOutput]]] = asyncio.Queue()
-        tasks = [_start(sample(engine, request, sampling), self._samples, request.id) for request in requests]
+        respond = sample if crossing is None else crossing.sample
+        tasks = [_start(respond(engine, request, sampling), self._samples, request.id) for request in requests]
         for task in tasks:
             task.add_done_callback(ended.put_nowait)
         left = len(tasks)
@@ -158,8 +163,8 @@ class Sampler:
         """Replace all weights by the published ones; they are served only after ``confirm``.
 
         What can be checked is checked before anything is touched: a refused publication leaves the old version served.
-        After that no version is served; running ``generate`` calls are waited for. A failure in the transfer itself
-        leaves the engine paused until the weights are published again.
+        After that no version is served; running ``generate`` calls are waited for, unless ``on_update`` says otherwise.
+        A failure in the transfer itself leaves the engine paused until the weights are published again.
 
         Raises:
             WeightSyncError: not the model's full set of weights, a torn file, or a failed transfer.
@@ -170,10 +175,14 @@ class Sampler:
             await self._check(publication)
             self.policy_version = self._loaded = None
             self._pristine = False
-            while self._samples:
+            if self._crossing is not None:
+                self._crossing.change()
+            while self._samples and self._crossing is None:
                 await asyncio.wait(self._samples)
+            keep = self._options.on_update == "keep"
             with engine_errors():
-                await engine.pause_generation(mode="abort", clear_cache=True)
+                # Without its cache a response that goes on is read again under the new weights.
+                await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
                 try:
                     await self._transfer(engine, publication)
                 except Exception as error:
@@ -204,11 +213,15 @@ class Sampler:
         ]
         worst = max(differences)
         if not all(difference <= publication.tolerance for difference in differences):
+            if self._crossing is not None:
+                self._crossing.reject()
             raise WeightSyncError(
                 f"policy version {publication.version}: log-probs differ from the learner's by {worst:.3g}, "
                 f"allowed are {publication.tolerance:.3g}"
             )
         self.policy_version = publication.version
+        if self._crossing is not None:
+            self._crossing.confirm()
         return worst
 
     def serve_base(self, version: int = 0) -> None:
@@ -264,10 +277,12 @@ class Sampler:
                     f"ones do not fit into max_model_len {context}"
                 )
 
-    def _completions(self, results: list[tuple[Request, CompletionOutput]], version: int) -> list[Completion]:
+    def _completions(self, results: list[tuple[Request, CompletionOutput]], version: int | None) -> list[Completion]:
+        """``version`` wrote all of every response, unless weights may change meanwhile."""
         tokenizer = self._running().get_tokenizer()
         token_lists = [list(output.token_ids) for _, output in results]
         texts = tokenizer.batch_decode(token_lists, skip_special_tokens=True)
+        versions = [None if self._crossing is None else token_versions(output) for _, output in results]
         return [
             Completion(
                 request_id=request.id,
@@ -276,10 +291,11 @@ class Sampler:
                 tokens=np.array(tokens, dtype=np.int32),
                 logprobs=np.array(cast("FlatLogprobs", output.logprobs).logprobs, dtype=np.float32),
                 finish_reason=finish_reason(request, output),
-                policy_version=version,
+                policy_version=cast("int", version) if own is None else int(own.min()),
                 text=text,
+                token_versions=own,
             )
-            for (request, output), tokens, text in zip(results, token_lists, texts, strict=True)
+            for (request, output), tokens, text, own in zip(results, token_lists, texts, versions, strict=True)
         ]
 
     async def _check(self, publication: Publication) -> None:
@@ -304,22 +320,8 @@ class Sampler:
             await engine.init_weight_transfer_engine(WeightTransferInitRequest(asdict(group) | {"packed": True}))
             self._group = group
         await engine.start_weight_update()
-        await engine.update_weights(WeightTransferUpdateRequest(_update_info(publication)))
+        await engine.update_weights(WeightTransferUpdateRequest(update_info(publication)))
         await engine.finish_weight_update(str(publication.version))
-
-
-def _update_info(publication: Publication) -> dict[str, Any]:
-    source = publication.source
-    if isinstance(source, Segment):
-        return {"path": str(source.path), "version": publication.version}
-    tensors: dict[str, Any] = {
-        "names": [spec.name for spec in publication.layout],
-        "dtype_names": [spec.dtype for spec in publication.layout],
-        "shapes": [list(spec.shape) for spec in publication.layout],
-    }
-    if isinstance(source, IpcHandles):
-        tensors["ipc_handles"] = list(source.handles)
-    return tensors
 
 
 def _start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:

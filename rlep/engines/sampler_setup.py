@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlep.engines.crossing import OnUpdate
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
 from rlep.engines.segment import Backend
 from rlep.errors import ConfigError
@@ -47,6 +48,8 @@ class SamplerOptions:
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     transfer: Backend = "segment"
     """How weights arrive: a file in shared memory, NCCL from other GPUs, or CUDA IPC from the same ones."""
+    on_update: OnUpdate = "wait"
+    """What new weights do to responses being written: wait for them, let them go on, or begin them again."""
     max_num_seqs: int = 256
     """Sequences decoded together."""
     max_num_batched_tokens: int = 8192

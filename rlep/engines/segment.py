@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -277,3 +277,18 @@ def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
     view = memoryview(piece)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def update_info(publication: Publication) -> dict[str, Any]:
+    """What vLLM's weight transfer engine of this backend is told about a publication."""
+    source = publication.source
+    if isinstance(source, Segment):
+        return {"path": str(source.path), "version": publication.version}
+    tensors: dict[str, Any] = {
+        "names": [spec.name for spec in publication.layout],
+        "dtype_names": [spec.dtype for spec in publication.layout],
+        "shapes": [list(spec.shape) for spec in publication.layout],
+    }
+    if isinstance(source, IpcHandles):
+        tensors["ipc_handles"] = list(source.handles)
+    return tensors

@@ -1,0 +1,179 @@
+"""Weights that change while a real vLLM writes: every token is labelled with, and has the log-prob of, its own version."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from transformers import Qwen2ForCausalLM
+
+from rlep.engines.crossing import OnUpdate
+from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.segment import Probe, Publication, TensorSpec, write_segment
+from rlep.errors import WeightSyncError
+from rlep.types import Completion, Int32Array, Request, Sampling
+from tests.engines.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+OPTIONS = SamplerOptions(
+    max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=36, max_num_batched_tokens=CONTEXT
+)
+SAMPLING = Sampling(max_tokens=60)
+REQUESTS = 400  # eleven times what the engine holds: whenever the weights change, it is writing
+
+
+@dataclass
+class Rig:
+    """A started sampler beside the transformers model of every version it was given."""
+
+    sampler: Sampler
+    directory: Path
+    on_update: OnUpdate
+    model: Qwen2ForCausalLM
+    models: dict[int, Qwen2ForCausalLM] = field(default_factory=dict)
+    version: int = 0
+
+    def publication(self) -> Publication:
+        """The model's present weights as those of the present version."""
+        weights = list(self.model.named_parameters())
+        layout = tuple(TensorSpec(name, "float32", tuple(weight.shape)) for name, weight in weights)
+        segment = write_segment(self.directory / f"{self.version}.weights", layout, weights, self.version)
+        prompt, response = tokens(9, 1), tokens(20, 2)
+        probe = Probe(prompt, response, true_logprobs(self.model, prompt, response))
+        self.models[self.version] = copy.deepcopy(self.model)
+        return Publication(self.version, layout, segment, (probe,), 1e-4)
+
+    async def update(self) -> None:
+        """Other weights as the next version, loaded and confirmed."""
+        perturb(self.model, 0.05)
+        self.version += 1
+        publication = self.publication()
+        await self.sampler.load_weights(publication)
+        assert await self.sampler.confirm(publication) <= 1e-4
+
+    def worst(self, completion: Completion, prompt: Int32Array) -> float:
+        """Largest difference to the log-probs of a plain forward pass of each token's own version."""
+        versions = versions_of(completion)
+        truth = {one: true_logprobs(self.models[one], prompt, completion.tokens) for one in set(versions)}
+        return max(abs(float(truth[one][at] - completion.logprobs[at])) for at, one in enumerate(versions))
+
+
+def tokens(count: int, seed: int) -> Int32Array:
+    return np.random.default_rng(seed).integers(2, VOCABULARY, count).astype(np.int32)
+
+
+def requests(label: str) -> list[Request]:
+    return [Request(f"{label}/{i}", f"p{i // 4}", tokens(4 + i // 4 % 30, i // 4), i % 4, i) for i in range(REQUESTS)]
+
+
+def versions_of(completion: Completion) -> list[int]:
+    assert completion.token_versions is not None
+    versions: list[int] = completion.token_versions.tolist()
+    assert len(versions) == len(completion.tokens) == len(completion.logprobs)
+    assert versions == sorted(versions)
+    assert versions[0] == completion.policy_version
+    return versions
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["keep", "abort"])
+async def rig(
+    request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Rig]:
+    directory = tmp_path_factory.mktemp(request.param)
+    model = build_model(directory, tied=True)
+    prepare_environment(OPTIONS)
+    sampler = Sampler(directory, replace(OPTIONS, on_update=request.param))
+    await sampler.start(deadline_s=500)
+    yield Rig(sampler, directory, request.param, model)
+    await sampler.close()
+
+
+async def test_nothing_is_written_before_any_weights_are_confirmed(rig: Rig) -> None:
+    with pytest.raises(WeightSyncError, match="serves no policy version"):
+        await anext(rig.sampler.generate(requests("early"), SAMPLING))
+
+
+async def collected(rig: Rig, wanted: list[Request], seen: asyncio.Event) -> dict[str, Completion]:
+    """All responses by request; ``seen`` is set by one that the newest weights ended."""
+    found: dict[str, Completion] = {}
+    async for batch in rig.sampler.generate(wanted, SAMPLING):
+        assert not found.keys() & {one.request_id for one in batch}
+        found |= {one.request_id: one for one in batch}
+        if any(versions_of(one)[-1] == rig.version for one in batch):
+            seen.set()
+    assert found.keys() == {request.id for request in wanted}
+    return found
+
+
+async def test_responses_survive_updates_and_each_token_is_its_own_versions(rig: Rig) -> None:
+    await rig.update()
+    seen, wanted = asyncio.Event(), requests("crossed")
+    collecting = asyncio.create_task(collected(rig, wanted, seen))
+    for _ in range(2):
+        await seen.wait()
+        seen.clear()
+        await rig.update()
+    found = await collecting
+    crossed = [one for one in found.values() if len(set(versions_of(one))) > 1]
+    assert {version for one in found.values() for version in versions_of(one)} == {1, 2, 3}
+    if rig.on_update == "abort":
+        assert crossed == []
+    else:
+        assert len(crossed) >= 2  # of 36 that were being written at either update
+    prompts = {request.id: request.tokens for request in wanted}
+    checked = {one.request_id: one for one in [*crossed, *list(found.values())[::8]]}
+    assert max(rig.worst(one, prompts[one.request_id]) for one in checked.values()) <= 1e-4
+
+
+async def test_what_was_written_under_weights_that_were_refused_is_written_again(rig: Rig) -> None:
+    seen, wanted = asyncio.Event(), requests("refused")
+    collecting = asyncio.create_task(collected(rig, wanted, seen))
+    await seen.wait()
+    rig.version += 1
+    good = copy.deepcopy(rig.model)
+    perturb(good, 0.05)
+    perturb(rig.model, 0.1)
+    bad = rig.publication()
+    wrong = replace(bad.probes[0], logprobs=true_logprobs(good, bad.probes[0].prompt, bad.probes[0].response))
+    await rig.sampler.load_weights(bad)
+    with pytest.raises(WeightSyncError, match="differ from the learner's"):
+        await rig.sampler.confirm(replace(bad, probes=(wrong,)))
+    assert not collecting.done()
+    rig.model = good
+    again = rig.publication()
+    await rig.sampler.load_weights(again)
+    await rig.sampler.confirm(again)
+    found = await collecting
+    assert {version for one in found.values() for version in versions_of(one)} == {rig.version - 1, rig.version}
+    prompts = {request.id: request.tokens for request in wanted}
+    of_both = [one for one in found.values() if rig.version in versions_of(one)]
+    assert max(rig.worst(one, prompts[one.request_id]) for one in of_both[::4]) <= 1e-4
+
+
+async def test_an_abandoned_response_stays_away(rig: Rig) -> None:
+    wanted = requests("left")
+    first, found = True, set()
+    async for batch in rig.sampler.generate(wanted, SAMPLING):
+        found |= {one.request_id for one in batch}
+        if first:
+            first = False
+            rig.sampler.abandon({request.id for request in wanted if request.id not in found})
+            await rig.update()
+    assert len(found) < REQUESTS
+    assert (await rig.sampler.health()).in_flight == 0
