@@ -13,6 +13,7 @@ import pytest
 
 KINDS = ("unit", "contract", "services", "cluster", "engines", "e2e")
 TIMEOUTS = {
+    "services": 300,
     "cluster": 300,
     "engines": 300,
     "e2e": 900,
