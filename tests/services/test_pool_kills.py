@@ -39,7 +39,6 @@ from tests.services.pool_servers import reserved_address
 from tests.services.pool_writer import BATCH
 
 KILLED = -signal.SIGKILL
-pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass

@@ -33,7 +33,7 @@ from tests.services.pool_servers import reserved_address, serving
 
 MakeTrajectory = Callable[..., Trajectory]
 Serve = Callable[..., tuple["subprocess.Popen[str]", str]]
-DEADLINE = 60.0
+DEADLINE = 120.0
 
 
 @pytest.fixture
