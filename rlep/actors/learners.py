@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -25,6 +25,9 @@ from rlep.engines.options import LearnerOptions
 from rlep.engines.segment import Publication
 from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost
 from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+
+if TYPE_CHECKING:
+    from rlep.engines.segment_writer import SegmentWriter
 
 Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
@@ -41,6 +44,7 @@ class LearnerActor:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._segments: Path | None = None
+        self._writer: SegmentWriter | None = None
 
     def ping(self) -> int:
         """The process id."""
@@ -58,9 +62,12 @@ class LearnerActor:
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
         from rlep.engines.learner import LearnerRank
+        from rlep.engines.segment_writer import SegmentWriter
 
         self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
-        self._segments = private_directory("weights", in_memory=True) if self._rank == 0 else None
+        if self._rank == 0:
+            self._segments = private_directory("weights", in_memory=True)
+            self._writer = SegmentWriter(self._segments)
 
     def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
         """See ``LearnerRank.score``; rank 0 answers."""
@@ -76,13 +83,8 @@ class LearnerActor:
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
     def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication | None:
-        """Write a segment in the generators' ``dtype``; the ones before the last two are removed. Rank 0 answers."""
-        directory = self._segments or Path()
-        publication = self._learner.publish(directory / f"weights-{version}", version, probes, dtype)
-        if self._segments is not None:
-            for old in sorted(self._segments.glob("weights-*"), key=lambda path: path.stat().st_mtime)[:-2]:
-                old.unlink()
-        return publication
+        """Write a segment in the generators' ``dtype``; the one before it stays. Rank 0 answers."""
+        return self._learner.publish(self._writer, version, probes, dtype)
 
     def save(self, directory: Path) -> None:
         """See ``LearnerRank.save``."""

@@ -28,6 +28,7 @@ from rlep.engines.policy import build_policy, named_shards, read_weights, reshar
 from rlep.engines.report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.rows import Row, pack_row
 from rlep.engines.segment import Probe, Publication
+from rlep.engines.segment_writer import SegmentWriter
 from rlep.engines.weights import WeightDtype, publish_segment
 from rlep.errors import UpdateError
 from rlep.seeds import seed_for
@@ -144,7 +145,7 @@ class LearnerRank:
 
     def publish(
         self,
-        path: Path,
+        writer: SegmentWriter | None,
         version: int,
         probes: Sequence[tuple[Int32Array, Int32Array]],
         dtype: WeightDtype | None = None,
@@ -152,7 +153,7 @@ class LearnerRank:
         """Write the weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
 
         Args:
-            path: file of the new segment, on the machine of rank 0.
+            writer: of the segments, on rank 0.
             version: the policy version.
             probes: (prompt ``[P]``, response ``[T]``) token ids, at least one.
             dtype: of the generators; None takes the learner's compute type.
@@ -166,7 +167,7 @@ class LearnerRank:
         batch = _probe_batch(probes)
         logprobs = np.split(self.score(batch), np.cumsum(batch.response_lengths)[:-1])
         checks = [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
-        return publish_segment(self._shards, path, version, checks, dtype or self.options.policy.dtype)
+        return publish_segment(self._shards, writer, version, checks, dtype or self.options.policy.dtype)
 
     def save(self, directory: Path) -> None:
         """Take the present state aside and begin to write it; training may go on at once, ``written`` tells the end.

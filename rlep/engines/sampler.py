@@ -311,7 +311,12 @@ class Sampler:
 def _update_info(publication: Publication) -> dict[str, Any]:
     source = publication.source
     if isinstance(source, Segment):
-        return {"path": str(source.path), "version": publication.version}
+        return {
+            "path": str(source.path),
+            "nbytes": source.nbytes,
+            "stamp": source.stamp,
+            "version": publication.version,
+        }
     tensors: dict[str, Any] = {
         "names": [spec.name for spec in publication.layout],
         "dtype_names": [spec.dtype for spec in publication.layout],

@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlep.engines.segment import read_layout
+from rlep.engines.segment import Segment, check_segment
 
 
 @dataclass
@@ -33,14 +33,22 @@ class SegmentUpdateInfo(WeightTransferUpdateInfo):
     """One whole policy version in one file."""
 
     path: str
+    nbytes: int
+    stamp: str
     version: int
+
+    def check(self) -> None:
+        """Raise ``WeightSyncError`` unless the file holds exactly what was published."""
+        check_segment(Segment(Path(self.path), self.nbytes, self.stamp), self.version)
 
 
 class SegmentTransferEngine(WeightTransferEngine[SegmentInitInfo, SegmentUpdateInfo]):
-    """Loads a weight segment, written by ``rlep.engines.segment.write_segment``, through vLLM's layerwise reload."""
+    """Loads a weight segment, written by ``rlep.engines.segment_writer``, through vLLM's layerwise reload."""
 
     init_info_cls = SegmentInitInfo
     update_info_cls = SegmentUpdateInfo
+
+    _receiving: SegmentUpdateInfo | None = None
 
     def init_transfer_engine(self, init_info: SegmentInitInfo) -> None:
         """Nothing to set up."""
@@ -53,17 +61,23 @@ class SegmentTransferEngine(WeightTransferEngine[SegmentInitInfo, SegmentUpdateI
         """Load every weight of the file; each tensor-parallel rank keeps its own part.
 
         Raises:
-            ValueError: the file is of another policy version.
+            WeightSyncError: the file does not hold what was published.
         """
-        _, version = read_layout(Path(update_info.path))
-        if version != update_info.version:
-            raise ValueError(f"{update_info.path} holds policy version {version}, not {update_info.version}")
+        update_info.check()
+        self._receiving = update_info
         self.model.load_weights(_tensors(update_info.path))
 
     def finish_weight_update(self) -> None:
-        """Make the kernels use the new weights."""
+        """Make the kernels use the new weights. Some layers are copied only here, so here the file is checked again.
+
+        Raises:
+            WeightSyncError: the learner began to write another version into the file meanwhile.
+        """
         finalize_layerwise_reload(self.model, self.model_config)
         repack_live_weights(self.model)
+        received, self._receiving = self._receiving, None
+        if received is not None:
+            received.check()
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlep.engines.segment import Probe, Publication, TensorSpec, write_segment
+from rlep.engines.segment import Probe, Publication, TensorSpec
+from rlep.engines.segment_writer import SegmentWriter
 
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -24,28 +23,32 @@ def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> 
     return tuple(TensorSpec(name, dtype, tuple(parameter.shape)) for name, parameter in shards)
 
 
-def gathered(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> Iterator[tuple[str, Tensor]]:
-    """Every full weight in turn; collective: all ranks must run it to its end. One full tensor exists at a time."""
+def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time."""
     for name, parameter in shards:
         with torch.no_grad():
-            yield name, parameter.full_tensor().to(getattr(torch, dtype))
+            yield name, parameter.full_tensor() if parameter.device_mesh.size() > 1 else parameter.to_local()
 
 
 def publish_segment(
-    shards: Sequence[tuple[str, DTensor]], path: Path, version: int, probes: Sequence[Probe], dtype: WeightDtype
+    shards: Sequence[tuple[str, DTensor]],
+    writer: SegmentWriter | None,
+    version: int,
+    probes: Sequence[Probe],
+    dtype: WeightDtype,
 ) -> Publication | None:
-    """Write one policy version into a segment file; collective. Rank 0 returns what the generators need, others None.
+    """Write one policy version into a segment; collective. Rank 0 has the writer, and returns what the generators need.
 
     Raises:
         WeightSyncError: the segment cannot be written (on rank 0; the other ranks are not held up).
     """
-    stream = gathered(shards, dtype)
-    if dist.get_rank() != 0:
+    stream = gathered(shards)
+    if writer is None:
         _exhaust(stream)
         return None
     layout = weight_layout(shards, dtype)
     try:
-        segment = write_segment(path, layout, stream, version)
+        segment = writer.write(layout, stream, version)
     finally:
         _exhaust(stream)
     return Publication(version, layout, segment, tuple(probes), LOGPROB_TOLERANCE[dtype])
