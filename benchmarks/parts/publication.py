@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.segment_writer import SegmentWriter
-from rlep.engines.weights import publish_segment
+from rlep.engines.weights import publication, write_weights
 
 ROUNDS, FIRST = 5, 2
 OPTIONS = SamplerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
@@ -100,10 +100,10 @@ async def measured(
             for copy, (_, shard) in zip(copies, shards, strict=True):
                 copy.copy_(shard.to_local())
             copied = time.perf_counter()
-            publication = publish_segment(shards, writer, version, (), "float32")
-            assert publication is not None
+            segment = write_weights(shards, writer, version, "float32")
+            assert segment is not None
             published = time.perf_counter()
-            await sampler.load_weights(publication)
+            await sampler.load_weights(publication(shards, segment, version, (), "float32"))
             rounds.append((copied - begun, published - copied, time.perf_counter() - published))
     finally:
         await sampler.close()

@@ -1,4 +1,4 @@
-"""What a learner publishes and a generator loads: weights, their layout, and probes to check them by.
+"""What a learner publishes and a generator loads: where the weights are, their layout, and probes to check them by.
 
 A segment is a file in the safetensors format, usually in shared memory, that is whole exactly while its header carries the
 published stamp. This module needs neither vLLM nor torch to be imported, so that both sides of a transfer can use it.
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from safetensors import SafetensorError, safe_open
 
 from rlep.errors import ModelError, WeightSyncError
 from rlep.types import Float32Array, Int32Array
 
-Backend = Literal["segment", "nccl", "ipc"]
+if TYPE_CHECKING:
+    import torch
+
+GroupBackend = Literal["gloo", "nccl"]
+Transfer = Literal["segment", "gloo", "nccl"]
 
 SAFETENSORS_NAMES = {
     "float32": "F32",
@@ -62,23 +66,21 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class NcclGroup:
-    """Weights broadcast by learner rank 0 to the vLLM workers: the ``nccl`` backend. Fields as in vLLM's init info."""
+class Group:
+    """Weights that learner rank 0 broadcasts to the workers of all generators: the ``gloo`` and ``nccl`` backends."""
 
-    master_address: str
-    master_port: int
-    rank_offset: int
-    """NCCL rank of this generator's first worker; the learner is rank 0."""
+    backend: GroupBackend
+    host: str
+    port: int
+    """Where the members meet."""
+    token: str
+    """Random name of this group; who does not know it cannot join."""
+    first_rank: int
+    """Rank of this generator's first worker; the learner is rank 0."""
     world_size: int
     """Learner rank 0 and every worker of every generator."""
-
-
-@dataclass(frozen=True, slots=True)
-class IpcHandles:
-    """Weights of a learner on the same GPUs, opened by CUDA IPC: the ``ipc`` backend."""
-
-    handles: tuple[dict[str, tuple[object, ...]], ...]
-    """One per tensor of the layout: GPU uuid to the arguments of torch's ``rebuild_cuda_tensor``."""
+    deadline_s: float
+    """Longest wait for the others, and longest transfer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +102,7 @@ class Publication:
     version: int
     layout: tuple[TensorSpec, ...]
     """Every weight of the model, in the order the source holds or sends them."""
-    source: Segment | NcclGroup | IpcHandles
+    source: Segment | Group
     probes: tuple[Probe, ...]
     """At least one: a generator serves this version only after its own log-probs of them agree."""
     tolerance: float
@@ -187,6 +189,26 @@ def check_layout(expected: Iterable[TensorSpec], offered: Iterable[TensorSpec]) 
     found = [f"{len(names)} {kind}: {_first(names)}" for kind, names in problems.items() if names]
     if found:
         raise WeightSyncError(f"{len(given)} weights offered, {len(wanted)} expected; " + "; ".join(found))
+
+
+def in_order(
+    layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+    """Each weight with its place in the layout, from a stream that must have exactly its names and shapes in its order.
+
+    Raises:
+        WeightSyncError: at the first that is another, one too few, or one too many.
+    """
+    stream = iter(tensors)
+    for spec in layout:
+        name, tensor = next(stream, (None, None))
+        offered = None if tensor is None else (name, tuple(tensor.shape))
+        if tensor is None or offered != (spec.name, spec.shape):
+            raise WeightSyncError(f"the layout's next weight is {spec}, offered was {offered or 'nothing'}")
+        yield spec, tensor
+    extra = next(stream, None)
+    if extra is not None:
+        raise WeightSyncError(f"{extra[0]} was offered after all {len(layout)} weights of the layout")
 
 
 def _first(names: list[str], count: int = 8) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlep.engines.segment import SAFETENSORS_NAMES, STAMP_KEY, VERSION_KEY, Segment, TensorSpec
+from rlep.engines.segment import SAFETENSORS_NAMES, STAMP_KEY, VERSION_KEY, Segment, TensorSpec, in_order
 from rlep.errors import WeightSyncError
 
 _LENGTH_BYTES = 8
@@ -68,7 +68,8 @@ class SegmentWriter:
                 self._drop(path)
                 slot = self._slots[path] = _open_slot(path, self._layout, len(header))
             os.pwrite(slot.descriptor, bytes(len(header)), 0)
-            _fill(slot.tensors, self._layout, tensors)
+            for target, (_, tensor) in zip(slot.tensors, in_order(self._layout, tensors), strict=True):
+                target.copy_(tensor.detach())
             os.pwrite(slot.descriptor, header[_LENGTH_BYTES:], _LENGTH_BYTES)
             os.pwrite(slot.descriptor, header[:_LENGTH_BYTES], 0)
         except OSError as error:
@@ -111,19 +112,6 @@ def _open_slot(path: Path, layout: Sequence[TensorSpec], header_bytes: int) -> _
         tensors.append(flat.view(spec.shape))
         offset += spec.nbytes
     return _Slot(descriptor, memory, tuple(tensors))
-
-
-def _fill(targets: Sequence[Tensor], layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    stream = iter(tensors)
-    for target, spec in zip(targets, layout, strict=True):
-        name, tensor = next(stream, (None, None))
-        offered = None if tensor is None else (name, tuple(tensor.shape))
-        if tensor is None or offered != (spec.name, spec.shape):
-            raise WeightSyncError(f"the layout's next weight is {spec}, offered was {offered or 'nothing'}")
-        target.copy_(tensor.detach())
-    extra = next(stream, None)
-    if extra is not None:
-        raise WeightSyncError(f"{extra[0]} was offered after all {len(layout)} weights of the layout")
 
 
 def _header(layout: Sequence[TensorSpec], version: int, stamp: str) -> bytes:

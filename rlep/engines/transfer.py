@@ -1,6 +1,6 @@
-"""Runs inside vLLM's worker, which imports it through ``worker_extension_cls``: the ``segment`` weight transfer engine.
+"""Runs inside vLLM's worker, which imports it through ``worker_extension_cls``: rlep's engines for vLLM's weight transfer.
 
-The ``nccl`` and ``ipc`` engines are vLLM's own.
+``rlep-segment`` reads shared memory, ``rlep-group`` takes part in a broadcast over gloo or NCCL.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import safe_open
@@ -20,7 +21,12 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlep.engines.segment import Segment, check_segment
+from rlep.engines.broadcast import Link
+from rlep.engines.segment import Group, GroupBackend, Segment, TensorSpec, check_segment
+from rlep.errors import WeightSyncError
+
+InitInfo = TypeVar("InitInfo", bound=WeightTransferInitInfo)
+UpdateInfo = TypeVar("UpdateInfo", bound=WeightTransferUpdateInfo)
 
 
 @dataclass
@@ -42,20 +48,28 @@ class SegmentUpdateInfo(WeightTransferUpdateInfo):
         check_segment(Segment(Path(self.path), self.nbytes, self.stamp), self.version)
 
 
-class SegmentTransferEngine(WeightTransferEngine[SegmentInitInfo, SegmentUpdateInfo]):
-    """Loads a weight segment, written by ``rlep.engines.segment_writer``, through vLLM's layerwise reload."""
+class _LayerwiseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """An update through vLLM's layerwise reload, which writes the weights that the kernels use in place."""
+
+    def start_weight_update(self) -> None:
+        """Put the layers on the meta device; their old tensors are kept."""
+        initialize_layerwise_reload(self.model)
+
+    def finish_weight_update(self) -> None:
+        """Make the kernels use the new weights."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        repack_live_weights(self.model)
+
+
+class SegmentTransferEngine(_LayerwiseEngine[SegmentInitInfo, SegmentUpdateInfo]):
+    """Loads a weight segment, written by ``rlep.engines.segment_writer``."""
 
     init_info_cls = SegmentInitInfo
     update_info_cls = SegmentUpdateInfo
-
     _receiving: SegmentUpdateInfo | None = None
 
     def init_transfer_engine(self, init_info: SegmentInitInfo) -> None:
         """Nothing to set up."""
-
-    def start_weight_update(self) -> None:
-        """Put the layers on the meta device; their old tensors are kept and written in place."""
-        initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SegmentUpdateInfo) -> None:
         """Load every weight of the file; each tensor-parallel rank keeps its own part.
@@ -73,14 +87,62 @@ class SegmentTransferEngine(WeightTransferEngine[SegmentInitInfo, SegmentUpdateI
         Raises:
             WeightSyncError: the learner began to write another version into the file meanwhile.
         """
-        finalize_layerwise_reload(self.model, self.model_config)
-        repack_live_weights(self.model)
+        super().finish_weight_update()
         received, self._receiving = self._receiving, None
         if received is not None:
             received.check()
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+@dataclass
+class GroupInitInfo(WeightTransferInitInfo):
+    """The fields of ``rlep.engines.segment.Group``."""
+
+    backend: GroupBackend
+    host: str
+    port: int
+    token: str
+    first_rank: int
+    world_size: int
+    deadline_s: float
+
+
+@dataclass
+class GroupUpdateInfo(WeightTransferUpdateInfo):
+    """The layout in the order of the broadcasts."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class GroupTransferEngine(_LayerwiseEngine[GroupInitInfo, GroupUpdateInfo]):
+    """Takes part in the learner's broadcast; each tensor-parallel rank is a member and keeps its own part."""
+
+    init_info_cls = GroupInitInfo
+    update_info_cls = GroupUpdateInfo
+    _link: Link | None = None
+
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
+        """Join a group; blocks until all its members are there. Raises ``WeightSyncError``."""
+        group = Group(**vars(init_info))
+        self._link = Link(group, group.first_rank + self.parallel_config.rank)
+
+    def receive_weights(self, update_info: GroupUpdateInfo) -> None:
+        """Load every weight as it arrives. Raises ``WeightSyncError``."""
+        if self._link is None:
+            raise WeightSyncError("this generator is in no group of a learner")
+        triples = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
+        layout = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in triples]
+        self.model.load_weights(self._link.receive(layout, self.device))
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -111,4 +173,5 @@ class WorkerExtension:
         self._weight_update_active = False
 
 
-WeightTransferEngineFactory.register_engine("segment", SegmentTransferEngine)
+WeightTransferEngineFactory.register_engine("rlep-segment", SegmentTransferEngine)
+WeightTransferEngineFactory.register_engine("rlep-group", GroupTransferEngine)

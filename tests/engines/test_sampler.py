@@ -19,8 +19,8 @@ from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.segment import Probe, Publication, Segment, TensorSpec
 from rlep.engines.segment_writer import SegmentWriter
 from rlep.errors import ActorLost, ModelError, WeightSyncError
-from rlep.types import Completion, Int32Array, Request, Sampling
-from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, true_logprobs
+from rlep.types import Completion, Request, Sampling
+from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, sequence, true_logprobs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -65,11 +65,6 @@ class Rig:
 def file_of(publication: Publication) -> Path:
     assert isinstance(publication.source, Segment)
     return publication.source.path
-
-
-def sequence(prompt_length: int, response_length: int, seed: int) -> tuple[Int32Array, Int32Array]:
-    tokens = np.random.default_rng(seed).integers(2, VOCABULARY, prompt_length + response_length).astype(np.int32)
-    return tokens[:prompt_length], tokens[prompt_length:]
 
 
 def requests(count: int) -> list[Request]:

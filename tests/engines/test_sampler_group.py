@@ -1,0 +1,127 @@
+"""A real vLLM that takes its weights from a learner's broadcast."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.segment import Group, Probe, Publication, Segment, TensorSpec
+from rlep.engines.weights import WeightSender
+from rlep.errors import WeightSyncError
+from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+OPTIONS = SamplerOptions(
+    max_model_len=CONTEXT, kv_cache_gib=0.0625, max_num_seqs=8, max_num_batched_tokens=CONTEXT, transfer="gloo"
+)
+
+
+@dataclass
+class Rig:
+    """A started sampler, and the model whose weights it is sent."""
+
+    sampler: Sampler
+    model: Qwen2ForCausalLM
+
+    @property
+    def layout(self) -> tuple[TensorSpec, ...]:
+        """What is sent, in this order."""
+        return tuple(TensorSpec(name, "float32", tuple(weight.shape)) for name, weight in self.model.named_parameters())
+
+    def offer(self, group: Group, version: int) -> Publication:
+        """The present weights."""
+        probes = tuple(
+            Probe(prompt, response, true_logprobs(self.model, prompt, response))
+            for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
+        )
+        return Publication(version, self.layout, group, probes, 1e-4)
+
+    async def transfer(self, sender: WeightSender, version: int, weights: Iterable[tuple[str, Tensor]] = ()) -> None:
+        """Both sides at once."""
+        stream = list(weights) or list(self.model.named_parameters())
+        sent, loaded = await asyncio.gather(
+            asyncio.to_thread(sender.send, self.layout, stream),
+            self.sampler.load_weights(self.offer(sender.group, version)),
+            return_exceptions=True,
+        )
+        for outcome in (loaded, sent):
+            if outcome is not None:
+                raise outcome
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(environment: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    directory = tmp_path_factory.mktemp("model")
+    model = build_model(directory, tied=True)
+    prepare_environment(OPTIONS)
+    sampler = Sampler(directory, OPTIONS)
+    await sampler.start(deadline_s=500)
+    yield Rig(sampler, model)
+    await sampler.close()
+
+
+def new_group(deadline_s: float = 60.0) -> WeightSender:
+    return WeightSender("127.0.0.1", "gloo", 2, deadline_s)
+
+
+async def test_versions_follow_each_other_through_one_group_and_are_confirmed(rig: Rig) -> None:
+    sender = new_group()
+    for version in (1, 2, 3):
+        perturb(rig.model, 0.05)
+        await rig.transfer(sender, version)
+        assert await rig.sampler.confirm(rig.offer(sender.group, version)) <= 1e-4
+        assert rig.sampler.policy_version == version
+    sender.close()
+
+
+async def test_what_cannot_be_taken_is_refused_before_the_old_weights_are_touched(rig: Rig, tmp_path: Path) -> None:
+    served, group = rig.sampler.policy_version, new_group().group
+    with pytest.raises(WeightSyncError, match="takes weights by gloo"):
+        await rig.sampler.load_weights(replace(rig.offer(group, 9), source=Segment(tmp_path / "weights-0", 1, "")))
+    with pytest.raises(WeightSyncError, match="takes weights by gloo"):
+        await rig.sampler.load_weights(rig.offer(replace(group, backend="nccl"), 9))
+    with pytest.raises(WeightSyncError, match="1 missing"):
+        await rig.sampler.load_weights(replace(rig.offer(group, 9), layout=rig.layout[1:]))
+    assert rig.sampler.policy_version == served is not None
+
+
+async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group_repeats_it(rig: Rig) -> None:
+    broken, weights = new_group(deadline_s=5.0), list(rig.model.named_parameters())
+    with pytest.raises(WeightSyncError, match="failed and must be repeated"):
+        await rig.transfer(broken, 4, weights[:5])
+    broken.close()
+    assert rig.sampler.policy_version is None
+    with pytest.raises(WeightSyncError, match="loaded is None"):
+        await rig.sampler.confirm(rig.offer(broken.group, 4))
+    perturb(rig.model, 0.05)
+    sender = new_group()
+    await rig.transfer(sender, 4)
+    assert await rig.sampler.confirm(rig.offer(sender.group, 4)) <= 1e-4
+    sender.close()
+
+
+async def test_a_learner_that_never_comes_is_an_error_after_the_deadline(rig: Rig) -> None:
+    absent = new_group(deadline_s=2.0)
+    with pytest.raises(WeightSyncError, match=r"rank 1 of 2 did not meet the others"):
+        await rig.sampler.load_weights(rig.offer(absent.group, 5))
+    sender = new_group()
+    await rig.transfer(sender, 5)
+    assert await rig.sampler.confirm(rig.offer(sender.group, 5)) <= 1e-4
+    sender.close()
