@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -51,14 +52,27 @@ class SegmentUpdateInfo(WeightTransferUpdateInfo):
 class _LayerwiseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """An update through vLLM's layerwise reload, which writes the weights that the kernels use in place."""
 
+    _under_way = False
+
     def start_weight_update(self) -> None:
         """Put the layers on the meta device; their old tensors are kept."""
+        self._under_way = True
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
         """Make the kernels use the new weights."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_live_weights(self.model)
+        self._under_way = False
+
+    def abandon(self) -> None:
+        """End an update that broke off, so that another may start: the layers are whole again, their weights are not.
+
+        Otherwise vLLM 0.32 would take up the layers that were loaded in part where they are.
+        """
+        if self._under_way:
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._under_way = False
 
 
 class SegmentTransferEngine(_LayerwiseEngine[SegmentInitInfo, SegmentUpdateInfo]):
@@ -167,9 +181,13 @@ class WorkerExtension:
     """Methods that vLLM mixes into its worker, called by ``collective_rpc``."""
 
     _weight_update_active: bool
+    vllm_config: VllmConfig
+    weight_transfer_engine: _LayerwiseEngine[Any, Any]
 
     def abandon_weight_update(self) -> None:
         """Forget an update that failed or was cancelled half way, so that the weights can be pushed again."""
+        with set_current_vllm_config(self.vllm_config):
+            self.weight_transfer_engine.abandon()
         self._weight_update_active = False
 
 
