@@ -9,7 +9,8 @@
 * ``replay_added_fraction``: time that M = 2 adds to a step without replays, steps taken in turn;
   ``replay_share_of_learner``: what M more trajectories for each G add, if only the learner's time grew;
 * ``generator_over_bare_vllm``: tokens per second of 512 answers through actor, queue and stream over vLLM's own ``generate``;
-* ``publish_over_memcpy``: bytes per second of publishing 500 M weights over copying them in memory;
+* ``publish_over_memcpy``: bytes per second of the learner's publishing 500 M weights over copying them in memory;
+  ``load_over_memcpy`` and ``publish_and_load_over_memcpy``: the same with a real vLLM that takes them;
 * ``driver_fraction_64_generators``: the driver's CPU time in a step of 512 prompts with 64 simulated generators, over 160 s;
   ``driver_doubled``: the same for 1,024 prompts, over the first.
 """

@@ -58,6 +58,11 @@ class GeneratorConfig(ActorConfig):
     """Times a dead generator is started again before the run ends."""
     silence_s: Seconds = 60
     """A generator that answers no heartbeat for this long is taken for dead and replaced."""
+    transfer: Literal["segment", "gloo", "nccl"] = "segment"
+    """How weights arrive: ``segment`` through shared memory, learner rank 0 and generators on one machine; ``gloo`` (CPUs) or
+    ``nccl`` (GPUs) over the network, from wherever the learner is."""
+    transfer_deadline_s: Seconds = 120
+    """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
     """A request not answered for this long is given to another free generator too; the first answer counts."""
 

@@ -1,26 +1,40 @@
-"""Publishing 500 M float32 weights of one rank into a segment, against copying as many bytes in memory; best of three each.
+"""Publishing 500 M float32 weights of one rank, against copying as many bytes in memory: one thread each.
 
-The copy goes into a buffer that is there already, as a memcpy would. ``publish_and_check_over_memcpy`` also has the digest
-that a generator computes before it loads. The last line is JSON.
+* ``publish_over_memcpy``: the learner's part, from its shards to a segment that generators may load;
+* ``load_over_memcpy``: the generator's part, from that segment to a real vLLM that would serve them: pause, check, load, vLLM's
+  own packing of every matrix for oneDNN, resume;
+* ``publish_and_load_over_memcpy``: both, one after the other.
+
+Medians of five rounds that have all three in turn, after two rounds (``first_publish_over_memcpy`` is the first of them) in
+which both segments are made. The copy goes into memory that is there already. The last line is JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlep.engines.segment import Segment, check_segment
-from rlep.engines.weights import publish_segment
+from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.segment_writer import SegmentWriter
+from rlep.engines.weights import publication, write_weights
 
-WEIGHTS, LAYERS = 500_000_000, 100
+ROUNDS, FIRST = 5, 2
+OPTIONS = SamplerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+START_S = 900.0
 
 
 def main() -> None:
@@ -30,45 +44,70 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="rlep-bench-", dir="/dev/shm") as memory,
         tempfile.TemporaryDirectory(prefix="rlep-bench-") as home,
     ):
+        weights = write_model(Path(home))
+        prepare_environment(OPTIONS, Path(home))
         dist.init_process_group("gloo", init_method=f"file://{home}/meeting", rank=0, world_size=1)
         mesh = init_device_mesh("cpu", (1,))
-        plain = [torch.full((WEIGHTS // LAYERS // 1000, 1000), 0.5) for _ in range(LAYERS)]
-        shards = [(f"layers.{n}.weight", DTensor.from_local(one, mesh, [Shard(0)])) for n, one in enumerate(plain)]
-        copy_s = copied(plain)
-        path = Path(memory) / "weights"
-        segments: list[Segment] = []
-
-        def publish() -> None:
-            published = publish_segment(shards, path, 1, (), "float32")
-            assert published is not None
-            assert isinstance(published.source, Segment)
-            segments.append(published.source)
-
-        publish_s = best(publish)
-        check_s = best(lambda: check_segment(segments[-1], 1))
+        shards = [(name, DTensor.from_local(weight, mesh, [Shard(0)])) for name, weight in weights]
+        rounds = asyncio.run(measured(Path(home), shards, SegmentWriter(Path(memory))))
         dist.destroy_process_group()
+    settled = rounds[FIRST:]
+    copy_s, publish_s, load_s = (statistics.median(column) for column in zip(*settled, strict=True))
+    nbytes = sum(weight.nbytes for _, weight in weights)
     figures = {
         "publish_over_memcpy": round(copy_s / publish_s, 3),
-        "publish_and_check_over_memcpy": round(copy_s / (publish_s + check_s), 3),
-        "memcpy_gib_per_s": round(WEIGHTS * 4 / copy_s / 2**30, 2),
+        "load_over_memcpy": round(copy_s / load_s, 3),
+        "publish_and_load_over_memcpy": round(copy_s / (publish_s + load_s), 3),
+        "first_publish_over_memcpy": round(copy_s / rounds[0][1], 3),
+        "memcpy_gib_per_s": round(nbytes / copy_s / 2**30, 2),
+        "weights": nbytes // 4,
     }
     print(json.dumps(figures))
 
 
-def copied(plain: list[torch.Tensor]) -> float:
-    """Seconds of a copy into memory that has been touched."""
-    copies = [torch.zeros_like(one) for one in plain]
-    return best(lambda: [copy.copy_(one) for copy, one in zip(copies, plain, strict=True)])
+def write_model(home: Path) -> list[tuple[str, Tensor]]:
+    """A model directory of 501 M weights, and the weights."""
+    config = Qwen2Config(
+        vocab_size=16_384,
+        hidden_size=1024,
+        intermediate_size=4864,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        architectures=["Qwen2ForCausalLM"],
+    )
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(config)
+    weights = [(name, torch.full(tuple(weight.shape), 0.01)) for name, weight in model.named_parameters()]
+    save_file(dict(weights), home / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(home)
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", pad_token="<pad>").save_pretrained(home)
+    return weights
 
 
-def best(work: Callable[[], object]) -> float:
-    """Least wall time of three."""
-    times = []
-    for _ in range(3):
-        begun = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - begun)
-    return min(times)
+async def measured(
+    home: Path, shards: Sequence[tuple[str, DTensor]], writer: SegmentWriter
+) -> list[tuple[float, float, float]]:
+    """Seconds of a copy, a publication and a load, by rounds."""
+    copies = [torch.zeros_like(shard.to_local()) for _, shard in shards]
+    sampler, rounds = Sampler(home, OPTIONS), []
+    await sampler.start(START_S)
+    try:
+        for version in range(FIRST + ROUNDS):
+            begun = time.perf_counter()
+            for copy, (_, shard) in zip(copies, shards, strict=True):
+                copy.copy_(shard.to_local())
+            copied = time.perf_counter()
+            segment = write_weights(shards, writer, version, "float32")
+            assert segment is not None
+            published = time.perf_counter()
+            await sampler.load_weights(publication(shards, segment, version, (), "float32"))
+            rounds.append((copied - begun, published - copied, time.perf_counter() - published))
+    finally:
+        await sampler.close()
+    return rounds
 
 
 if __name__ == "__main__":

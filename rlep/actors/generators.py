@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,47 +14,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.crew import ActorStatus, Crew, Rate, RoleStatus, State
+from rlep.actors.crew import ActorStatus, Crew, RoleStatus
 from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import Job, WorkQueue
+from rlep.actors.worker import Worker
 from rlep.config_roles import GeneratorConfig
 from rlep.engines.sampler_setup import SamplerOptions
 from rlep.engines.segment import Publication
 from rlep.errors import ActorLost, DeadlineExceeded, RlepError, WeightSyncError
 from rlep.types import Completion, Reissued, Request, Sampling
-
-
-class Worker:
-    """The driver's side of one generator: its actor while it lives, and what it may still take."""
-
-    def __init__(self, name: str, restarts: int) -> None:
-        self.name = name
-        self.restarts_left = restarts
-        self.actor: ActorHandle[Any] | None = None
-        self.lost = asyncio.Event()
-        self.room = asyncio.Event()
-        self.error: Exception | None = None
-        self.gap: float | None = None
-        """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""
-        self.state: State = "placing"
-        self.version: int | None = None
-        self.restarts = 0
-        self.rate = Rate()
-        self.supervisor: asyncio.Task[None] | None = None
-
-    @property
-    def spent(self) -> bool:
-        """Whether it is dead and will not be started again."""
-        return self.supervisor is not None and self.supervisor.done()
-
-    def lose(self, actor: ActorHandle[Any], error: Exception) -> None:
-        """Take the generator out of service, unless ``actor`` is one that was replaced before."""
-        if self.actor is not actor:
-            return
-        self.error = error
-        self.lost.set()
-        self.room.set()
 
 
 class Generators:
@@ -137,8 +106,7 @@ class Generators:
         self._publication = publication
         for worker in self._staying():
             worker.gap = None
-        living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
-        await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in living))
+        await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in self._takers().values()))
         begun = time.monotonic()
         while not (gaps := [worker.gap for worker in self._staying() if worker.gap is not None]):
             # all lost: one that is started again will do
@@ -147,6 +115,33 @@ class Generators:
                 raise WeightSyncError(f"no generator took policy version {publication.version}: {error}")
             await asyncio.sleep(0.1)
         return max(gaps)
+
+    def living(self) -> tuple[str, ...]:
+        """Who can take weights now; one that was started again has another name."""
+        return tuple(self._takers())
+
+    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
+        """Have these take part in a transfer, each by its own publication; returns the largest log-prob gap (nats).
+
+        Who comes later serves nothing until the next one. Raises ``WeightSyncError`` that names whoever failed; one that is
+        dead or silent is replaced, the others may try again.
+        """
+        takers = {name: worker for name, worker in self._takers().items() if name in publications}
+        for worker in takers.values():
+            worker.ready.clear()
+            worker.gap = worker.error = None
+        await asyncio.gather(*(self._loaded(worker, publications[n], deadline_s) for n, worker in takers.items()))
+        gaps = {name: takers[name].gap if name in takers else None for name in publications}
+        failed = [
+            f"{name}: {takers[name].error if name in takers else 'lost'}" for name, gap in gaps.items() if gap is None
+        ]
+        if failed:
+            raise WeightSyncError("; ".join(failed))
+        return max(gap for gap in gaps.values() if gap is not None)
+
+    def _takers(self) -> dict[str, Worker]:
+        living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
+        return {f"{worker.name}.{worker.restarts}": worker for worker in living}
 
     def _staying(self) -> list[Worker]:
         return [worker for worker in self._workers if worker.state != "leaving"]
@@ -166,18 +161,27 @@ class Generators:
         actor = worker.actor
         assert actor is not None
         for _ in range(2):  # a refused update is pushed once more before the generator is given up
-            try:
-                with self._span(worker.name, "load weights"):
-                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
-            except WeightSyncError as error:
-                worker.error = error
-            except (RlepError, RayError) as error:
-                worker.error = error
-                break
-            else:
-                worker.gap, worker.version = float(gap), publication.version
+            if await self._loaded(worker, publication, deadline_s):
                 return
         worker.lose(actor, worker.error or ActorLost(worker.name))
+
+    async def _loaded(self, worker: Worker, publication: Publication, deadline_s: float) -> bool:
+        """Whether it serves the publication now; whoever fails otherwise than by refusing it is lost."""
+        actor = worker.actor
+        if actor is None or worker.lost.is_set():
+            return False
+        try:
+            with self._span(worker.name, "load weights"):
+                gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
+        except WeightSyncError as error:
+            worker.error = error
+            return False
+        except (RlepError, RayError) as error:
+            worker.lose(actor, error)
+            return False
+        worker.gap, worker.version = float(gap), publication.version
+        worker.ready.set()
+        return True
 
     async def _join(self, worker: Worker) -> None:
         """Bring a newcomer to the present weights, then let it work."""
@@ -211,7 +215,8 @@ class Generators:
         self._report("actor_drained", worker.name, f"{back} requests handed back" if back else "")
 
     async def _start(self, worker: Worker) -> None:
-        worker.lost, worker.room, worker.state = asyncio.Event(), asyncio.Event(), "placing"
+        worker.lost, worker.room, worker.ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        worker.state = "placing"
         deadline = self._config.start_deadline_s
         actor = await self._cluster.place(
             GeneratorActor, worker.name, self._config, self._model, self._options, self._cluster.home
@@ -223,6 +228,7 @@ class Generators:
             if self._publication is None and self._version is not None:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
+                worker.ready.set()
             served, gap = None, None
             while served is not self._publication:  # another may have been published meanwhile
                 served = self._publication
@@ -232,6 +238,7 @@ class Generators:
             raise
         if served is not None:
             worker.gap, worker.version = gap, served.version
+            worker.ready.set()
         worker.actor, worker.state = actor, "serving"
 
     async def _supervise(self, worker: Worker) -> None:
@@ -280,8 +287,9 @@ class Generators:
     async def _pump(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Keep the generator's slots filled from the queue."""
         while True:
+            await worker.ready.wait()
             await self._queue.changed(worker.name)
-            living = sum(other.actor is not None and not other.lost.is_set() for other in self._workers)
+            living = sum(other.ready.is_set() and not other.lost.is_set() for other in self._workers)
             slots = min(self._queue.share(living), self._config.max_sequences)
             free = slots - self._queue.leased(worker.name)
             if free < max(1, slots // 4):

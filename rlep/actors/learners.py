@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -22,9 +22,13 @@ from rlep.actors.places import private_directory
 from rlep.actors.supervised import close_actor
 from rlep.config_roles import LearnerConfig
 from rlep.engines.options import LearnerOptions
-from rlep.engines.segment import Publication
-from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost
+from rlep.engines.segment import Group, GroupBackend, Publication
+from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, WeightSyncError
 from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+
+if TYPE_CHECKING:
+    from rlep.engines.segment_writer import SegmentWriter
+    from rlep.engines.weights import WeightSender
 
 Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
@@ -41,6 +45,8 @@ class LearnerActor:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._segments: Path | None = None
+        self._writer: SegmentWriter | None = None
+        self._sender: WeightSender | None = None
 
     def ping(self) -> int:
         """The process id."""
@@ -58,9 +64,12 @@ class LearnerActor:
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
         from rlep.engines.learner import LearnerRank
+        from rlep.engines.segment_writer import SegmentWriter
 
         self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
-        self._segments = private_directory("weights", in_memory=True) if self._rank == 0 else None
+        if self._rank == 0:
+            self._segments = private_directory("weights", in_memory=True)
+            self._writer = SegmentWriter(self._segments)
 
     def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
         """See ``LearnerRank.score``; rank 0 answers."""
@@ -75,14 +84,28 @@ class LearnerActor:
             return None
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
-    def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication | None:
-        """Write a segment in the generators' ``dtype``; the ones before the last two are removed. Rank 0 answers."""
-        directory = self._segments or Path()
-        publication = self._learner.publish(directory / f"weights-{version}", version, probes, dtype)
-        if self._segments is not None:
-            for old in sorted(self._segments.glob("weights-*"), key=lambda path: path.stat().st_mtime)[:-2]:
-                old.unlink()
-        return publication
+    def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None) -> Publication | None:
+        """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Rank 0 answers."""
+        publication = self._learner.publish(group or self._writer, version, probes, dtype)
+        return None if self._rank else publication
+
+    def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group | None:
+        """Leave the last group with the generators and begin a new one, which they may join; rank 0 answers."""
+        if self._rank:
+            return None
+        from rlep.engines.weights import WeightSender
+
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = WeightSender(ray.util.get_node_ip_address(), backend, world_size, deadline_s)
+        return self._sender.group
+
+    def send(self, group: Group, dtype: Dtype) -> None:
+        """Broadcast the weights to ``group``, which must be the open one."""
+        if self._rank == 0 and (self._sender is None or self._sender.group != group):
+            self._learner.send(None, dtype)  # the other ranks gather already
+            raise WeightSyncError(f"the learner is not in the group of {group.host}:{group.port}")
+        self._learner.send(self._sender, dtype)
 
     def save(self, directory: Path) -> None:
         """See ``LearnerRank.save``."""
@@ -97,7 +120,9 @@ class LearnerActor:
         self._learner.load(directory)
 
     def close(self) -> None:
-        """Remove the segments and leave the group."""
+        """Remove the segments and leave the groups."""
+        if self._sender is not None:
+            self._sender.close()
         if self._segments is not None:
             shutil.rmtree(self._segments, ignore_errors=True)
         self._learner.close()
@@ -133,10 +158,19 @@ class Learners:
         outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised, keep)
         return outcome
 
-    async def publish(self, version: int, probes: Probes, dtype: Dtype) -> Publication:
-        """Write the weights where generators load them from."""
-        publication: Publication = await self._all("publish", version, probes, dtype)
+    async def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None = None) -> Publication:
+        """Write the weights where generators load them from, or say what ``send`` will send to ``group``."""
+        publication: Publication = await self._all("publish", version, probes, dtype, group)
         return publication
+
+    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group:
+        """A group that rank 0 will broadcast weights in; see ``WeightSender``."""
+        group: Group = await self._all("open_group", backend, world_size, deadline_s)
+        return group
+
+    async def send(self, group: Group, dtype: Dtype, deadline_s: float) -> None:
+        """Broadcast the weights. Raises ``WeightSyncError`` when the group failed."""
+        await self._all("send", group, dtype, deadline_s=deadline_s)
 
     async def save(self, directory: Path) -> None:
         """See the port; absolute, on a file system that all ranks' machines share."""

@@ -19,7 +19,7 @@ from rlep.actors.learners import Learners, Probes
 from rlep.actors.pool import PoolService
 from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import Verifiers
-from rlep.actors.weights import WeightPublisher
+from rlep.actors.weights import GroupOptions, WeightPublisher
 from rlep.algorithms.objective import LossOptions
 from rlep.config import Config
 from rlep.engines.options import LearnerOptions, OptimizerOptions, PolicyOptions
@@ -116,10 +116,12 @@ def sampler_options(config: Config) -> SamplerOptions:
     cuda = role.gpus > 0
     if not cuda and role.tensor_parallel > 1:
         raise ConfigError(f"generator.tensor_parallel = {role.tensor_parallel} needs generator.gpus")
+    check_transfer(config)
     return SamplerOptions(
         max_model_len=config.data.max_prompt_tokens + rollout.max_tokens,
         device="cuda" if cuda else "cpu",
         dtype=generator_dtype(config),
+        transfer=role.transfer,
         on_update=rollout.partial if rollout.max_staleness else "wait",
         # The handshake must not wait for answers that are being written.
         max_num_seqs=role.max_sequences + (PROBES if rollout.max_staleness else 0),
@@ -131,6 +133,25 @@ def sampler_options(config: Config) -> SamplerOptions:
         enforce_eager=role.eager,
         seed=config.run.seed,
     )
+
+
+def group_options(config: Config) -> GroupOptions | None:
+    """How learner and generators meet; None where weights go through shared memory."""
+    role = config.generator
+    if role.transfer == "segment":
+        return None
+    return GroupOptions(role.transfer, role.tensor_parallel, role.transfer_deadline_s)
+
+
+def check_transfer(config: Config) -> None:
+    """Raise ``ConfigError`` where the way of the weights does not suit the devices."""
+    way = config.generator.transfer
+    devices = {"generator": config.generator.gpus > 0, "learner": config.learner.gpus > 0}
+    if way == "nccl" and not all(devices.values()):
+        lacking = " and ".join(f"{name}.gpus" for name, cuda in devices.items() if not cuda)
+        raise ConfigError(f'generator.transfer = "nccl" needs {lacking}; "segment" and "gloo" do without')
+    if way == "gloo" and any(devices.values()):
+        raise ConfigError('generator.transfer = "gloo" is for CPUs; with GPUs take "nccl", or "segment" on one machine')
 
 
 def generator_dtype(config: Config) -> Literal["float32", "bfloat16", "float16"]:
@@ -291,6 +312,7 @@ class Stage:
             probes_of(prompts),
             dtype=generator_dtype(self.config),
             deadline_s=self.config.learner.deadline_s,
+            group=group_options(self.config),
         )
 
     def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:

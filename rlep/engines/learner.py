@@ -27,8 +27,9 @@ from rlep.engines.options import LearnerOptions
 from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
 from rlep.engines.report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.rows import Row, pack_row
-from rlep.engines.segment import Probe, Publication
-from rlep.engines.weights import WeightDtype, publish_segment
+from rlep.engines.segment import Group, Probe, Publication
+from rlep.engines.segment_writer import SegmentWriter
+from rlep.engines.weights import WeightDtype, WeightSender, probe_batch, publication, send_weights, write_weights
 from rlep.errors import UpdateError
 from rlep.seeds import seed_for
 from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
@@ -142,31 +143,38 @@ class LearnerRank:
 
         return self._step(batch, rollout, part_loss, entropy=False)
 
+    def send(self, sender: WeightSender | None, dtype: WeightDtype | None = None) -> None:
+        """Broadcast the weights to the generators, which must take them at the same time; rank 0 has the sender.
+
+        Raises:
+            WeightSyncError: a generator is gone, did not come, or did not keep up.
+        """
+        send_weights(self._shards, sender, dtype or self.options.policy.dtype)
+
     def publish(
         self,
-        path: Path,
+        target: SegmentWriter | Group | None,
         version: int,
         probes: Sequence[tuple[Int32Array, Int32Array]],
         dtype: WeightDtype | None = None,
     ) -> Publication | None:
-        """Write the weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
+        """The weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
 
         Args:
-            path: file of the new segment, on the machine of rank 0.
+            target: on rank 0 the writer of segments, which writes them now; or, on all ranks, the group that ``send`` serves.
             version: the policy version.
             probes: (prompt ``[P]``, response ``[T]``) token ids, at least one.
             dtype: of the generators; None takes the learner's compute type.
 
         Returns:
-            The publication on rank 0, None on the others.
+            The publication on rank 0, None on ranks without a target.
 
         Raises:
             WeightSyncError: the segment cannot be written.
         """
-        batch = _probe_batch(probes)
-        logprobs = np.split(self.score(batch), np.cumsum(batch.response_lengths)[:-1])
-        checks = [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
-        return publish_segment(self._shards, path, version, checks, dtype or self.options.policy.dtype)
+        dtype, checks = dtype or self.options.policy.dtype, self._checks(probes)
+        source = target if isinstance(target, Group) else write_weights(self._shards, target, version, dtype)
+        return None if source is None else publication(self._shards, source, version, checks, dtype)
 
     def save(self, directory: Path) -> None:
         """Take the present state aside and begin to write it; training may go on at once, ``written`` tells the end.
@@ -233,6 +241,11 @@ class LearnerRank:
         """Leave the group, after a checkpoint that is being written."""
         self._writer.close()
         dist.destroy_process_group()
+
+    def _checks(self, probes: Sequence[tuple[Int32Array, Int32Array]]) -> list[Probe]:
+        batch = probe_batch(probes)
+        logprobs = np.split(self.score(batch), np.cumsum(batch.response_lengths)[:-1])
+        return [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
 
     def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:
         result = torch.zeros(int(batch.response_lengths.sum()), dtype=torch.float32)
@@ -323,19 +336,6 @@ class LearnerRank:
         torch.set_rng_state(state[f"rng.cpu.{self._rank}"])
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(state[f"rng.cuda.{self._rank}"])
-
-
-def _probe_batch(probes: Sequence[tuple[Int32Array, Int32Array]]) -> SequenceBatch:
-    lengths = np.array([len(prompt) + len(response) for prompt, response in probes], dtype=np.int64)
-    return SequenceBatch(
-        tokens=np.concatenate([part for probe in probes for part in probe]).astype(np.int32),
-        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
-        prompt_lengths=np.array([len(prompt) for prompt, _ in probes], dtype=np.int32),
-        advantages=np.zeros(len(probes), dtype=np.float32),
-        trained=np.zeros(len(probes), dtype=np.bool_),
-        groups=np.arange(len(probes), dtype=np.int32),
-        replayed=np.zeros(len(probes), dtype=np.bool_),
-    )
 
 
 def _no_sums(device: torch.device) -> LossSums:

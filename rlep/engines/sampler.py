@@ -26,8 +26,7 @@ from rlep.engines.sampler_setup import (
     prepare_environment,
 )
 from rlep.engines.segment import (
-    IpcHandles,
-    NcclGroup,
+    Group,
     Publication,
     Segment,
     TensorSpec,
@@ -76,7 +75,7 @@ class Sampler:
         self._engine: AsyncLLM | None = None
         self._expected: dict[str, TensorSpec] = {}
         self._loaded: int | None = None
-        self._group: NcclGroup | None = None
+        self._group: Group | None = None
         self._pristine = True
         self._samples: set[asyncio.Task[Any]] = set()
         self._scores: set[asyncio.Task[Any]] = set()
@@ -300,8 +299,7 @@ class Sampler:
 
     async def _check(self, publication: Publication) -> None:
         source, wanted = publication.source, self._options.transfer
-        offered = {"segment": Segment, "nccl": NcclGroup, "ipc": IpcHandles}
-        if not isinstance(source, offered[wanted]):
+        if wanted != (source.backend if isinstance(source, Group) else "segment"):
             raise WeightSyncError(f"this sampler takes weights by {wanted}, published was {source!r:.80}")
         layouts = [publication.layout]
         if isinstance(source, Segment):
@@ -314,10 +312,11 @@ class Sampler:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
         await engine.collective_rpc("abandon_weight_update")
-        group = publication.source if isinstance(publication.source, NcclGroup) else None
-        if group is not None and group != self._group:
+        group = publication.source
+        if isinstance(group, Group) and group != self._group:
+            self._group = None
             await engine.shutdown_weight_transfer_engine()
-            await engine.init_weight_transfer_engine(WeightTransferInitRequest(asdict(group) | {"packed": True}))
+            await engine.init_weight_transfer_engine(WeightTransferInitRequest(asdict(group)))
             self._group = group
         await engine.start_weight_update()
         await engine.update_weights(WeightTransferUpdateRequest(update_info(publication)))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlep.engines.crossing import OnUpdate
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
-from rlep.engines.segment import Backend
+from rlep.engines.segment import Transfer
 from rlep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class SamplerOptions:
     """Longest prompt and response together, in tokens."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    transfer: Backend = "segment"
-    """How weights arrive: a file in shared memory, NCCL from other GPUs, or CUDA IPC from the same ones."""
+    transfer: Transfer = "segment"
+    """How weights arrive: a file in shared memory, or the learner's broadcast over gloo or NCCL."""
     on_update: OnUpdate = "wait"
     """What new weights do to responses being written: wait for them, let them go on, or begin them again."""
     max_num_seqs: int = 256
@@ -102,10 +102,11 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
             "OMP_NUM_THREADS": str(options.threads),
             # Allows the model inside the engine's process: no third process, no message queue between the two.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # Packed matrices of one weight update are given up for those of the next: their pages stay with the process.
+            # An update of 500 M weights takes 1.3 s with this and 2.2 s without.
+            "MALLOC_MMAP_THRESHOLD_": str(2**32),
+            "MALLOC_TRIM_THRESHOLD_": str(2**33),
         }
-    if options.transfer == "ipc":
-        # CUDA handles are Python objects; they only pass the sockets in the private directory.
-        settings["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     os.environ.update(settings)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
@@ -138,6 +139,8 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         disable_log_stats=True,
         logprobs_mode="raw_logprobs",
         worker_extension_cls="rlep.engines.transfer.WorkerExtension",
-        weight_transfer_config=WeightTransferConfig(backend=options.transfer),
+        weight_transfer_config=WeightTransferConfig(
+            backend="rlep-segment" if options.transfer == "segment" else "rlep-group"
+        ),
         additional_config=Lifeline(),
     )

@@ -1,6 +1,6 @@
-"""Runs inside vLLM's worker, which imports it through ``worker_extension_cls``: the ``segment`` weight transfer engine.
+"""Runs inside vLLM's worker, which imports it through ``worker_extension_cls``: rlep's engines for vLLM's weight transfer.
 
-The ``nccl`` and ``ipc`` engines are vLLM's own.
+``rlep-segment`` reads shared memory, ``rlep-group`` takes part in a broadcast over gloo or NCCL.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -20,7 +22,12 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlep.engines.segment import read_layout
+from rlep.engines.broadcast import Link
+from rlep.engines.segment import Group, GroupBackend, Segment, TensorSpec, check_segment
+from rlep.errors import WeightSyncError
+
+InitInfo = TypeVar("InitInfo", bound=WeightTransferInitInfo)
+UpdateInfo = TypeVar("UpdateInfo", bound=WeightTransferUpdateInfo)
 
 
 @dataclass
@@ -33,40 +40,123 @@ class SegmentUpdateInfo(WeightTransferUpdateInfo):
     """One whole policy version in one file."""
 
     path: str
+    nbytes: int
+    stamp: str
     version: int
 
+    def check(self) -> None:
+        """Raise ``WeightSyncError`` unless the file holds exactly what was published."""
+        check_segment(Segment(Path(self.path), self.nbytes, self.stamp), self.version)
 
-class SegmentTransferEngine(WeightTransferEngine[SegmentInitInfo, SegmentUpdateInfo]):
-    """Loads a weight segment, written by ``rlep.engines.segment.write_segment``, through vLLM's layerwise reload."""
 
-    init_info_cls = SegmentInitInfo
-    update_info_cls = SegmentUpdateInfo
+class _LayerwiseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+    """An update through vLLM's layerwise reload, which writes the weights that the kernels use in place."""
 
-    def init_transfer_engine(self, init_info: SegmentInitInfo) -> None:
-        """Nothing to set up."""
+    _under_way = False
 
     def start_weight_update(self) -> None:
-        """Put the layers on the meta device; their old tensors are kept and written in place."""
+        """Put the layers on the meta device; their old tensors are kept."""
+        self._under_way = True
         initialize_layerwise_reload(self.model)
-
-    def receive_weights(self, update_info: SegmentUpdateInfo) -> None:
-        """Load every weight of the file; each tensor-parallel rank keeps its own part.
-
-        Raises:
-            ValueError: the file is of another policy version.
-        """
-        _, version = read_layout(Path(update_info.path))
-        if version != update_info.version:
-            raise ValueError(f"{update_info.path} holds policy version {version}, not {update_info.version}")
-        self.model.load_weights(_tensors(update_info.path))
 
     def finish_weight_update(self) -> None:
         """Make the kernels use the new weights."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_live_weights(self.model)
+        self._under_way = False
+
+    def abandon(self) -> None:
+        """End an update that broke off, so that another may start: the layers are whole again, their weights are not.
+
+        Otherwise vLLM 0.32 would take up the layers that were loaded in part where they are.
+        """
+        if self._under_way:
+            finalize_layerwise_reload(self.model, self.model_config)
+        self._under_way = False
+
+
+class SegmentTransferEngine(_LayerwiseEngine[SegmentInitInfo, SegmentUpdateInfo]):
+    """Loads a weight segment, written by ``rlep.engines.segment_writer``."""
+
+    init_info_cls = SegmentInitInfo
+    update_info_cls = SegmentUpdateInfo
+    _receiving: SegmentUpdateInfo | None = None
+
+    def init_transfer_engine(self, init_info: SegmentInitInfo) -> None:
+        """Nothing to set up."""
+
+    def receive_weights(self, update_info: SegmentUpdateInfo) -> None:
+        """Load every weight of the file; each tensor-parallel rank keeps its own part.
+
+        Raises:
+            WeightSyncError: the file does not hold what was published.
+        """
+        update_info.check()
+        self._receiving = update_info
+        self.model.load_weights(_tensors(update_info.path))
+
+    def finish_weight_update(self) -> None:
+        """Make the kernels use the new weights. Some layers are copied only here, so here the file is checked again.
+
+        Raises:
+            WeightSyncError: the learner began to write another version into the file meanwhile.
+        """
+        super().finish_weight_update()
+        received, self._receiving = self._receiving, None
+        if received is not None:
+            received.check()
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+@dataclass
+class GroupInitInfo(WeightTransferInitInfo):
+    """The fields of ``rlep.engines.segment.Group``."""
+
+    backend: GroupBackend
+    host: str
+    port: int
+    token: str
+    first_rank: int
+    world_size: int
+    deadline_s: float
+
+
+@dataclass
+class GroupUpdateInfo(WeightTransferUpdateInfo):
+    """The layout in the order of the broadcasts."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class GroupTransferEngine(_LayerwiseEngine[GroupInitInfo, GroupUpdateInfo]):
+    """Takes part in the learner's broadcast; each tensor-parallel rank is a member and keeps its own part."""
+
+    init_info_cls = GroupInitInfo
+    update_info_cls = GroupUpdateInfo
+    _link: Link | None = None
+
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
+        """Join a group; blocks until all its members are there. Raises ``WeightSyncError``."""
+        group = Group(**vars(init_info))
+        self._link = Link(group, group.first_rank + self.parallel_config.rank)
+
+    def receive_weights(self, update_info: GroupUpdateInfo) -> None:
+        """Load every weight as it arrives. Raises ``WeightSyncError``."""
+        if self._link is None:
+            raise WeightSyncError("this generator is in no group of a learner")
+        triples = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
+        layout = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in triples]
+        self.model.load_weights(self._link.receive(layout, self.device))
+
+    def shutdown(self) -> None:
+        """Leave the group."""
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -91,10 +181,15 @@ class WorkerExtension:
     """Methods that vLLM mixes into its worker, called by ``collective_rpc``."""
 
     _weight_update_active: bool
+    vllm_config: VllmConfig
+    weight_transfer_engine: _LayerwiseEngine[Any, Any]
 
     def abandon_weight_update(self) -> None:
         """Forget an update that failed or was cancelled half way, so that the weights can be pushed again."""
+        with set_current_vllm_config(self.vllm_config):
+            self.weight_transfer_engine.abandon()
         self._weight_update_active = False
 
 
-WeightTransferEngineFactory.register_engine("segment", SegmentTransferEngine)
+WeightTransferEngineFactory.register_engine("rlep-segment", SegmentTransferEngine)
+WeightTransferEngineFactory.register_engine("rlep-group", GroupTransferEngine)

@@ -1,17 +1,19 @@
-"""The sending side of a weight update: full tensors gathered one at a time, written where generators load them from."""
+"""The sending side of a weight update: full tensors gathered one at a time, written into shared memory or broadcast."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlep.engines.segment import Probe, Publication, TensorSpec, write_segment
+from rlep.engines.broadcast import Link, Meeting
+from rlep.engines.segment import Group, GroupBackend, Probe, Publication, Segment, TensorSpec
+from rlep.engines.segment_writer import SegmentWriter
+from rlep.types import Int32Array, SequenceBatch
 
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -24,31 +26,90 @@ def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> 
     return tuple(TensorSpec(name, dtype, tuple(parameter.shape)) for name, parameter in shards)
 
 
-def gathered(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> Iterator[tuple[str, Tensor]]:
-    """Every full weight in turn; collective: all ranks must run it to its end. One full tensor exists at a time."""
+def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time."""
     for name, parameter in shards:
         with torch.no_grad():
-            yield name, parameter.full_tensor().to(getattr(torch, dtype))
+            yield name, parameter.full_tensor() if parameter.device_mesh.size() > 1 else parameter.to_local()
 
 
-def publish_segment(
-    shards: Sequence[tuple[str, DTensor]], path: Path, version: int, probes: Sequence[Probe], dtype: WeightDtype
-) -> Publication | None:
-    """Write one policy version into a segment file; collective. Rank 0 returns what the generators need, others None.
+def publication(
+    shards: Sequence[tuple[str, DTensor]],
+    source: Segment | Group,
+    version: int,
+    probes: Sequence[Probe],
+    dtype: WeightDtype,
+) -> Publication:
+    """What the generators need to take the weights from ``source`` and to check them."""
+    return Publication(version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype])
+
+
+def write_weights(
+    shards: Sequence[tuple[str, DTensor]], writer: SegmentWriter | None, version: int, dtype: WeightDtype
+) -> Segment | None:
+    """Write one policy version into a segment; collective. Rank 0 has the writer, and returns the segment.
 
     Raises:
         WeightSyncError: the segment cannot be written (on rank 0; the other ranks are not held up).
     """
-    stream = gathered(shards, dtype)
-    if dist.get_rank() != 0:
-        _exhaust(stream)
-        return None
-    layout = weight_layout(shards, dtype)
+    stream = gathered(shards)
     try:
-        segment = write_segment(path, layout, stream, version)
+        return None if writer is None else writer.write(weight_layout(shards, dtype), stream, version)
     finally:
         _exhaust(stream)
-    return Publication(version, layout, segment, tuple(probes), LOGPROB_TOLERANCE[dtype])
+
+
+class WeightSender:
+    """Learner rank 0's place in a group with the generators; made anew with every group."""
+
+    def __init__(self, address: str, backend: GroupBackend, world_size: int, deadline_s: float) -> None:
+        """Begin to wait for the others at a free port of ``address``; returns at once."""
+        self._meeting = Meeting(address, backend, world_size, deadline_s)
+        self._link: Link | None = None
+
+    @property
+    def group(self) -> Group:
+        """What the generators join."""
+        return self._meeting.group
+
+    def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Meet the generators, the first time, and broadcast. Raises ``WeightSyncError``."""
+        if self._link is None:
+            self._link = Link(self.group, 0, self._meeting.store)
+        self._link.send(layout, tensors)
+
+    def close(self) -> None:
+        """Give the group up."""
+        if self._link is not None:
+            self._link.close()
+
+
+def send_weights(shards: Sequence[tuple[str, DTensor]], sender: WeightSender | None, dtype: WeightDtype) -> None:
+    """Broadcast the weights to the generators; collective. Rank 0 has the sender.
+
+    Raises:
+        WeightSyncError: a generator is gone, did not come, or did not keep up (on rank 0; the other ranks are not held up).
+    """
+    stream = gathered(shards)
+    try:
+        if sender is not None:
+            sender.send(weight_layout(shards, dtype), stream)
+    finally:
+        _exhaust(stream)
+
+
+def probe_batch(probes: Sequence[tuple[Int32Array, Int32Array]]) -> SequenceBatch:
+    """(prompt ``[P]``, response ``[T]``) token ids as a batch to score."""
+    lengths = np.array([len(prompt) + len(response) for prompt, response in probes], dtype=np.int64)
+    return SequenceBatch(
+        tokens=np.concatenate([part for probe in probes for part in probe]).astype(np.int32),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
+        prompt_lengths=np.array([len(prompt) for prompt, _ in probes], dtype=np.int32),
+        advantages=np.zeros(len(probes), dtype=np.float32),
+        trained=np.zeros(len(probes), dtype=np.bool_),
+        groups=np.arange(len(probes), dtype=np.int32),
+        replayed=np.zeros(len(probes), dtype=np.bool_),
+    )
 
 
 def _exhaust(stream: Iterator[tuple[str, Tensor]]) -> None:

@@ -168,6 +168,7 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
         ("replay.require=true", "replay.require is set but replay.count = 0"),
         ("loss.surrogate=cispo", "dual_clip = 10.0: cispo bounds the ratio itself; set dual_clip to None"),
         ("generator.tensor_parallel=2", "generator.tensor_parallel = 2 needs generator.gpus"),
+        ("generator.transfer=nccl", 'generator.transfer = "nccl" needs generator.gpus and learner.gpus'),
     ],
 )
 def test_settings_that_cannot_go_together_are_refused(

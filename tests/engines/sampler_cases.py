@@ -56,3 +56,9 @@ def true_logprobs(model: Qwen2ForCausalLM, prompt: Int32Array, response: Int32Ar
     with torch.no_grad():
         rows = model(tokens).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)  # [T, V]
     return rows.gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def sequence(prompt_length: int, response_length: int, seed: int) -> tuple[Int32Array, Int32Array]:
+    """A random prompt and response."""
+    tokens = np.random.default_rng(seed).integers(2, VOCABULARY, prompt_length + response_length).astype(np.int32)
+    return tokens[:prompt_length], tokens[prompt_length:]

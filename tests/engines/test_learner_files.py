@@ -19,6 +19,7 @@ from rlep.engines import checkpoint
 from rlep.engines.learner import LearnerRank
 from rlep.engines.options import OptimizerOptions, PolicyOptions
 from rlep.engines.segment import Segment, check_segment, read_layout
+from rlep.engines.segment_writer import SegmentWriter
 from rlep.errors import CheckpointError, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.types import Int32Array, SequenceBatch
 from tests.engines.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
@@ -175,14 +176,13 @@ def test_a_publication_holds_the_weights_and_log_probs_to_check_them_by(start: S
     batch = ragged_batch(sequences=3)
     learner.update(batch, rollout=0)
     probes = probes_of(batch)
-    publication = learner.publish(tmp_path / "weights", 4, probes)
+    publication = learner.publish(SegmentWriter(tmp_path), 4, probes)
     assert publication is not None
     assert (publication.version, publication.tolerance) == (4, 1e-4)
     assert isinstance(publication.source, Segment)
     check_segment(publication.source, 4)
-    assert same(load_file(tmp_path / "weights"), weights_of(learner))
-    specs, version = read_layout(tmp_path / "weights")
-    assert (specs, version) == ({spec.name: spec for spec in publication.layout}, 4)
+    assert same(load_file(publication.source.path), weights_of(learner))
+    assert read_layout(publication.source.path)[0] == {spec.name: spec for spec in publication.layout}
     scored = np.concatenate([probe.logprobs for probe in publication.probes])
     np.testing.assert_allclose(scored, learner.score(batch), atol=1e-6)
     assert all(
@@ -192,18 +192,19 @@ def test_a_publication_holds_the_weights_and_log_probs_to_check_them_by(start: S
 
 def test_generators_in_half_precision_get_half_precision(start: Start, tmp_path: Path) -> None:
     learner = start()
-    publication = learner.publish(tmp_path / "weights", 0, probes_of(ragged_batch(sequences=3)), "bfloat16")
+    publication = learner.publish(SegmentWriter(tmp_path), 0, probes_of(ragged_batch(sequences=3)), "bfloat16")
     assert publication is not None
+    assert isinstance(publication.source, Segment)
     wanted = {name: weight.bfloat16() for name, weight in weights_of(learner).items()}
-    assert same(load_file(tmp_path / "weights"), wanted)
+    assert same(load_file(publication.source.path), wanted)
 
 
 def test_a_segment_that_cannot_be_written_is_an_error_and_the_learner_goes_on(start: Start, tmp_path: Path) -> None:
     learner = start()
     probes = probes_of(ragged_batch(sequences=3))
     with pytest.raises(WeightSyncError, match="policy version 1"):
-        learner.publish(tmp_path / "nowhere" / "weights", 1, probes)
-    assert learner.publish(tmp_path / "weights", 1, probes) is not None
+        learner.publish(SegmentWriter(tmp_path / "nowhere"), 1, probes)
+    assert learner.publish(SegmentWriter(tmp_path), 1, probes) is not None
 
 
 def saved(learner: LearnerRank, directory: Path) -> None:

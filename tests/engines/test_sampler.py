@@ -16,10 +16,11 @@ import pytest_asyncio
 from transformers import Qwen2ForCausalLM
 
 from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import Probe, Publication, TensorSpec, write_segment
+from rlep.engines.segment import Probe, Publication, Segment, TensorSpec
+from rlep.engines.segment_writer import SegmentWriter
 from rlep.errors import ActorLost, ModelError, WeightSyncError
-from rlep.types import Completion, Int32Array, Request, Sampling
-from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, true_logprobs
+from rlep.types import Completion, Request, Sampling
+from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, sequence, true_logprobs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -38,19 +39,15 @@ class Rig:
     model: Qwen2ForCausalLM
     directory: Path
     runtime: Path
+    writer: SegmentWriter
     version: int = 0
-
-    @property
-    def file(self) -> Path:
-        """Where the latest version was written."""
-        return self.directory / f"{self.version}.weights"
 
     def publish(self, *, leave_out: str = "", tolerance: float = 1e-4) -> Publication:
         """The model's present weights as the next version."""
         self.version += 1
         weights = [(name, weight) for name, weight in self.model.named_parameters() if name != leave_out]
         layout = tuple(TensorSpec(name, "float32", tuple(weight.shape)) for name, weight in weights)
-        segment = write_segment(self.file, layout, weights, self.version)
+        segment = self.writer.write(layout, weights, self.version)
         probes = tuple(
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
@@ -65,9 +62,9 @@ class Rig:
         return await self.sampler.confirm(publication)
 
 
-def sequence(prompt_length: int, response_length: int, seed: int) -> tuple[Int32Array, Int32Array]:
-    tokens = np.random.default_rng(seed).integers(2, VOCABULARY, prompt_length + response_length).astype(np.int32)
-    return tokens[:prompt_length], tokens[prompt_length:]
+def file_of(publication: Publication) -> Path:
+    assert isinstance(publication.source, Segment)
+    return publication.source.path
 
 
 def requests(count: int) -> list[Request]:
@@ -109,7 +106,7 @@ async def rig(
     with pytest.raises(ActorLost, match="not started"):
         await sampler.health()
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, model, directory, runtime)
+    yield Rig(sampler, model, directory, runtime, SegmentWriter(directory))
     await sampler.close()
     await sampler.close()
     assert not runtime.exists()
@@ -213,19 +210,34 @@ async def test_a_partial_set_is_refused_and_the_old_version_still_served(rig: Ri
 
 async def test_a_torn_or_foreign_file_is_refused_and_the_old_version_still_served(rig: Rig) -> None:
     served = rig.sampler.policy_version
-    publication = rig.publish()
-    with rig.file.open("r+b") as file:
-        file.seek(-4, os.SEEK_END)
-        file.write(b"\x00\x00\x80\x3f")
-    with pytest.raises(WeightSyncError, match="digest"):
-        await rig.sampler.load_weights(publication)
-    other = rig.publish()
+    overwritten = rig.publish()
+    rig.publish()
+    other = rig.publish()  # the third goes where the first was
+    with pytest.raises(WeightSyncError, match=f"holds policy version {other.version}, not {overwritten.version}"):
+        await rig.sampler.load_weights(overwritten)
     with pytest.raises(WeightSyncError, match="holds policy version"):
         await rig.sampler.load_weights(replace(other, version=other.version + 7))
-    rig.file.unlink()
+    file_of(other).unlink()
     with pytest.raises(WeightSyncError, match="cannot read"):
         await rig.sampler.load_weights(other)
     assert rig.sampler.policy_version == served
+
+
+async def test_weights_that_are_overwritten_while_they_load_are_not_served(rig: Rig) -> None:
+    """The learner begins its second next publication when the file has been checked and is being copied."""
+    publication = rig.publish()
+    loading = asyncio.create_task(rig.sampler.load_weights(publication))
+    while rig.sampler.policy_version is not None:  # noqa: ASYNC110 - until the file has been checked
+        await asyncio.sleep(0)
+    with file_of(publication).open("r+b") as file:
+        file.write(bytes(8))
+    with pytest.raises(WeightSyncError, match="failed and must be repeated"):
+        await loading
+    with pytest.raises(WeightSyncError, match="loaded is None"):
+        await rig.sampler.confirm(publication)
+    publication = rig.publish()
+    await rig.sampler.load_weights(publication)
+    assert await rig.sampler.confirm(publication) <= 1e-4
 
 
 async def test_weights_that_score_differently_are_never_served(rig: Rig) -> None:
@@ -251,7 +263,7 @@ async def test_a_transfer_that_breaks_serves_nothing_until_it_is_repeated(rig: R
     unlinked_in_time = asyncio.create_task(rig.sampler.load_weights(broken))
     while rig.sampler.policy_version is not None:  # noqa: ASYNC110 - until the file has been checked
         await asyncio.sleep(0)
-    rig.file.unlink()
+    file_of(broken).unlink()
     with pytest.raises(WeightSyncError, match="failed and must be repeated"):
         await unlinked_in_time
     with pytest.raises(WeightSyncError, match="loaded is None"):

@@ -16,7 +16,8 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.engines.crossing import OnUpdate
 from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import Probe, Publication, TensorSpec, write_segment
+from rlep.engines.segment import Probe, Publication, TensorSpec
+from rlep.engines.segment_writer import SegmentWriter
 from rlep.errors import WeightSyncError
 from rlep.types import Completion, Int32Array, Request, Sampling
 from tests.engines.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
@@ -35,7 +36,7 @@ class Rig:
     """A started sampler beside the transformers model of every version it was given."""
 
     sampler: Sampler
-    directory: Path
+    writer: SegmentWriter
     on_update: OnUpdate
     model: Qwen2ForCausalLM
     models: dict[int, Qwen2ForCausalLM] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Rig:
         """The model's present weights as those of the present version."""
         weights = list(self.model.named_parameters())
         layout = tuple(TensorSpec(name, "float32", tuple(weight.shape)) for name, weight in weights)
-        segment = write_segment(self.directory / f"{self.version}.weights", layout, weights, self.version)
+        segment = self.writer.write(layout, weights, self.version)
         prompt, response = tokens(9, 1), tokens(20, 2)
         probe = Probe(prompt, response, true_logprobs(self.model, prompt, response))
         self.models[self.version] = copy.deepcopy(self.model)
@@ -100,7 +101,7 @@ async def rig(
     prepare_environment(OPTIONS)
     sampler = Sampler(directory, replace(OPTIONS, on_update=request.param))
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, directory, request.param, model)
+    yield Rig(sampler, SegmentWriter(directory), request.param, model)
     await sampler.close()
 
 

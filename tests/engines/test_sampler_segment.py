@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +20,8 @@ from rlep.engines.segment import (
     check_segment,
     checkpoint_layout,
     read_layout,
-    write_segment,
 )
+from rlep.engines.segment_writer import SegmentWriter
 from rlep.errors import ModelError, WeightSyncError
 
 WEIGHTS: dict[str, Tensor] = {
@@ -34,71 +35,128 @@ LAYOUT = tuple(
 )
 
 
-def write(path: Path, weights: Iterable[tuple[str, Tensor]] = WEIGHTS.items(), version: int = 3) -> Segment:
-    return write_segment(path, LAYOUT, weights, version)
+def write(directory: Path, weights: Iterable[tuple[str, Tensor]] = WEIGHTS.items(), version: int = 3) -> Segment:
+    return SegmentWriter(directory).write(LAYOUT, weights, version)
 
 
 def test_safetensors_reads_back_every_bit(tmp_path: Path) -> None:
-    segment = write(tmp_path / "weights")
+    segment = write(tmp_path)
     loaded = load_file(segment.path)
     assert loaded.keys() == WEIGHTS.keys()
     assert all(
         torch.equal(loaded[name], weight) and loaded[name].dtype == weight.dtype for name, weight in WEIGHTS.items()
     )
-    assert read_layout(segment.path) == ({spec.name: spec for spec in LAYOUT}, 3)
+    specs, metadata = read_layout(segment.path)
+    assert specs == {spec.name: spec for spec in LAYOUT}
+    assert (int(metadata["policy_version"]), metadata["stamp"]) == (3, segment.stamp)
     assert set(check_segment(segment, 3)) == set(LAYOUT)
     # 12 × 4 + 3 × 2 + 1 × 2 bytes of data
     assert sum(spec.nbytes for spec in LAYOUT) == 56
     assert segment.nbytes == segment.path.stat().st_size
 
 
+def test_weights_are_rounded_to_the_dtype_of_the_layout(tmp_path: Path) -> None:
+    exact = torch.tensor([1.0, 1.00390625, 1 / 3])
+    segment = SegmentWriter(tmp_path).write([TensorSpec("w", "bfloat16", (3,))], [("w", exact)], 1)
+    # 8 bits of precision: 1 + 2^-8 is a tie, which goes to the even 1; 1/3 is between 85.25 and 85.5 of 2^-8
+    assert load_file(segment.path)["w"].tolist() == [1.0, 1.0, 171 / 512]
+
+
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    assert stat.S_IMODE(write(tmp_path / "weights").path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(write(tmp_path).path.stat().st_mode) == 0o600
 
 
-def test_tensors_that_do_not_follow_the_layout_leave_no_file(tmp_path: Path) -> None:
+def test_tensors_that_do_not_follow_the_layout_are_never_readable(tmp_path: Path) -> None:
     items = list(WEIGHTS.items())
     for weights, message in (
         (items[:-1], "offered was nothing"),
         ([*items, ("more", torch.zeros(1))], "more was offered after all 4"),
         ([items[1], items[0], *items[2:]], "next weight is"),
-        ([(items[0][0], items[0][1].double()), *items[1:]], "next weight is"),
+        ([(items[0][0], items[0][1].t()), *items[1:]], "next weight is"),
     ):
         with pytest.raises(WeightSyncError, match=message):
-            write(tmp_path / "weights", weights)
-        assert not list(tmp_path.iterdir())
+            write(tmp_path, weights)
+        (left,) = tmp_path.iterdir()
+        with pytest.raises(WeightSyncError, match="cannot read weights"):
+            read_layout(left)
 
 
-def test_a_failed_write_leaves_the_previous_file_as_it_was(tmp_path: Path) -> None:
-    segment = write(tmp_path / "weights")
-    with pytest.raises(WeightSyncError):
-        write(segment.path, [], version=4)
+def test_two_files_are_written_in_turn_and_the_one_before_stays_whole(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    scaled = [{name: weight * factor for name, weight in WEIGHTS.items()} for factor in range(4)]
+    first, second = (writer.write(LAYOUT, scaled[n].items(), n) for n in (0, 1))
+    assert torch.equal(load_file(first.path)["matrix"], torch.zeros(4, 3))
+    third = writer.write(LAYOUT, scaled[2].items(), 2)
+    assert (third.path, third.path.stat().st_ino) == (first.path, first.path.stat().st_ino)
+    assert torch.equal(load_file(third.path)["matrix"], 2 * WEIGHTS["matrix"])
+    check_segment(second, 1)
+    with pytest.raises(WeightSyncError, match="holds policy version 2, not 0"):
+        check_segment(first, 0)
+    with pytest.raises(WeightSyncError, match="offered was nothing"):  # fails after it destroyed version 1
+        writer.write(LAYOUT, list(scaled[3].items())[:2], 3)
+    with pytest.raises(WeightSyncError, match="cannot read weights"):
+        check_segment(second, 1)
+    check_segment(third, 2)
+    check_segment(writer.write(LAYOUT, scaled[3].items(), 3), 3)
+    check_segment(third, 2)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_same_version_written_again_is_another_segment(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    first, *_ = (writer.write(LAYOUT, WEIGHTS.items(), 3) for _ in range(3))
+    with pytest.raises(WeightSyncError, match="was written again after policy version 3"):
+        check_segment(first, 3)
+
+
+def test_another_layout_gets_new_files(tmp_path: Path) -> None:
+    writer = SegmentWriter(tmp_path)
+    for version in (1, 2):
+        writer.write(LAYOUT, WEIGHTS.items(), version)
+    half = [TensorSpec(spec.name, "bfloat16", spec.shape) for spec in LAYOUT]
+    segment = writer.write(half, WEIGHTS.items(), 3)
     check_segment(segment, 3)
+    assert torch.equal(load_file(segment.path)["matrix"], WEIGHTS["matrix"].bfloat16())
 
 
-def test_a_part_left_by_a_killed_writer_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / "weights.part").write_bytes(b"half a header")
-    check_segment(write(tmp_path / "weights"), 3)
-    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+def test_a_file_left_by_a_killed_writer_is_no_obstacle_and_never_taken(tmp_path: Path) -> None:
+    left = write(tmp_path)
+    with left.path.open("r+b") as file:
+        file.write(bytes(8))  # as every writing begins
+    with pytest.raises(WeightSyncError, match="cannot read weights"):
+        check_segment(left, 3)
+    check_segment(write(tmp_path), 3)
+    with pytest.raises(WeightSyncError, match="was written again"):
+        check_segment(left, 3)
 
 
 def test_no_room_is_reported_with_the_size_needed(tmp_path: Path) -> None:
     with pytest.raises(WeightSyncError, match=r"version 3 .*\(56 bytes\)"):
-        write(tmp_path / "missing" / "weights")
+        write(tmp_path / "missing")
     full = Path("/dev/full")
     if full.exists():
-        (tmp_path / "weights").symlink_to(full)  # replaced, never written through
-        check_segment(write(tmp_path / "weights"), 3)
+        (tmp_path / "weights-0").symlink_to(full)  # replaced, never written through
+        check_segment(write(tmp_path), 3)
 
 
-def test_a_changed_shortened_renumbered_or_missing_file_is_refused(tmp_path: Path) -> None:
-    segment = write(tmp_path / "weights")
-    content = segment.path.read_bytes()
+def test_a_full_file_system_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+    """A limit on file sizes stands for it: both are refused when the file is given its size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(WeightSyncError, match=r"File too large"):
+            write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+    check_segment(write(tmp_path), 3)
+
+
+def test_a_shortened_renumbered_or_missing_file_is_refused(tmp_path: Path) -> None:
+    segment = write(tmp_path)
     with pytest.raises(WeightSyncError, match="holds policy version 3, not 4"):
         check_segment(segment, 4)
-    segment.path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(WeightSyncError, match="digest"):
-        check_segment(segment, 3)
+    content = segment.path.read_bytes()
     segment.path.write_bytes(content[:-5])
     with pytest.raises(WeightSyncError, match=f"has {len(content) - 5} bytes"):
         check_segment(segment, 3)

@@ -1,0 +1,108 @@
+"""Two learner ranks and two generators as one gloo group: who dies is left out, who comes joins at the next publication."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from rlep.actors.generators import Generators
+from rlep.actors.weights import WeightPublisher
+from rlep.cli.compose import read_inputs, stage
+from rlep.settings import load_config
+from rlep.types import Prompt, Request, Sampling
+from tests.small import BASE, small_task
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+DEADLINE_S = 240.0
+
+
+@dataclass
+class Cast:
+    """What the tests of this file share."""
+
+    generators: Generators
+    weights: WeightPublisher
+    prompts: tuple[Prompt, ...]
+
+    def versions(self) -> dict[str, int | None]:
+        """What each generator serves."""
+        return {actor.name: actor.version for actor in self.generators.status().actors}
+
+    async def pid(self, name: str) -> int:
+        """Of a living generator."""
+        worker = next(worker for worker in self.generators._workers if worker.name == name)
+        assert worker.actor is not None
+        return int(await worker.actor.ping.remote())
+
+    async def both_back(self) -> None:
+        """Wait for the supervisor to start what was lost."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.generators.living()) < 2:  # noqa: ASYNC110 - there is no event to wait for from outside
+                await asyncio.sleep(0.2)
+
+    async def rollout(self, label: str, victim: int | None = None) -> set[int]:
+        """The policy versions of 8 prompts' answers, one per request; ``victim`` is killed after the first."""
+        wanted = [
+            Request(f"{label}/{prompt.id}/{sample}", prompt.id, prompt.tokens, sample, seed=sample)
+            for prompt in self.prompts[:8]
+            for sample in range(16)
+        ]
+        found = {}
+        async for one in self.generators.generate(wanted, Sampling(max_tokens=48), deadline_s=DEADLINE_S):
+            assert one.request_id not in found
+            found[one.request_id] = one.policy_version
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
+                victim = None
+        assert found.keys() == {request.id for request in wanted}
+        return set(found.values())
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
+    """Nothing is published yet."""
+    home = tmp_path_factory.mktemp("group")
+    overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=group", "cluster.cpus=4"]
+    group = ['generator.transfer="gloo"', "generator.transfer_deadline_s=60", "generator.silence_s=15"]
+    config = load_config([BASE], [*overrides, *group, "generator.count=2", "learner.ranks=2"])
+    inputs = read_inputs(config)
+    assert inputs.train is not None
+    async with stage(config) as actors:
+        generators, learners = actors.generators(), actors.learners()
+        await actors.started()
+        yield Cast(generators, actors.weights(learners, generators, inputs.train.prompts), inputs.train.prompts)
+
+
+async def test_both_generators_take_every_version_and_score_like_the_learner(cast: Cast) -> None:
+    for version in (0, 1):
+        assert 0 < await cast.weights.publish(version) <= 1e-4
+        assert cast.versions() == {"generator-0": version, "generator-1": version}
+    assert await cast.rollout("first") == {1}
+
+
+async def test_a_generator_killed_in_a_rollout_comes_back_and_serves_from_the_next_publication(cast: Cast) -> None:
+    assert await cast.rollout("killed", victim=await cast.pid("generator-0")) == {1}
+    await cast.both_back()
+    assert await cast.rollout("without") == {1}
+    assert await cast.weights.publish(2) <= 1e-4
+    assert cast.versions() == {"generator-0": 2, "generator-1": 2}
+    assert await cast.rollout("with") == {2}
+
+
+async def test_a_generator_that_hangs_in_a_transfer_is_left_out_of_the_next_attempt(cast: Cast) -> None:
+    process = psutil.Process(await cast.pid("generator-1"))
+    for one in (process, *process.children(recursive=True)):
+        one.suspend()
+    assert await cast.weights.publish(3) <= 1e-4
+    assert cast.versions()["generator-0"] == 3
+    assert await cast.rollout("alone") == {3}
+    await cast.both_back()
+    assert await cast.weights.publish(4) <= 1e-4
+    assert cast.versions() == {"generator-0": 4, "generator-1": 4}
