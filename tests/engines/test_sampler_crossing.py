@@ -7,7 +7,6 @@ import copy
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
