@@ -5,7 +5,8 @@ about a million parameters beside its embedding. Every arm runs in a process of 
 mix; times are CPU seconds, the best of several. The padded loop is what a plain training script does: right-padded
 micro-batches of 16 sequences through transformers' SDPA, log-softmax of all logits. TRL is its ``GRPOTrainer`` with
 micro-batches of as many, installed by this script into ``runs/trl-environment`` (on top of this environment's own torch
-and transformers), with generation replaced by the batch. The ceiling is a large fp32 product in the process of our arm.
+and transformers), with generation replaced by the batch. The ceiling is a large fp32 product in the process of our arm;
+our share of it counts the products of the forward and the backward pass once, whatever is computed again.
 
 ``--json`` prints one line per vocabulary and at last the worst of each figure over vocabularies. ``loss_difference`` is
 relative, the largest to either peer. Peak memory is also compared at V = 151,936, on the first 32 sequences.
@@ -213,8 +214,14 @@ def arms(vocabulary: int, sequences: int, repeats: int, *, with_trl: bool) -> tu
         found = {arm.__name__: pool.apply(arm, work) for arm in (ours, padded)}
         if with_trl:
             found["trl"] = trl(Path(name), vocabulary)
-    weights = sum(weight.numel() for weight in model.parameters())
-    return found, model_flops(config, weights, ragged_batch(vocabulary, sequences))
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
+    return found, matmul_flops(config, matrices, ragged_batch(vocabulary, sequences))
+
+
+def matmul_flops(config: Qwen2Config, matrices: int, batch: SequenceBatch) -> float:
+    """Operations of one update's matrix products; the output head sees only as many tokens as the responses have."""
+    prompts = int(batch.prompt_lengths.sum())
+    return model_flops(config, matrices, batch) - 6.0 * config.vocab_size * config.hidden_size * prompts
 
 
 def compare(vocabulary: int) -> dict[str, object]:

@@ -14,8 +14,8 @@ from rlep.errors import ModelError
 GIB = 2**30
 GPU_GIB = 80
 """Memory of one GPU that the KV cache's size is worked out for; the plan does not look at the machine."""
-GPU_HEAD_BYTES, CPU_HEAD_BYTES = 3 * 256 * 2**20, 3 * 8 * 2**20
-"""Logits of the output head: three fp32 chunks (see ``engines/head.py``)."""
+GPU_HEAD_BYTES, CPU_HEAD_BYTES = 3 * 256 * 2**20, (3 * 16 + 256) * 2**20
+"""Logits of the output head: three fp32 chunks, and what a CPU keeps of them (see ``engines/head.py``)."""
 TRAINING_BYTES = 16
 """Per parameter: fp32 master weight and gradient, 4 each, and Adam's two fp32 moments, 8."""
 KEPT_BYTES = 4

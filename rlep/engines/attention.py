@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,23 +24,8 @@ from rlep.types import Int64Array
 PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
 
-_SHORTEST_SHARE = 0.85
+_SHORTEST_SHARE = 0.9
 """Sequences shorter than this share of their bucket's longest start the next bucket."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Bucket:
-    """Neighbouring sequences of the row that are attended together."""
-
-    tokens: int
-    """So many of the row's tokens, after those of the buckets before."""
-    count: int
-    length: int
-    """``count`` sequences, the longest of ``length`` tokens."""
-    slots: Tensor | None
-    """The bucket's token in every padded slot, ``[count * length]``; None when all have the same length."""
-    filled: Tensor | None
-    """Padded slot of every token of the bucket, ``[tokens]``; None when all have the same length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +37,12 @@ class Layout:
     boundaries: Tensor
     """Where sequences start and the row ends, int32 ``[S + 1]``."""
     longest: int
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[tuple[int, int], ...]
+    """Neighbouring sequences that are attended together: how many, and the length all are padded to."""
+    slots: Tensor
+    """The row's token in every slot of every bucket, ``[sum(count * length)]``; pads repeat their sequence's last token."""
+    filled: Tensor
+    """The slot of every token of the row, ``[N]``."""
 
 
 def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
@@ -71,35 +62,22 @@ def layout_of(lengths: Int64Array, device: torch.device) -> Layout:
     if len(lengths) == 0 or np.any(np.diff(lengths) > 0) or lengths[-1] < 1:
         raise ValueError("a packed row needs at least one sequence, longest first, none empty")
     bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-    positions = spans(np.zeros_like(lengths), lengths)
     cuts = [0]
     for index, length in enumerate(lengths):
         if length < _SHORTEST_SHARE * lengths[cuts[-1]]:
             cuts.append(index)
-    buckets = tuple(_bucket(lengths[a:b], device) for a, b in pairwise([*cuts, len(lengths)]))
-    return Layout(
-        positions=torch.from_numpy(positions).to(device).unsqueeze(0),
-        boundaries=torch.from_numpy(bounds.astype(np.int32)).to(device),
-        longest=int(lengths[0]),
-        buckets=buckets,
-    )
-
-
-def _bucket(lengths: Int64Array, device: torch.device) -> Bucket:
-    count, longest, total = len(lengths), int(lengths[0]), int(lengths.sum())
-    if total == count * longest:
-        return Bucket(total, count, longest, None, None)
-    first = np.cumsum(lengths) - lengths
-    within = np.minimum(np.arange(longest), lengths[:, None] - 1)  # [count, longest]; pads repeat the last token
-    slots = (first[:, None] + within).reshape(-1)
-    filled = spans(np.arange(count, dtype=np.int64) * longest, lengths)
-    return Bucket(
-        total,
-        count,
-        longest,
-        torch.from_numpy(slots).to(device),
-        torch.from_numpy(filled).to(device),
-    )
+    buckets = tuple((b - a, int(lengths[a])) for a, b in pairwise([*cuts, len(lengths)]))
+    padded = np.repeat(*np.array(buckets).T[::-1])  # [S]
+    within = spans(np.zeros_like(padded), padded)  # position of every slot within its sequence
+    first = np.repeat(bounds[:-1], padded)
+    arrays = {
+        "positions": spans(np.zeros_like(lengths), lengths)[None],
+        "boundaries": bounds.astype(np.int32),
+        "slots": first + np.minimum(within, np.repeat(lengths - 1, padded)),
+        "filled": spans(np.cumsum(padded) - padded, lengths),
+    }
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    return Layout(longest=int(lengths[0]), buckets=buckets, **tensors)
 
 
 def packed_attention(
@@ -138,20 +116,21 @@ def packed_attention(
     row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(row, layout, scale, reach), None
+    slotted = (_Spread.apply(tensor, layout) for tensor in row)
     # Split, not sliced: the gradients of the parts are joined once, instead of each being added to a row of zeros.
-    sizes = [bucket.tokens for bucket in layout.buckets]
-    split = zip(*(tensor.split(sizes) for tensor in row), strict=True)
+    sizes = [count * length for count, length in layout.buckets]
+    split = zip(*(tensor.split(sizes) for tensor in slotted), strict=True)
     parts = [_bucketed(part, bucket, scale, reach) for part, bucket in zip(split, layout.buckets, strict=True)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0), None
+    attended: Tensor = _Collect.apply(torch.cat(parts), layout)
+    return attended.unsqueeze(0), None
 
 
-def _bucketed(part: tuple[Tensor, ...], bucket: Bucket, scale: float | None, reach: int | None) -> Tensor:
-    """Causal SDPA over one bucket: ``[tokens, H, D]``. A pad follows every real token, so none attends to it."""
-    padded = part if bucket.slots is None else tuple(x.index_select(0, bucket.slots) for x in part)
-    query, key, value = (x.unflatten(0, (bucket.count, bucket.length)).transpose(1, 2) for x in padded)
-    mask = None
-    if reach is not None and bucket.length > reach:
-        ones = torch.ones(bucket.length, bucket.length, dtype=torch.bool, device=query.device)
+def _bucketed(part: tuple[Tensor, ...], bucket: tuple[int, int], scale: float | None, reach: int | None) -> Tensor:
+    """Causal SDPA over one bucket: ``[count * length, H, D]``. A pad follows every real token, so none attends to it."""
+    query, key, value = (x.unflatten(0, bucket).transpose(1, 2) for x in part)
+    mask, length = None, bucket[1]
+    if reach is not None and length > reach:
+        ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
         mask = ones.tril().triu(1 - reach)  # a token sees itself and the reach - 1 before it
     attended = scaled_dot_product_attention(
         query,
@@ -162,8 +141,34 @@ def _bucketed(part: tuple[Tensor, ...], bucket: Bucket, scale: float | None, rea
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    flat = attended.transpose(1, 2).flatten(0, 1)
-    return flat if bucket.filled is None else flat.index_select(0, bucket.filled)
+    return attended.transpose(1, 2).flatten(0, 1)
+
+
+class _Spread(torch.autograd.Function):
+    """Tokens ``[N, H, D]`` into slots. Nothing that is kept depends on a pad, so pads bring no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, layout: Layout) -> Tensor:
+        ctx.filled = layout.filled
+        return tokens.index_select(0, layout.slots)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return upstream.index_select(0, ctx.filled), None
+
+
+class _Collect(torch.autograd.Function):
+    """Tokens ``[N, H, D]`` out of slots."""
+
+    @staticmethod
+    def forward(ctx: Any, slots: Tensor, layout: Layout) -> Tensor:
+        ctx.filled, ctx.count = layout.filled, len(slots)
+        return slots.index_select(0, layout.filled)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        slots = upstream.new_zeros(ctx.count, *upstream.shape[1:])
+        return slots.index_copy_(0, ctx.filled, upstream), None
 
 
 def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float | None, reach: int | None) -> Tensor:

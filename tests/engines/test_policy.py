@@ -49,14 +49,16 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: 
     np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
 
 
-def test_no_bucket_pads_more_than_a_fifth_and_equal_lengths_are_not_gathered() -> None:
+def test_buckets_pad_little_and_their_slots_lead_there_and_back() -> None:
     lengths = np.array([40, 40, 40, 31, 30, 29, 8, 8], dtype=np.int64)
     layout = layout_of(lengths, CPU)
-    # 31 is below 0.85 of 40; 30 and 29 are at least 0.85 of 31; 8 is below that.
-    assert [(bucket.count, bucket.length) for bucket in layout.buckets] == [(3, 40), (3, 31), (2, 8)]
-    assert [bucket.slots is None for bucket in layout.buckets] == [True, False, True]
-    assert [bucket.tokens for bucket in layout.buckets] == [120, 90, 16]
+    # 31 is below 0.9 of 40; 30 and 29 are at least 0.9 of 31; 8 is below that.
+    assert layout.buckets == ((3, 40), (3, 31), (2, 8))
     assert layout.boundaries.tolist() == [0, 40, 80, 120, 151, 181, 210, 218, 226]
+    # The sequence of 30 has one pad, its last token 180 again, that of 29 has two.
+    assert layout.slots.tolist() == [*range(181), 180, *range(181, 210), 209, 209, *range(210, 226)]
+    assert layout.filled.tolist() == [*range(181), *range(182, 211), *range(213, 229)]
+    assert layout.slots[layout.filled].tolist() == list(range(226))
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 4], [2, 0]])
@@ -84,6 +86,21 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("room", [0, 5, 9])  # in rows, for chunks of 3, 3 and 1: none, the first, all
+def test_kept_logits_give_the_gradient_of_computing_them_again(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 3 * 4 * 11)
+    monkeypatch.setitem(head._KEPT_BYTES, "cpu", room * 4 * 11)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(7, 5, generator=generator, requires_grad=True)
+    weight = torch.randn(11, 5, generator=generator, requires_grad=True)
+    targets, pull = torch.tensor([0, 10, 3, 3, 7, 1, 9]), torch.randn(7, generator=generator)
+    wanted = (hidden @ weight.t()).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    logprobs, _ = token_logprobs(hidden, weight, targets, entropy=True)
+    torch.testing.assert_close(logprobs, wanted, rtol=1e-5, atol=1e-5)
+    gradients = [torch.autograd.grad((values * pull).sum(), (hidden, weight)) for values in (logprobs, wanted)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("coefficient", [None, 0.0])
 def test_entropies_that_are_only_looked_at_leave_the_gradient_as_it_is_to_the_bit(coefficient: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -108,6 +125,7 @@ def test_the_entropy_alone_has_a_gradient() -> None:
 
 def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 4 * 50_000 * 4)
+    monkeypatch.setitem(head._KEPT_BYTES, "cpu", 8 * 50_000 * 4)
     hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(50_000, 4, requires_grad=True)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         token_logprobs(hidden, weight, torch.arange(64), entropy=False)[0].sum().backward()
