@@ -131,12 +131,8 @@ METRICS: tuple[Metric, ...] = (
         "Verdicts by their time: up to 10 us, 100 us, 1 ms, 3 ms, 10 ms, 30 ms, 0.1 s, 0.3 s, 1 s, 3 s, and above",
         "list",
     ),
-    Metric(
-        "actors/alive/<role>", "actors", "Actors of this role at work when the step ended; each learner rank is one"
-    ),
-    Metric(
-        "actors/restarts/<role>", "restarts", "Restarts of actors of this role since the run was started or continued"
-    ),
+    Metric("actors/alive/<role>", "actors", "Actors of this role at work; each learner rank is one"),
+    Metric("actors/restarts/<role>", "restarts", "Restarts in this role since the run was started or continued"),
     Metric("time/generate", "s", "From the first request to the last fresh completion"),
     Metric("time/verify", "s", "Waiting for verdicts after the last completion"),
     Metric("time/replay", "s", "Waiting for replays after the last verdict"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,7 +184,7 @@ def spans_of(trace: Mapping[str, Any]) -> list[Span]:
     try:
         events, origin = trace["traceEvents"], float(trace["otherData"]["begin"])
         names = {event["pid"]: str(event["args"]["name"]) for event in events if event["ph"] == "M"}
-        return [
+        spans = [
             Span(
                 names[event["pid"]],
                 str(event["name"]),
@@ -194,5 +195,8 @@ def spans_of(trace: Mapping[str, Any]) -> list[Span]:
             for event in events
             if event["ph"] == "X"
         ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a trace of rlep: {error!r}") from None
+    if not all(math.isfinite(span.begin) and math.isfinite(span.end) and span.begin <= span.end for span in spans):
+        raise ValueError("not a trace of rlep: a time is infinite, or a span ends before it begins")
+    return spans

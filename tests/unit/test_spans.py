@@ -129,7 +129,8 @@ def test_a_trace_is_read_back() -> None:
     spans = sorted([*SYNCHRONOUS, STEP], key=lambda span: (span.begin, span.end))
     assert spans_of(chrome_trace(spans)) == spans
     assert [step.count for step in steps_of(spans)] == [7]
-    for broken in ({}, {"traceEvents": []}, {"traceEvents": [{"ph": "X"}], "otherData": {"begin": 0}}):
+    late = chrome_trace([Span("a", "b", 0, 1)]) | {"otherData": {"begin": float("inf")}}
+    for broken in ({}, {"traceEvents": []}, {"traceEvents": [{"ph": "X"}], "otherData": {"begin": 0}}, late):
         with pytest.raises(ValueError, match="not a trace of rlep"):
             spans_of(broken)
 
