@@ -22,7 +22,11 @@ T = 1_000_000.0
 def step(number: int) -> list[Span]:
     """Step ``number`` takes 10 s: generate 1…5, grade 5…6, score 6…6.5, update 6.5…8, publish 8…9, load weights 9…10."""
     begin = T + 10 * number
-    chain = [("generator-0", "generate", 1, 5), ("verifier-0", "grade", 5, 6), ("learner", "score", 6, 6.5)]
+    chain: list[tuple[str, str, float, float]] = [
+        ("generator-0", "generate", 1, 5),
+        ("verifier-0", "grade", 5, 6),
+        ("learner", "score", 6, 6.5),
+    ]
     chain += [("learner", "update", 6.5, 8), ("learner", "publish", 8, 9), ("generator-0", "load weights", 9, 10)]
     work = [Span(actor, what, begin + first, begin + last) for actor, what, first, last in chain]
     return [*work, Span("driver", "step", begin, begin + 10, number)]

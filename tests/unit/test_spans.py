@@ -130,7 +130,13 @@ def test_a_trace_is_read_back() -> None:
     assert spans_of(chrome_trace(spans)) == spans
     assert [step.count for step in steps_of(spans)] == [7]
     late = chrome_trace([Span("a", "b", 0, 1)]) | {"otherData": {"begin": float("inf")}}
-    for broken in ({}, {"traceEvents": []}, {"traceEvents": [{"ph": "X"}], "otherData": {"begin": 0}}, late):
+    wrong: list[dict[str, object]] = [
+        {},
+        {"traceEvents": []},
+        {"traceEvents": [{"ph": "X"}], "otherData": {"begin": 0}},
+        late,
+    ]
+    for broken in wrong:
         with pytest.raises(ValueError, match="not a trace of rlep"):
             spans_of(broken)
 
