@@ -22,8 +22,9 @@ from ray.exceptions import RayError
 
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.crew import RoleStatus
+from rlep.actors.progress import RunProgress
 from rlep.actors.supervised import Supervised
-from rlep.actors.timeline import Span
+from rlep.algorithms.spans import Span, StepPicture
 from rlep.config_roles import ActorConfig
 from rlep.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
 
@@ -70,6 +71,9 @@ class RunStatus:
 
     run: str
     roles: tuple[RoleStatus, ...]
+    progress: RunProgress = RunProgress()  # noqa: RUF009 - it is frozen
+    last_step: StepPicture | None = None
+    """Where the last whole step's time went."""
     spans: tuple[Span, ...] = ()
     """The newest of the timeline, where it was asked for."""
 
@@ -135,10 +139,11 @@ class Control:
         cluster: Cluster,
         elastic: Mapping[Role, Elastic],
         watched: Sequence[Callable[[], RoleStatus]],
+        progress: Callable[[], RunProgress] = RunProgress,
     ) -> None:
-        """``watched``: the status of the roles whose number is fixed."""
+        """``watched``: the status of the roles whose number is fixed; ``progress``: how far the run has come."""
         self._run = cluster.namespace.removeprefix("rlep-")
-        self._elastic, self._watched = elastic, watched
+        self._elastic, self._watched, self._progress = elastic, watched, progress
 
         async def start() -> ActorHandle[Any]:
             return await cluster.place(ControlActor, ACTOR_NAME, ROLE)
@@ -163,8 +168,24 @@ class Control:
 
     def status(self, *, spans: bool = False) -> RunStatus:
         """The run as it is now."""
-        roles = [*(role.status() for role in self._elastic.values()), *(status() for status in self._watched)]
-        return RunStatus(self._run, tuple(roles), self._timeline.spans if spans else ())
+        roles = self.roles()
+        working = [
+            actor.name
+            for role in roles
+            for actor in role.actors
+            if role.role != "learner" and actor.state == "serving"  # its ranks have one track together
+        ]
+        return RunStatus(
+            self._run,
+            roles,
+            self._progress(),
+            self._timeline.last_step(working),
+            self._timeline.spans if spans else (),
+        )
+
+    def roles(self) -> tuple[RoleStatus, ...]:
+        """Who there is now."""
+        return (*(role.status() for role in self._elastic.values()), *(status() for status in self._watched))
 
     async def do(self, command: Command) -> RunStatus:
         """Carry a command out; the status after it. Raises the reason it cannot be."""
@@ -209,7 +230,8 @@ class Control:
 async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunStatus:
     """Let a run on a connected cluster do something; its status afterwards, or the reason why not.
 
-    Raises ``ConfigError`` where no such run is going on, ``DeadlineExceeded`` where its driver does not answer.
+    Raises ``ConfigError`` where no such run is going on, ``DeadlineExceeded`` where its driver does not answer,
+    ``ActorLost`` where the run ended meanwhile.
     """
     run = cluster.namespace.removeprefix("rlep-")
     try:
@@ -227,4 +249,6 @@ async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunSt
         raise DeadlineExceeded(
             f"the driver of {run} has not answered {command} within {deadline_s:.0f} s; given again it does no harm"
         ) from None
+    except RayError as error:
+        raise ActorLost(f"run {run}: {type(error).__name__}: {error}") from None
     return status

@@ -174,12 +174,28 @@ def status(
 
 @app.command()
 @command_errors
+def top(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
+    address: Address = None,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1,
+) -> None:
+    """A running run in the terminal, until it ends, q or Ctrl-C: its actors and where the last step's time went.
+
+    Where standard output is no terminal, one frame is printed.
+    """
+    from rlep.cli.top import watch_run
+
+    watch_run(run, address=address, every_s=every)
+
+
+@app.command()
+@command_errors
 def timeline(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
     address: Address = None,
     out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
 ) -> None:
-    """Who did what in the last steps of a running run, as a Chrome trace that Perfetto opens; busy share by actor."""
+    """Who did what in the last steps of a running run, as a Chrome trace that Perfetto opens; the last step in numbers."""
     from rlep.cli.control import save_timeline
 
     save_timeline(run, out, address=address)

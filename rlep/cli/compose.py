@@ -17,6 +17,7 @@ from rlep.actors.crew import RoleStatus
 from rlep.actors.generators import Generators
 from rlep.actors.learners import Learners, Probes
 from rlep.actors.pool import PoolService
+from rlep.actors.progress import RunProgress
 from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import Verifiers
 from rlep.actors.weights import GroupOptions, WeightPublisher
@@ -290,9 +291,9 @@ class Stage:
         self._watched.append(role.status)
         return role
 
-    def control(self) -> Control:
+    def control(self, progress: Callable[[], RunProgress] = RunProgress) -> Control:
         """Commands from other processes, which find the run by a file in its directory; asked for after all roles."""
-        role = Control(self.cluster, self._elastic, self._watched)
+        role = Control(self.cluster, self._elastic, self._watched, progress)
         directory = self.config.run.directory
 
         async def start() -> None:

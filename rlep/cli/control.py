@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from rlep.actors.contact import CONTACT, read_contact
-from rlep.actors.timeline import busy_shares, write_trace
+from rlep.actors.timeline import write_trace
+from rlep.algorithms.spans import busy_shares
 from rlep.cli.shell import run_async
+from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
 from rlep.cli.tables import show_table
 from rlep.errors import ConfigError
 
@@ -32,32 +34,37 @@ NEWS_S = 3.0
 
 def show_status(run: str, *, address: str | None, as_json: bool) -> None:
     """Print what every actor of a run does."""
-    cluster = _cluster(run, address)
+    cluster = run_cluster(run, address)
     from rlep.actors.control import Look
 
     status = run_async(_asked(cluster, Look()))
     if as_json:
-        typer.echo(json.dumps({"run": status.run, "roles": [asdict(role) for role in status.roles]}, indent=2))
+        shown = asdict(status)
+        del shown["spans"]
+        typer.echo(json.dumps(shown, indent=2))
     else:
         _show(status)
 
 
 def save_timeline(run: str, out: Path, *, address: str | None) -> None:
-    """Write the trace of the last steps, and print how much of the time every actor had work."""
-    cluster = _cluster(run, address)
+    """Write the trace of the last steps; print who had work how long, and what the last whole step waited for."""
+    cluster = run_cluster(run, address)
     from rlep.actors.control import Look
 
-    spans = run_async(_asked(cluster, Look(spans=True))).spans
-    write_trace(out, spans)
-    show_table([{"actor": actor, "busy": f"{100 * share:.0f} %"} for actor, share in busy_shares(spans).items()])
-    typer.echo(f"timeline: {out} ({len(spans)} spans; https://ui.perfetto.dev opens it)")
+    status = run_async(_asked(cluster, Look(spans=True)))
+    write_trace(out, status.spans)
+    show_table(share_rows(busy_shares(status.spans), "actor", "busy"))
+    if status.last_step is not None:
+        show_table(path_rows(status.last_step), "critical path")
+        show_table(share_rows(status.last_step.idle, "role", "idle"))
+    typer.echo(f"timeline: {out} ({len(status.spans)} spans; https://ui.perfetto.dev opens it)")
 
 
 def change_count(
     run: str, role: Literal["generators", "verifiers"], count: int, *, address: str | None, grace_s: float
 ) -> None:
     """Bring a role of a run to ``count`` actors, and print the status afterwards."""
-    cluster = _cluster(run, address)
+    cluster = run_cluster(run, address)
     from rlep.actors.control import Scale
 
     _show(run_async(_asked(cluster, Scale(role, count, grace_s))))
@@ -65,7 +72,7 @@ def change_count(
 
 def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) -> None:
     """Let one actor of a run leave, and print the status afterwards."""
-    cluster = _cluster(run, address)
+    cluster = run_cluster(run, address)
     from rlep.actors.control import Drain
 
     _show(run_async(_asked(cluster, Drain(actor, grace_s))))
@@ -106,7 +113,7 @@ async def _answer(cluster: Cluster, command: Command) -> RunStatus:
     return await doing
 
 
-def _cluster(run: str, address: str | None) -> Cluster:
+def run_cluster(run: str, address: str | None) -> Cluster:
     """The cluster of a run, given by its directory or by its name; the environment is set before Ray is imported."""
     contact = read_contact(Path(run))
     if contact is None and Path(run).is_dir():
@@ -129,27 +136,9 @@ def _cluster(run: str, address: str | None) -> Cluster:
 
 
 def _show(status: RunStatus) -> None:
-    versions = [actor.version for role in status.roles for actor in role.actors if actor.version is not None]
-    typer.echo(f"{status.run}: policy version {max(versions, default='none yet')}")
-    show_table(
-        [
-            {
-                "actor": actor.name,
-                "state": actor.state,
-                "version": "" if actor.version is None else str(actor.version),
-                "in flight": str(actor.in_flight),
-                "tokens/s": "" if actor.tokens_per_second is None else f"{actor.tokens_per_second:,.0f}",
-                "restarts": str(actor.restarts),
-            }
-            for role in status.roles
-            for actor in role.actors
-        ]
-    )
-    for role in status.roles:
-        if role.role == "generator":
-            again = f"{role.reissued.retried} given out again, {role.reissued.dropped} answers dropped"
-            typer.echo(f"requests: {role.backlog} waiting for a generator, {again}")
-        elif role.role == "verifier":
-            typer.echo(f"verdicts: {role.backlog} calls waiting for a verifier")
-    for name, error in [(actor.name, actor.error) for role in status.roles for actor in role.actors if actor.error]:
-        typer.echo(f"{name}: {error.splitlines()[-1]}")
+    typer.echo(heading(status))
+    if status.progress.phases:
+        typer.echo(phases(status.progress))
+    show_table(actor_rows(status))
+    for line in (*backlog(status), *errors(status)):
+        typer.echo(line)

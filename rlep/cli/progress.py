@@ -10,6 +10,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from rlep.actors.progress import Phase
+
 
 class Advance(Protocol):
     """Moves a bar."""
@@ -53,6 +55,14 @@ class Bars:
             yield advance
         finally:
             self._progress.remove_task(task)
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The bars that are there now."""
+        return tuple(
+            Phase(task.description, int(task.completed), None if task.total is None else int(task.total), unit)
+            for task in self._progress.tasks
+            if isinstance(unit := task.fields["unit"], str)
+        )
 
     def note(self, text: str) -> None:
         """One line of news."""

@@ -15,6 +15,7 @@ from rlep.cli.compose import Inputs, generator_dtype, pool_directory, read_input
 from rlep.cli.progress import Bars
 from rlep.cli.shell import run_async
 from rlep.cli.tables import show_table
+from rlep.cli.watch import Watch
 from rlep.config import Config
 from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collection
@@ -121,7 +122,8 @@ async def _train(
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
         pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
         failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
-        actors.control()
+        watch = Watch(config.run.steps, progress.phases)
+        control = actors.control(watch.progress)
         progress.note(f"{config.run.name}: starting {_cast(config)}")
         await actors.started()
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
@@ -130,7 +132,8 @@ async def _train(
         weights = actors.weights(learner, generators, prompts.prompts)
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
-        step, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
+        made, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
+        step = watch.watched(made, actors.cluster.timeline, control.roles)
         return await Training(run, Trainers(learner, weights, pool, failures), data, store, step, ahead=ahead).run()
 
 
@@ -140,7 +143,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         pool = actors.pool(inputs.tokenizer, read_only=False)
         failures = actors.failures(inputs.tokenizer, read_only=False) if config.collection.failed else None
-        actors.control()
+        actors.control(Watch(None, progress.phases).progress)
         progress.note(f"{config.run.name}: starting {_cast(config)}")
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)

@@ -18,14 +18,18 @@ WIDEST = 160
 
 def show_table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
     """Rows with the same columns; nothing for no rows."""
-    if not rows:
-        return
+    if rows:
+        Console(highlight=False, width=WIDEST).print(table_of(rows, title))
+
+
+def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
+    """Rows with the same columns, at least one."""
     table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for number, name in enumerate(rows[0]):
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
-    Console(highlight=False, width=WIDEST).print(table)
+    return table
 
 
 def show_summary(found: Summary) -> None:

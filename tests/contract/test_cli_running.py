@@ -1,4 +1,4 @@
-"""``rlep status``, ``scale`` and ``drain`` where there is no run to speak to: the reason, before Ray is started."""
+"""``rlep status``, ``top``, ``scale`` and ``drain`` where there is no run to speak to: the reason, before Ray is started."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
 from rlep.cli import app
 
-COMMANDS = [["status"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
+COMMANDS = [["status"], ["top"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
 
 
 def refusal(command: list[str], run: Path) -> str:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,7 @@ from rlep.jsonl import read_lines
 from tests.small import BASE, options, rlep, small_task
 
 
-def test_status_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) -> None:
+def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = [f'run.directory="{run}"', "run.name=operated", "run.steps=10000", "cluster.cpus=4", "verifier.cpus=0.25"]
     overrides = [*small_task(tmp_path), *more, "data.evaluation=[]"]
@@ -26,6 +32,7 @@ def test_status_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) ->
         before = status_of(run, training, output=tmp_path / "output.txt")
         assert states(before, "generator") == {"generator-0": "serving"}
         assert states(before, "learner") == {"learner-0": "serving"}
+        check_last_step(before)
 
         assert (run / "contact.json").stat().st_mode & 0o777 == 0o600
         contact = json.loads((run / "contact.json").read_text())
@@ -50,11 +57,15 @@ def test_status_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) ->
         assert "98 of 98 newcomers did not come" in too_many.stderr
         assert "this machine has 4 CPU" in too_many.stderr
 
-        os.kill(training.pid, signal.SIGINT)
+        watched_to_its_end(run, training)
         assert training.wait(timeout=90) == 130
     finally:
         training.kill()
         training.wait()
+    lines = read_lines(run / "metrics.jsonl")
+    assert all(line["metrics"]["actors/alive/verifier"] in (1, 2) for line in lines)
+    assert {line["metrics"]["actors/alive/learner"] for line in lines} == {1}
+    assert {line["metrics"]["actors/restarts/generator"] for line in lines} == {0}
     ended = rlep("status", run, check=False)
     assert ended.returncode == 2
     assert f"no run is going on in {run}" in ended.stderr
@@ -74,6 +85,82 @@ def status_of(run: Path, training: subprocess.Popen[bytes], *, output: Path) -> 
             return found
         time.sleep(0.2)
     raise AssertionError("no step within 300 s")
+
+
+def watched_to_its_end(run: Path, training: subprocess.Popen[bytes]) -> None:
+    """``rlep top`` without a terminal, on one until ``q``, and on one until the run is stopped."""
+    once = rlep("top", run).stdout  # no terminal: one frame
+    assert "critical path: " in once
+    assert "verifier-1" in once
+    with on_terminal("top", str(run)) as shown, on_terminal("top", str(run)) as left:
+        left.until("verifier-1")
+        os.write(left.terminal, b"q")
+        assert left.until_end() == 0
+        assert f"{run} goes on" in left.seen
+        shown.until("verifier-1")
+        os.kill(training.pid, signal.SIGINT)
+        assert shown.until_end() == 0
+        assert f"{run} has ended" in shown.seen
+
+
+def check_last_step(status: dict[str, Any]) -> None:
+    """The critical path's links lie in order within the step."""
+    step = status["last_step"]
+    assert step["path"][-1]["what"] == "load weights"
+    assert {"generate", "update", "publish"} <= {link["what"] for link in step["path"]}
+    times = [step["begin"], *(time for link in step["path"] for time in (link["begin"], link["end"])), step["end"]]
+    assert times == sorted(times)
+    assert set(step["idle"]) >= {"generator", "learner", "verifier"}
+
+
+@dataclass
+class Shown:
+    """A command on a terminal of its own."""
+
+    process: subprocess.Popen[bytes]
+    terminal: int
+    seen: str = ""
+
+    def until(self, text: str) -> None:
+        """Read until the terminal has shown ``text``."""
+        deadline = time.monotonic() + 120
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            assert self.read(), self.seen
+
+    def until_end(self) -> int:
+        """Read until the process is gone; its exit status."""
+        deadline = time.monotonic() + 120
+        while self.read():
+            assert time.monotonic() < deadline, self.seen
+        return self.process.wait(timeout=60)
+
+    def read(self) -> bool:
+        """Take what there is; False where the terminal has no user any more."""
+        if select.select([self.terminal], [], [], 1.0)[0]:
+            try:
+                self.seen += os.read(self.terminal, 65536).decode(errors="replace")
+            except OSError:  # Linux: the other side is closed
+                return False
+        return True
+
+
+@contextmanager
+def on_terminal(*words: str) -> Iterator[Shown]:
+    """``rlep`` with a terminal of 200 columns."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (50, 200))
+    environment = os.environ | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlep", *words], stdin=its, stdout=its, stderr=its, env=environment
+    )
+    os.close(its)
+    try:
+        yield Shown(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
 
 
 def states(status: dict[str, Any], role: str) -> dict[str, str]:

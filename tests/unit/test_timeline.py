@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.actors.timeline import MOST_SPANS, Span, Timeline, busy_shares, chrome_trace, write_trace
+from rlep.actors.timeline import MOST_SPANS, Timeline, write_trace
+from rlep.algorithms.spans import Span, busy_shares, chrome_trace
 
 SPANS = [
     Span("learner", "update", 104.0, 108.0),
@@ -80,3 +81,22 @@ def test_a_span_ends_however_its_block_does_and_the_oldest_are_forgotten() -> No
         timeline.add("pool", "add", 2.0)
     assert len(timeline.spans) == MOST_SPANS
     assert {span.what for span in timeline.spans} == {"add"}
+
+
+def test_the_last_step_is_the_last_that_came_to_its_end() -> None:
+    now = iter(range(100))
+    timeline = Timeline(lambda: float(next(now)))
+    assert timeline.last_step() is None
+    for number in (4, 5):  # 0…5 and 6…11: generate 1…2, update 3…4
+        with timeline.step(number):
+            for actor, what in (("generator-0", "generate"), ("learner", "update")):
+                with timeline.span(actor, what):
+                    pass
+    with pytest.raises(ZeroDivisionError), timeline.step(6), timeline.span("learner", "update"):
+        raise ZeroDivisionError
+    last = timeline.last_step(["generator-0", "generator-1"])
+    assert last is not None
+    assert (last.number, last.begin, last.end) == (5, 6.0, 11.0)
+    assert last.idle == {"generator": pytest.approx(0.9), "learner": pytest.approx(0.8)}
+    assert timeline.last_step() is last
+    assert [span.count for span in timeline.spans if span.what == "step"] == [4, 5]

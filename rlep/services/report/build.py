@@ -15,6 +15,7 @@ from rlep.services.report.load import RunRecord, load_runs
 from rlep.services.report.page import Chart, page
 from rlep.services.report.summary import summary_of
 from rlep.services.report.theme import DARK, LIGHT, Theme, rc
+from rlep.services.report.timeline import timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -55,10 +56,11 @@ def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
 
 
 def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
-    """The six charts, in the order of page and picture."""
+    """The charts, in the order of page and picture: six, and a timeline where a run left one."""
     trained = sorted((r for r in records if r.role != "collection"), key=_prominence)
     main = [run for run in trained if run.role in ("baseline", "rlep")] or trained[:1]
     rlep = next((run for run in trained if run.role == "rlep"), None)
+    timed = next((run for run in (*([rlep] if rlep else []), *trained) if run.spans), None)
     collection = next((r.collection for r in sorted(records, key=_prominence) if r.collection), None)
     return [
         Panel(
@@ -96,7 +98,17 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
             coverage_text(collection).replace("\n", ", "),
             partial(coverage, collection=collection),
         ),
+        *([_timeline(timed)] if timed else []),
     ]
+
+
+def _timeline(run: RunRecord) -> Panel:
+    return Panel(
+        "Who did what in the last steps",
+        "One track for each actor, by the driver's clock. Outlined: the chain of work that determined when the last whole "
+        "step ended; numbers below.",
+        partial(timeline, run=run),
+    )
 
 
 def picture(panels: Sequence[Panel]) -> bytes:

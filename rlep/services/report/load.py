@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlep.algorithms.spans import Span, spans_of
 from rlep.errors import DataError
 from rlep.jsonl import read_lines
 
@@ -90,6 +91,8 @@ class RunRecord:
     collection: Collection | None
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
+    spans: tuple[Span, ...]
+    """Who did what in the last steps; empty while the run goes on."""
     notes: tuple[str, ...]
     """What is missing or broken, in words."""
 
@@ -131,6 +134,7 @@ def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
         collection=collection,
         config=config,
         manifest=manifest,
+        spans=_spans(directory / "timeline.json", notes),
         notes=tuple(notes),
     )
 
@@ -172,6 +176,17 @@ def _evaluated(raw: Mapping[str, Any]) -> Evaluated | None:
         best=_number(raw.get("best")),
         passes={int(k): float(v) for k, v in passes.items()} if isinstance(passes, Mapping) else {},
     )
+
+
+def _spans(path: Path, notes: list[str]) -> tuple[Span, ...]:
+    if not path.exists():
+        return ()
+    raw = _object(path, notes)
+    try:
+        return tuple(spans_of(raw)) if raw else ()
+    except ValueError as error:
+        notes.append(f"{path.name}: {error}")
+        return ()
 
 
 def _collection(path: Path, notes: list[str]) -> Collection | None:

@@ -13,6 +13,7 @@ from statistics import fmean
 from rlep.services.report.charts import PHASES
 from rlep.services.report.load import RunRecord
 from rlep.services.report.summary import Summary, percent
+from rlep.services.report.timeline import last_picture
 
 EXTRAS = ("evaluate", "checkpoint")
 """What happens between steps; ``time/<name>`` each."""
@@ -45,6 +46,10 @@ def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Chart]) 
         evaluations(records),
         "<h2>Seconds</h2>",
         table(seconds(records)),
+        "<h2>The last step</h2>",
+        table(last_steps(records)),
+        '<p class="note">Critical path: the chain of work that determined when the step ended. Idle: the mean over the '
+        "actors of a role of the share of the step in which they had no work.</p>",
         "<h2>Events</h2>",
         events(records),
         "<h2>Runs</h2>",
@@ -131,6 +136,24 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
             cells |= {phase: _mean(run, phase) for phase in PHASES}
             rows.append(cells | {f"{name} (total)": _total(run, name) for name in EXTRAS})
     return rows
+
+
+def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
+    """What the last whole step of each run waited for, and who was idle, where the run left a timeline."""
+    pictures = [(run, last_picture(run)) for run in records]
+    return [
+        {
+            "run": run.label,
+            "step": str(last.number),
+            "seconds": f"{last.seconds:.2f}",
+            "critical path": ", ".join(
+                f"{what} {s:.2f} s ({100 * s / last.seconds:.0f} %)" for what, s in last.path_seconds().items()
+            ),
+            "idle": ", ".join(f"{role} {100 * share:.0f} %" for role, share in last.idle.items()),
+        }
+        for run, last in pictures
+        if last is not None
+    ]
 
 
 def events(records: Sequence[RunRecord]) -> str:

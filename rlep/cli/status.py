@@ -1,0 +1,101 @@
+"""A run's status as text: the lines and the table of ``rlep status``, ``rlep top`` and ``rlep timeline``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rlep.algorithms.spans import StepPicture
+
+if TYPE_CHECKING:
+    from rlep.actors.control import RunStatus
+    from rlep.actors.progress import RunProgress
+
+
+def heading(status: RunStatus) -> str:
+    """Which run, how far, and the newest policy version served."""
+    versions = [actor.version for role in status.roles for actor in role.actors if actor.version is not None]
+    progress = status.progress
+    steps = "" if progress.done is None else f"{progress.done} of {progress.steps} steps done, "
+    return f"{status.run}: {steps}policy version {max(versions, default='none yet')}"
+
+
+def phases(progress: RunProgress) -> str:
+    """What goes on now."""
+    parts = [f"{p.name} {p.done}{'' if p.total is None else f' of {p.total}'} {p.unit}" for p in progress.phases]
+    return "now: " + (", ".join(parts) or "between two phases")
+
+
+def actor_rows(status: RunStatus) -> list[dict[str, str]]:
+    """A row for each actor."""
+    return [
+        {
+            "actor": actor.name,
+            "state": actor.state,
+            "version": "" if actor.version is None else str(actor.version),
+            "in flight": str(actor.in_flight),
+            "tokens/s": "" if actor.tokens_per_second is None else f"{actor.tokens_per_second:,.0f}",
+            "restarts": str(actor.restarts),
+        }
+        for role in status.roles
+        for actor in role.actors
+    ]
+
+
+def backlog(status: RunStatus) -> list[str]:
+    """What waits for an actor."""
+    lines = []
+    for role in status.roles:
+        if role.role == "generator":
+            again = f"{role.reissued.retried} given out again, {role.reissued.dropped} answers dropped"
+            lines.append(f"requests: {role.backlog} waiting for a generator, {again}")
+        elif role.role == "verifier":
+            lines.append(f"verdicts: {role.backlog} calls waiting for a verifier")
+    return lines
+
+
+def errors(status: RunStatus) -> list[str]:
+    """The last error of each actor that has one."""
+    found = [(actor.name, actor.error) for role in status.roles for actor in role.actors if actor.error]
+    return [f"{name}: {error.splitlines()[-1]}" for name, error in found]
+
+
+def last_step(status: RunStatus) -> list[str]:
+    """The last whole step: its seconds by phase, its critical path, and who was idle."""
+    lines = []
+    seconds, picture = status.progress.seconds, status.last_step
+    if "step" in seconds:
+        parts = [
+            f"{name} {s:.2f} s" for name, s in sorted(seconds.items(), key=lambda part: -part[1]) if name != "step"
+        ]
+        lines.append(f"last step: {seconds['step']:.2f} s; {', '.join(parts)}")
+    if picture is not None:
+        path = [f"{what} {s:.2f} s ({_share(s, picture)})" for what, s in picture.path_seconds().items()]
+        lines.append(f"critical path: {', '.join(path)}")
+        lines.append("idle: " + ", ".join(f"{role} {100 * share:.0f} %" for role, share in picture.idle.items()))
+    return lines
+
+
+def path_rows(picture: StepPicture) -> list[dict[str, str]]:
+    """The critical path of a step as a table: links of one kind together."""
+    counts: dict[str, int] = {}
+    for link in picture.path:
+        counts[link.what] = counts.get(link.what, 0) + 1
+    return [
+        {
+            f"step {picture.number}": what,
+            "spans": str(counts.get(what, "")),
+            "seconds": f"{s:.3f}",
+            "share": _share(s, picture),
+        }
+        for what, s in picture.path_seconds().items()
+    ]
+
+
+def share_rows(shares: Mapping[str, float], name: str, title: str) -> list[dict[str, str]]:
+    """Shares as a table."""
+    return [{name: key, title: f"{100 * share:.0f} %"} for key, share in shares.items()]
+
+
+def _share(seconds: float, picture: StepPicture) -> str:
+    return f"{100 * seconds / picture.seconds:.0f} %"

@@ -1,0 +1,121 @@
+"""``rlep top``: a running run in the terminal, looked at again every second."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from rlep.actors.contact import read_contact
+from rlep.cli.control import LOOK_S, run_cluster
+from rlep.cli.status import actor_rows, backlog, errors, heading, last_step, phases
+from rlep.cli.tables import WIDEST, table_of
+from rlep.errors import ConfigError, RlepError
+
+if TYPE_CHECKING:
+    from rlep.actors.cluster import Cluster
+    from rlep.actors.control import RunStatus
+
+QUIT = ("q", "Q")
+
+
+def watch_run(run: str, *, address: str | None, every_s: float) -> None:
+    """Show a run until it ends, ``q`` or Ctrl-C; where standard output is no terminal, show it once."""
+    cluster = run_cluster(run, address)
+    said = asyncio.run(_watch(cluster, run, every_s))
+    if said:
+        typer.echo(said)
+
+
+def frame(status: RunStatus) -> Group:
+    """What the terminal shows."""
+    lines = [heading(status), phases(status.progress), *last_step(status)]
+    below = [*backlog(status), *errors(status)]
+    return Group(*map(Text, lines), table_of(actor_rows(status)), *map(Text, below))
+
+
+async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
+    """The last line: why it is over, or nothing where one frame was asked for."""
+    from rlep.actors.control import Look, ask
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(cluster.connect)
+    try:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            Console(highlight=False, width=WIDEST).print(frame(await ask(cluster, Look(), deadline_s=LOOK_S)))
+            return ""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        with _keys(stop):
+            return await _live(cluster, run, console, every_s, stop)
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+async def _live(cluster: Cluster, run: str, console: Console, every_s: float, stop: asyncio.Event) -> str:
+    """Show a frame every so often; one look at a time, each with a deadline."""
+    from rlep.actors.control import Look, ask
+
+    stopped = asyncio.create_task(stop.wait())
+    known = read_contact(Path(run))
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            seen = False
+            while True:
+                looking = asyncio.create_task(ask(cluster, Look(), deadline_s=LOOK_S))
+                await asyncio.wait({looking, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if stopped.done():
+                    looking.cancel()
+                    return f"{run} goes on"
+                try:
+                    status = looking.result()
+                except RlepError as error:
+                    if known is not None and read_contact(Path(run)) != known:
+                        return f"{run} has ended"
+                    if seen and isinstance(error, ConfigError):  # a run given by name: its mailbox is gone
+                        return f"{run} has ended"
+                    raise
+                seen = True
+                live.update(frame(status), refresh=True)
+                await asyncio.wait({stopped}, timeout=every_s)
+    finally:
+        stopped.cancel()
+
+
+@contextmanager
+def _keys(stop: asyncio.Event) -> Iterator[None]:
+    """Set ``stop`` on ``q``; the terminal is left as it was found."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    loop, file = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def read() -> None:
+        pressed = os.read(file, 64).decode(errors="replace")
+        if not pressed or any(key in pressed for key in QUIT):
+            stop.set()
+            loop.remove_reader(file)
+
+    before = termios.tcgetattr(file)
+    tty.setcbreak(file)
+    loop.add_reader(file, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(file)
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
