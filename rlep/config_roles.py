@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rlep.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -38,6 +40,12 @@ class GeneratorConfig(ActorConfig):
 
     count: Positive = 1
     """Number of generators; may differ from the number of learners."""
+    minimum: Positive = 1
+    """With ``maximum``: as few generators are left after ``idle_s`` without requests."""
+    maximum: Count = 0
+    """As many generators may come when requests wait longer than a generator takes to start; 0 keeps their number."""
+    idle_s: Seconds = 600
+    """With ``maximum``: generators without any request for this long leave, down to ``minimum``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute type; ``auto`` is bfloat16 on GPU and float32 on CPU."""
     tensor_parallel: Positive = 1
@@ -65,6 +73,15 @@ class GeneratorConfig(ActorConfig):
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
     """A request not answered for this long is given to another free generator too; the first answer counts."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.maximum and not self.minimum <= self.count <= self.maximum:
+            raise ConfigError(
+                f"generator.count = {self.count} must lie between generator.minimum = {self.minimum} and "
+                f"generator.maximum = {self.maximum}; maximum = 0 keeps the number as it is"
+            )
+        return self
 
 
 class VerifierConfig(ActorConfig):

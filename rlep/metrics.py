@@ -178,6 +178,7 @@ EVENTS: dict[str, str] = {
     "actor_lost": "An actor died or stopped answering",
     "actor_restarted": "An actor was started again in place of a lost one",
     "actor_drained": "An actor left the run on request; what it handed back",
+    "scaling_refused": "Generators that were to come did not; why",
     "rollout_retried": "Requests of a lost generator were given to another",
     "rollout_dropped": "A completion was thrown away: a duplicate or a stale policy version",
     "update_skipped": "An optimizer update was not applied",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Elastic, Role
@@ -233,6 +234,10 @@ class Stage:
     async def started(self) -> None:
         """Wait until all actors that were asked for are up; the first failure ends the wait."""
         await asyncio.gather(*self._starting)
+        if self.config.generator.maximum and "generators" in self._elastic:
+            scaler = Autoscaler(self.cluster, self._elastic["generators"], self.config.generator)
+            self._stack.push_async_callback(scaler.close)
+            await scaler.start()
 
     def generators(self, *, base_version: int | None = None) -> Generators:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections import Counter
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster
 from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
 from rlep.actors.crew import ActorStatus
@@ -178,6 +180,21 @@ async def test_what_has_no_room_is_said_and_the_others_stay(cast: Cast) -> None:
     status = await cast.do(Scale("generators", 1, 60))
     assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
     await rollout(cast, "after")
+
+
+async def test_generators_come_while_requests_wait_and_leave_when_there_are_none(cast: Cast) -> None:
+    assert len(names(await cast.do(Look()), "generator")) == 1
+    config = cast.generators._config.model_copy(update={"maximum": 2})
+    seconds = itertools.count(step=1000)  # 1000 s between two looks: longer than a start, and than idle_s
+    scaler = Autoscaler(cast.cluster, cast.generators, config, lambda: float(next(seconds)))
+    await scaler.start()
+    try:
+        async with rollouts(cast, "waiting"):
+            await cast.until("generator", lambda found: [actor.state for actor in found] == ["serving"] * 2)
+        await cast.until("generator", lambda found: len(found) == 1)
+    finally:
+        await scaler.close()
+    await rollout(cast, "settled")
 
 
 def answer(prompt: Prompt, sample: int) -> Completion:
