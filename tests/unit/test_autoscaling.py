@@ -93,7 +93,7 @@ class Role:
         self.held = [*self.held, *[0] * count][:count]
 
     async def drain(self, name: str, grace_s: float) -> None:
-        raise NotImplementedError
+        raise AssertionError("nobody is drained by name")
 
 
 @dataclass
