@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from tests.unit.driver_fakes import (
 )
 from tests.unit.driver_values import B, G, P, config_of, prompt_set
 
-STEPS = 4
+STEPS = 5
 SLOW_FROM = 2
 """The step in which a role stops until it is let go on."""
 TRAIN = prompt_set(P)
@@ -125,10 +126,16 @@ class CountedPool(FakePool):
         return await super().add(trajectories)
 
 
-def scene_with(flow: Flow, stream: str = "off") -> Scene:
+def scene_with(flow: Flow, stream: str = "off", ahead: int = 0) -> Scene:
     """Fakes that count; the pool has answers to every prompt of a step."""
     world = World()
-    config = config_of(run={"steps": STEPS}, update={"stream": stream}, evaluation={"every": 0})
+    config = config_of(
+        run={"steps": STEPS},
+        rollout={"max_staleness": ahead},
+        loss={"tis_cap": 2.0} if ahead else {},
+        update={"stream": stream},
+        evaluation={"every": 0},
+    )
     scene = scene_of(config, pool=CountedPool(world, filled_pool(world, TRAIN.prompts).stored, flow=flow))
     scene.generators = CountedGenerators(world, flow=flow)
     scene.verifiers = CountedVerifiers(world, flow=flow)
@@ -137,43 +144,47 @@ def scene_with(flow: Flow, stream: str = "off") -> Scene:
     return scene
 
 
-async def stopped(flow: Flow) -> None:
-    """Wait until the slow role has stopped and the others have done all they can."""
+async def stopped(flow: Flow, **expected: int) -> None:
+    """The slow role has stopped, and the others come to what is ``expected`` and, given time, no further."""
     await asyncio.wait_for(flow.reached.wait(), 60)
+    with suppress(TimeoutError):  # said by the comparison
+        async with asyncio.timeout(60):
+            while flow.passed != Counter(expected):  # noqa: ASYNC110 - checkpoints are written by threads
+                await asyncio.sleep(0.01)
     for _ in range(TURNS):
         await asyncio.sleep(0)
+    assert flow.passed == Counter(expected)
 
 
 async def train(scene: Scene, directory: Path) -> None:
     """The whole run, without evaluations."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     try:
-        await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store, rlep_step).run()
+        ahead = scene.config.rollout.max_staleness
+        await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store, rlep_step, ahead=ahead).run()
     finally:
         store.close()
 
 
-@pytest.mark.parametrize("stream", ["off", "fixed", "completion"])
+@pytest.mark.parametrize(("stream", "ahead"), [("off", 0), ("fixed", 0), ("completion", 0), ("off", 1), ("fixed", 1)])
 @pytest.mark.parametrize(
     ("slow", "calls"), [("verifier", P), ("score", P // B), ("update", P // B), ("pool", 1)], ids=str
 )
 async def test_no_answer_of_the_next_step_is_asked_for_while_a_role_is_behind(
-    tmp_path: Path, slow: str, calls: int, stream: str
+    tmp_path: Path, slow: str, calls: int, stream: str, ahead: int
 ) -> None:
     flow = Flow(slow, after=SLOW_FROM * calls)
-    running = asyncio.create_task(train(scene_with(flow, stream), tmp_path))
-    await stopped(flow)
+    running = asyncio.create_task(train(scene_with(flow, stream, ahead), tmp_path))
     step = P * G
-    assert flow.passed["asked"] == flow.passed["written"] == (SLOW_FROM + 1) * step
-    judged = SLOW_FROM * step if slow == "verifier" else (SLOW_FROM + 1) * step
-    assert flow.passed["judged"] == judged
-    assert flow.passed["trained"] == SLOW_FROM * step
+    asked = (SLOW_FROM + 1 + ahead) * step  # with rollouts begun ahead: of that many more steps, and no more
+    judged = SLOW_FROM * step if slow == "verifier" else asked
+    await stopped(flow, asked=asked, written=asked, judged=judged, trained=SLOW_FROM * step)
     flow.go_on.set()
     await asyncio.wait_for(running, 60)
     assert flow.passed == dict.fromkeys(("asked", "written", "judged", "trained"), STEPS * step)
-    # At most one step's answers are asked for, without a verdict, or verified and not trained on.
-    assert max(flow.most.values()) <= step
-    assert flow.most["written"] == step  # all at once: within a step generators are not held back
+    # At most so many steps' answers are asked for, without a verdict, or verified and not trained on.
+    assert max(flow.most.values()) <= (1 + ahead) * step
+    assert flow.most["written"] >= step  # all at once: within a step generators are not held back
 
 
 @pytest.mark.parametrize("slow", ["verifier", "pool"])
@@ -186,10 +197,8 @@ async def test_a_collection_asks_for_two_waves_at_a_time(
     store = RunDirectory(tmp_path, scene.config, Facts("collect", "model", "tok", "data"))
     assert scene.pool is not None
     running = asyncio.create_task(Collection(scene.run, scene.pool, store, prompts).run())
-    await stopped(flow)
     waves = 2 * 2 * samples
-    assert flow.passed["asked"] == flow.passed["written"] == waves
-    assert flow.passed["judged"] == (0 if slow == "verifier" else waves)
+    await stopped(flow, asked=waves, written=waves, judged=0 if slow == "verifier" else waves)
     flow.go_on.set()
     collected = await asyncio.wait_for(running, 60)
     store.close()
