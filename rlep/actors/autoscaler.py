@@ -53,7 +53,9 @@ class Autoscaler:
         """Look no more; what was asked of the cluster's own autoscaler is taken back."""
         if self._looking is not None:
             self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+            (ended,) = await asyncio.gather(self._looking, return_exceptions=True)
+            if isinstance(ended, Exception):
+                self._cluster.report("scaling_refused", "generator", f"looked no more: {ended!r}")
             await self._request(0)
 
     async def look(self) -> None:
