@@ -24,7 +24,7 @@ quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, co
 
 test: setup-dev  ## every test: cheap suites on two workers, then the heavy ones one by one
 	$(PYTEST) -n 2 $(CHEAP)
-	$(PYTEST) $(HEAVY)
+	$(PYTEST) --durations=15 $(HEAVY)
 
 check: setup-dev  ## lint, format, types, unit and contract tests; under a minute
 	.venv/bin/ruff check
