@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,14 +84,6 @@ def worst_difference(model: Qwen2ForCausalLM, wanted: list[Request], found: dict
         float(np.abs(true_logprobs(model, request.tokens, found[request.id].tokens) - found[request.id].logprobs).max())
         for request in wanted
     )
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", "untied"])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -81,14 +80,6 @@ def versions_of(completion: Completion) -> list[int]:
     assert versions == sorted(versions)
     assert versions[0] == completion.policy_version
     return versions
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["keep", "abort"])

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -81,14 +80,6 @@ class Rig:
         for outcome in (loaded, sent):
             if outcome is not None:
                 raise outcome
-
-
-@pytest.fixture(scope="module")
-def environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest_asyncio.fixture(
