@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rlep.cli.shell import command_errors
+from rlep.cli.which_pool import Which, on_pool
 
 pool_app = typer.Typer(
     help="Look into an experience pool, move it, keep it in order, serve it.\n\nWhich pool: the one of a run's config files "
@@ -16,17 +17,6 @@ pool_app = typer.Typer(
     no_args_is_help=True,
 )
 
-Files = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
-]
-Redis = Annotated[
-    str | None, typer.Option("--redis", metavar="URL", help="A Redis that runs: redis://, rediss:// or unix://.")
-]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="The pool's name in it (pool.name).")]
-Embedded = Annotated[
-    Path | None, typer.Option("--embedded", metavar="DIR", help="Directory of an embedded pool (pool.directory).")
-]
 Data = Annotated[
     list[Path] | None,
     typer.Option("--data", metavar="FILE", help="Questions with references; may be repeated (default data.train)."),
@@ -37,14 +27,9 @@ Identity = Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a tr
 Form = Literal["parquet", "jsonl", "candidates"]
 
 
-@pool_app.command("stats", rich_help_panel="Look")
-@command_errors
+@on_pool(pool_app, "stats", "Look")
 def stats(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     attach: Annotated[
         str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster, for counts only.")
@@ -57,20 +42,14 @@ def stats(
 ) -> None:
     """What a pool holds: coverage, lengths, distinctness, memory, by policy and by verifier."""
     from rlep.cli.pool import show_stats
-    from rlep.cli.pool_open import Which
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     show_stats(config, attach=attach, data=data, questions=questions, as_json=as_json)
 
 
-@pool_app.command("browse", rich_help_panel="Look")
-@command_errors
+@on_pool(pool_app, "browse", "Look")
 def browse(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     data: Data = None,
     start: Annotated[str, typer.Option("--from", metavar="PROMPT_ID", help="Begin at this prompt id.")] = "",
@@ -78,39 +57,27 @@ def browse(
 ) -> None:
     """Page through questions and their decoded answers."""
     from rlep.cli.pool import browse as run
-    from rlep.cli.pool_open import Which
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     run(config, data=data, start=start, least=least)
 
 
-@pool_app.command("show", rich_help_panel="Look")
-@command_errors
+@on_pool(pool_app, "show", "Look")
 def show(
+    which: Which,
     identity: Identity,
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
     *,
-    embedded: Embedded = None,
     as_json: Json = False,
 ) -> None:
     """Print one question's answers, or one answer, decoded where model.path has the tokenizer."""
     from rlep.cli.pool import show_record
-    from rlep.cli.pool_open import Which
 
-    show_record(Which(files or (), overrides or (), redis, name, embedded).config(), identity, as_json=as_json)
+    show_record(which.config(), identity, as_json=as_json)
 
 
-@pool_app.command("sample", rich_help_panel="Look")
-@command_errors
+@on_pool(pool_app, "sample", "Look")
 def sample(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     prompts: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="ID", help="May be repeated (default: every question).")
@@ -122,22 +89,16 @@ def sample(
 ) -> None:
     """Draw what a training step would draw: the same seed, step and questions give the same answers."""
     from rlep.cli.pool import show_sample
-    from rlep.cli.pool_open import Which
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     show_sample(config, prompts or (), count=count, seed=seed, step=step, as_json=as_json)
 
 
-@pool_app.command("export", rich_help_panel="Move")
-@command_errors
+@on_pool(pool_app, "export", "Move")
 def export(
+    which: Which,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory, or for candidates a .parquet or .jsonl file.")],
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
     *,
-    embedded: Embedded = None,
     form: Annotated[
         Form,
         typer.Option(
@@ -149,79 +110,56 @@ def export(
 ) -> None:
     """Write a pool to files. The same command goes on with an export that was interrupted."""
     from rlep.cli.pool_files import export as run
-    from rlep.cli.pool_open import Which, files_of
+    from rlep.cli.pool_open import files_of
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     run(config, out, form=form, data=files_of(config, data), as_json=as_json)
 
 
-@pool_app.command("import", rich_help_panel="Move")
-@command_errors
+@on_pool(pool_app, "import", "Move")
 def import_(
+    which: Which,
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="An export's directory, or a prompt file with candidates.")
     ],
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
     *,
-    embedded: Embedded = None,
     as_json: Json = False,
 ) -> None:
     """Put files into a pool; texts are tokenised for model.path and graded first. May be repeated."""
     from rlep.cli.pool_files import import_ as run
-    from rlep.cli.pool_open import Which
 
-    run(Which(files or (), overrides or (), redis, name, embedded).config(), source, as_json=as_json)
+    run(which.config(), source, as_json=as_json)
 
 
-@pool_app.command("backup", rich_help_panel="Move")
-@command_errors
+@on_pool(pool_app, "backup", "Move")
 def backup(
+    which: Which,
     out: Annotated[Path, typer.Argument(metavar="FILE", help="Written as a whole or not at all.")],
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
     *,
-    embedded: Embedded = None,
     as_json: Json = False,
 ) -> None:
     """Copy a pool, quarantine and pins included, into one file."""
     from rlep.cli.pool_files import back_up
-    from rlep.cli.pool_open import Which
 
-    back_up(Which(files or (), overrides or (), redis, name, embedded).config(), out, as_json=as_json)
+    back_up(which.config(), out, as_json=as_json)
 
 
-@pool_app.command("restore", rich_help_panel="Move")
-@command_errors
+@on_pool(pool_app, "restore", "Move")
 def restore(
+    which: Which,
     source: Annotated[Path, typer.Argument(metavar="FILE", help="What `rlep pool backup` wrote.")],
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
     *,
-    embedded: Embedded = None,
     as_json: Json = False,
 ) -> None:
     """Put a backup into a pool, which is made where there is none. May be repeated."""
     from rlep.cli.pool_files import put_back
-    from rlep.cli.pool_open import Which
 
-    put_back(Which(files or (), overrides or (), redis, name, embedded).config(), source, as_json=as_json)
+    put_back(which.config(), source, as_json=as_json)
 
 
-@pool_app.command("verify", rich_help_panel="Keep in order")
-@command_errors
+@on_pool(pool_app, "verify", "Keep in order")
 def verify(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     data: Data = None,
     dry_run: DryRun = False,
@@ -233,9 +171,9 @@ def verify(
 ) -> None:
     """Grade every answer again with the present verifier; what no longer passes is quarantined."""
     from rlep.cli.pool_care import verify as run
-    from rlep.cli.pool_open import Which, files_of
+    from rlep.cli.pool_open import files_of
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     run(
         config,
         files_of(config, data),
@@ -246,14 +184,9 @@ def verify(
     )
 
 
-@pool_app.command("prune", rich_help_panel="Keep in order")
-@command_errors
+@on_pool(pool_app, "prune", "Keep in order")
 def prune(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     policy: Annotated[
         str | None, typer.Option(metavar="DIGEST@VERSION", help="Of these policies; * and ? stand for anything.")
@@ -268,9 +201,8 @@ def prune(
 ) -> None:
     """Remove the trajectories that meet all criteria given; pinned ones stay."""
     from rlep.cli.pool_care import prune_pool
-    from rlep.cli.pool_open import Which
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     prune_pool(
         config,
         policy=policy,
@@ -282,45 +214,32 @@ def prune(
     )
 
 
-@pool_app.command("seal", rich_help_panel="Keep in order")
-@command_errors
+@on_pool(pool_app, "seal", "Keep in order")
 def seal(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
     """Close a pool for good, and print the digest that names its content."""
     from rlep.cli.pool_care import seal as run
-    from rlep.cli.pool_open import Which
 
-    config = Which(files or (), overrides or (), redis, name, embedded).config()
+    config = which.config()
     if not yes:
         typer.confirm(f"Nothing can be added to pool {config.pool.name} afterwards. Seal it?", abort=True, err=True)
     run(config, as_json=as_json)
 
 
-@pool_app.command("doctor", rich_help_panel="Keep in order")
-@command_errors
+@on_pool(pool_app, "doctor", "Keep in order")
 def doctor(
-    files: Files = None,
-    overrides: Overrides = None,
-    redis: Redis = None,
-    name: Name = None,
-    embedded: Embedded = None,
+    which: Which,
     *,
     mend: Annotated[bool, typer.Option("--mend", help="Take damaged records out.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check the server, the seal and every record; exit status 1 when something is wrong."""
     from rlep.cli.pool_care import doctor as run
-    from rlep.cli.pool_open import Which
 
-    which = Which(files or (), overrides or (), redis, name, embedded)
     raise typer.Exit(run(which.config(), mend=mend, as_json=as_json))
 
 

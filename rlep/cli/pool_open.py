@@ -5,42 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rlep.actors.pool import open_pool
 from rlep.cli.compose import FAILURES, pool_directory
 from rlep.cli.progress import Bars
 from rlep.config import Config
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.errors import ConfigError, DataError, ModelError, PoolError
+from rlep.errors import DataError, ModelError, PoolError
 from rlep.prompt_files import Row, read_rows
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
-from rlep.settings import load_config, parse_config
 from rlep.types import prompt_id_of
-
-
-class Which(NamedTuple):
-    """Which pool a command is about: by config, or by address."""
-
-    files: Sequence[Path]
-    overrides: Sequence[str]
-    redis: str | None
-    name: str | None
-    embedded: Path | None
-
-    def config(self) -> Config:
-        """The config with the pool that the address names. Raises ``ConfigError``."""
-        config = load_config(self.files, self.overrides)
-        if self.redis is not None and self.embedded is not None:
-            raise ConfigError("--redis names a server that runs, --embedded a directory: give one of them")
-        changes: dict[str, object] = {} if self.name is None else {"name": self.name}
-        if self.redis is not None:
-            changes |= {"url": self.redis}
-        if self.embedded is not None:
-            changes |= {"url": None, "directory": str(self.embedded)}
-        tree = config.model_dump(mode="json")
-        return parse_config(tree | {"pool": tree["pool"] | changes})
 
 
 @contextmanager
