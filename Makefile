@@ -6,9 +6,9 @@
 LOCK ?= cpu
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
-# Two workers share the cheap suites; suites that start Ray, vLLM or whole runs need the machine for themselves.
+# Two workers share each suite. Files that start Ray, vLLM or whole runs keep to one worker each, the longest first.
 CHEAP := tests/unit tests/contract tests/services
-HEAVY := tests/cluster tests/engines tests/e2e
+HEAVY := tests/e2e tests/cluster tests/engines
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 20
@@ -22,9 +22,9 @@ setup-dev: setup  ## install what tests and checks need as well
 quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, collect, phase 2, compare
 	@.venv/bin/rlep quickstart
 
-test: setup-dev  ## every test: cheap suites on two workers, then the heavy ones one by one
+test: setup-dev  ## every test: the cheap suites, then those that start clusters and engines
 	$(PYTEST) -n 2 $(CHEAP)
-	$(PYTEST) --durations=15 $(HEAVY)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
 
 check: setup-dev  ## lint, format, types, unit and contract tests; under a minute
 	.venv/bin/ruff check

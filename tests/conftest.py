@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ TIMEOUTS = {
 }  # seconds for one test, fixtures included; others: pyproject.toml
 STARTING_PROCESSES = ("services", "cluster", "engines", "e2e")
 EXIT_GRACE = 30.0  # seconds that processes get to end after the last fixture of a file was torn down
+
+SIGHTING_S = 1.0
+"""Between two looks for new processes: one that leaves something in shared memory has imported torch, which takes longer."""
 
 SHARED_MEMORY = Path("/dev/shm")
 OWNER = "RLEP_TEST_OWNER"
@@ -68,15 +72,47 @@ def describe(process: psutil.Process) -> str:
         return f"{process.pid} (ended)"
 
 
+class Sightings(threading.Thread):
+    """Remembers every process that this test process has started: what a dead one left can be told from others' only so."""
+
+    def __init__(self) -> None:
+        super().__init__(name="sightings", daemon=True)
+        self.own = {os.getpid()}
+        self._known: set[int] = set()
+
+    def run(self) -> None:
+        while True:
+            self.look()
+            time.sleep(SIGHTING_S)
+
+    def look(self) -> None:
+        """Note the processes begun since the last look."""
+        now = set(psutil.pids())
+        self.own |= {pid for pid in now - self._known if psutil.pid_exists(pid) and is_marked(pid)}
+        self._known = now
+
+
+def is_marked(pid: int) -> bool:
+    """Whether a process carries this test process's mark."""
+    try:
+        return psutil.Process(pid).environ().get(OWNER) == os.environ[OWNER]
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
+
+
 def shared_segments() -> set[str]:
-    """What rlep has in shared memory, but for what belongs to a living process of somebody else (names hold the pid)."""
-    return {path.name for path in SHARED_MEMORY.glob("rlep*") if not foreign(path.name)}
+    """What this test process and those that it started have in shared memory (names hold the pid)."""
+    sightings.look()
+    return {path.name for path in SHARED_MEMORY.glob("rlep*") if sightings.own & pids_in(path.name)}
 
 
-def foreign(name: str) -> bool:
-    """Whether a name holds the pid of a living process that is neither this one nor started by it."""
-    pids = {int(part) for part in name.split("-") if part.isdigit()} - {os.getpid(), os.getuid()}
-    return any(psutil.pid_exists(pid) and not is_own(psutil.Process(pid)) for pid in pids)
+def pids_in(name: str) -> set[int]:
+    """Numbers in a name, one of which is its owner's pid."""
+    return {int(part) for part in name.split("-") if part.isdigit()} - {os.getuid()}
+
+
+sightings = Sightings()
+sightings.start()
 
 
 @pytest.fixture(scope="module", autouse=True)
