@@ -18,13 +18,13 @@ from torch import Tensor
 
 from rlep.types import Int64Array
 
-_BLOCK = 64
+_BLOCK = 32
 """Rows of queries that are attended together."""
 
 _SHORTEST_SHARE = 0.5
 """Sequences shorter than this share of their bucket's longest start the next bucket; keys are padded within a bucket."""
 
-_PIECE_BYTES = 2**20
+_PIECE_BYTES = 512 * 2**10
 """Of the fp32 scores of one piece."""
 
 _KEPT_KEYS = 512
