@@ -8,7 +8,6 @@ tokens belong together. On a GPU in half precision torch's variable-length flash
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from rlep.types import Int64Array
 
 PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:

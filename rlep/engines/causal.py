@@ -97,8 +97,16 @@ def plan_of(lengths: Int64Array, heads: int, key_heads: int, reach: int | None, 
             taken += numbers.size
     query_slots, pads = _inverse(np.concatenate(queries), np.concatenate(real))
     key_slots, _ = _inverse(np.concatenate(keys), np.concatenate(real_keys))
-    arrays = (np.concatenate(queries), query_slots, pads, np.concatenate(keys), key_slots)
-    return Plan(tuple(pieces), *(torch.from_numpy(array).to(device) for array in arrays), tuple(buckets), reach)
+    return Plan(
+        tuple(pieces),
+        queries=torch.from_numpy(np.concatenate(queries)).to(device),
+        query_slots=torch.from_numpy(query_slots).to(device),
+        pads=torch.from_numpy(pads).to(device),
+        keys=torch.from_numpy(np.concatenate(keys)).to(device),
+        key_slots=torch.from_numpy(key_slots).to(device),
+        buckets=tuple(buckets),
+        reach=reach,
+    )
 
 
 def _buckets(lengths: Int64Array) -> list[slice]:
@@ -160,7 +168,8 @@ class _Causal(torch.autograd.Function):
         else:
             _rotate_(queries, cos * scale, sin * scale, plan.queries // query.shape[1])
             _rotate_(keys, cos, sin, plan.keys // key.shape[1])
-        by_bucket, attended, kept = [_by_bucket(tensor, plan) for tensor in (keys, values)], torch.empty_like(queries), []
+        by_bucket = [_by_bucket(tensor, plan) for tensor in (keys, values)]
+        attended, kept = torch.empty_like(queries), []
         for piece in plan.pieces:
             near_keys, near_values = (_near(tensors, piece) for tensors in by_bucket)
             block = queries[piece.queries].view(len(near_keys), -1, query.shape[2])
@@ -194,7 +203,9 @@ class _Causal(torch.autograd.Function):
         else:
             _rotate_back_(grad_queries, cos * scale, sin * scale, plan.queries // shape[1])
             _rotate_back_(grad_keys, cos, sin, plan.keys // key_shape[1])
-        grad_key, grad_value = (grad.index_select(0, plan.key_slots).view(key_shape) for grad in (grad_keys, grad_values))
+        grad_key, grad_value = (
+            grad.index_select(0, plan.key_slots).view(key_shape) for grad in (grad_keys, grad_values)
+        )
         return grad_queries.index_select(0, plan.query_slots).view(shape), grad_key, grad_value, None, None, None, None
 
 

@@ -70,7 +70,9 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(
 def test_gradients_are_those_of_finite_differences() -> None:
     row, rotation = random_row(2, 1)
     plan = plan_of(LENGTHS, 2, 1, 5, CPU)
-    assert torch.autograd.gradcheck(lambda *changed: causal_attention(changed, rotation, plan, 0.7), row)
+    assert torch.autograd.gradcheck(
+        lambda *changed: causal_attention(changed, rotation, plan, 0.7), row, fast_mode=True
+    )
 
 
 def test_a_second_backward_pass_gives_the_same_gradients() -> None:
