@@ -2,30 +2,24 @@
 
 transformers calls ``packed_attention`` through its ``AttentionInterface``. Because no mask function is registered under
 the same name, transformers builds no mask at all: a ``Layout``, handed through the model's keyword arguments, says which
-tokens belong together. On a GPU in half precision torch's variable-length flash attention runs; everywhere else sequences
-of similar length are attended together by causal SDPA, in buckets that are padded only inside the attention.
+tokens belong together. On a GPU in half precision torch's variable-length flash attention runs, everywhere else ``causal``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from rlep.engines.causal import Plan, causal_attention, plan_of
 from rlep.errors import ModelError
 from rlep.types import Int64Array
 
 PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
-
-_SHORTEST_SHARE = 0.9
-"""Sequences shorter than this share of their bucket's longest start the next bucket."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,12 +31,10 @@ class Layout:
     boundaries: Tensor
     """Where sequences start and the row ends, int32 ``[S + 1]``."""
     longest: int
-    buckets: tuple[tuple[int, int], ...]
-    """Neighbouring sequences that are attended together: how many, and the length all are padded to."""
-    slots: Tensor
-    """The row's token in every slot of every bucket, ``[sum(count * length)]``; pads repeat their sequence's last token."""
-    filled: Tensor
-    """The slot of every token of the row, ``[N]``."""
+    lengths: Int64Array
+    """Of the sequences, ``[S]``, on the host."""
+    plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
+    """By heads, key heads and reach; made by the first layer, for all of them."""
 
 
 def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
@@ -62,22 +54,12 @@ def layout_of(lengths: Int64Array, device: torch.device) -> Layout:
     if len(lengths) == 0 or np.any(np.diff(lengths) > 0) or lengths[-1] < 1:
         raise ValueError("a packed row needs at least one sequence, longest first, none empty")
     bounds = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
-    cuts = [0]
-    for index, length in enumerate(lengths):
-        if length < _SHORTEST_SHARE * lengths[cuts[-1]]:
-            cuts.append(index)
-    buckets = tuple((b - a, int(lengths[a])) for a, b in pairwise([*cuts, len(lengths)]))
-    padded = np.repeat(*np.array(buckets).T[::-1])  # [S]
-    within = spans(np.zeros_like(padded), padded)  # position of every slot within its sequence
-    first = np.repeat(bounds[:-1], padded)
-    arrays = {
-        "positions": spans(np.zeros_like(lengths), lengths)[None],
-        "boundaries": bounds.astype(np.int32),
-        "slots": first + np.minimum(within, np.repeat(lengths - 1, padded)),
-        "filled": spans(np.cumsum(padded) - padded, lengths),
-    }
-    tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-    return Layout(longest=int(lengths[0]), buckets=buckets, **tensors)
+    return Layout(
+        positions=torch.from_numpy(spans(np.zeros_like(lengths), lengths)[None]).to(device),
+        boundaries=torch.from_numpy(bounds.astype(np.int32)).to(device),
+        longest=int(lengths[0]),
+        lengths=lengths,
+    )
 
 
 def packed_attention(
@@ -116,59 +98,22 @@ def packed_attention(
     row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         return _flash(row, layout, scale, reach), None
-    slotted = (_Spread.apply(tensor, layout) for tensor in row)
-    # Split, not sliced: the gradients of the parts are joined once, instead of each being added to a row of zeros.
-    sizes = [count * length for count, length in layout.buckets]
-    split = zip(*(tensor.split(sizes) for tensor in slotted), strict=True)
-    parts = [_bucketed(part, bucket, scale, reach) for part, bucket in zip(split, layout.buckets, strict=True)]
-    attended: Tensor = _Collect.apply(torch.cat(parts), layout)
-    return attended.unsqueeze(0), None
+    return attended(row, None, layout, scale, reach).unsqueeze(0), None
 
 
-def _bucketed(part: tuple[Tensor, ...], bucket: tuple[int, int], scale: float | None, reach: int | None) -> Tensor:
-    """Causal SDPA over one bucket: ``[count * length, H, D]``. A pad follows every real token, so none attends to it."""
-    query, key, value = (x.unflatten(0, bucket).transpose(1, 2) for x in part)
-    mask, length = None, bucket[1]
-    if reach is not None and length > reach:
-        ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
-        mask = ones.tril().triu(1 - reach)  # a token sees itself and the reach - 1 before it
-    attended = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return attended.transpose(1, 2).flatten(0, 1)
-
-
-class _Spread(torch.autograd.Function):
-    """Tokens ``[N, H, D]`` into slots. Nothing that is kept depends on a pad, so pads bring no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, layout: Layout) -> Tensor:
-        ctx.filled = layout.filled
-        return tokens.index_select(0, layout.slots)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return upstream.index_select(0, ctx.filled), None
-
-
-class _Collect(torch.autograd.Function):
-    """Tokens ``[N, H, D]`` out of slots."""
-
-    @staticmethod
-    def forward(ctx: Any, slots: Tensor, layout: Layout) -> Tensor:
-        ctx.filled, ctx.count = layout.filled, len(slots)
-        return slots.index_select(0, layout.filled)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        slots = upstream.new_zeros(ctx.count, *upstream.shape[1:])
-        return slots.index_copy_(0, ctx.filled, upstream), None
+def attended(
+    row: tuple[Tensor, Tensor, Tensor],
+    rotation: tuple[Tensor, Tensor] | None,
+    layout: Layout,
+    scale: float | None,
+    reach: int | None,
+) -> Tensor:
+    """``causal_attention`` with the layout's plan; a scale of None is 1 / √D."""
+    query, key, _ = row
+    wanted = (query.shape[1], key.shape[1], reach)
+    if wanted not in layout.plans:
+        layout.plans[wanted] = plan_of(layout.lengths, *wanted, query.device)
+    return causal_attention(row, rotation, layout.plans[wanted], query.shape[2] ** -0.5 if scale is None else scale)
 
 
 def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float | None, reach: int | None) -> Tensor:

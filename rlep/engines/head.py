@@ -15,7 +15,10 @@ products are bound by arithmetic rather than by reading the output embedding aga
 """
 
 _KEPT_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
-"""Exponentials of the first rows' logits are kept up to this size; the backward pass computes only the others again."""
+"""Probabilities of the first rows are kept up to this size; the backward pass computes only the others again."""
+
+_spare: dict[torch.device, Tensor] = {}
+"""Memory for what is kept, of the last backward pass: a system takes and clears so large a block slower than it is filled."""
 
 
 def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -46,28 +49,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
         count, chunk = len(targets), _chunk_rows(weight)
         logprobs = hidden.new_empty(count, dtype=torch.float32)
-        normalisers, totals = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        normalisers = torch.empty_like(logprobs)
         entropies = hidden.new_empty(count if entropy else 0, dtype=torch.float32)
-        room = _KEPT_BYTES[weight.device.type] // (4 * len(weight)) if any(ctx.needs_input_grad) else 0
-        kept = hidden.new_empty(min(count, room // chunk * chunk), len(weight), dtype=torch.float32)
+        memory, kept = _memory(weight, count, chunk) if any(ctx.needs_input_grad) else (None, logprobs.new_empty(0))
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
             logits = (hidden[rows] @ weight.t()).float()  # [C, V]
             chosen = logits.gather(1, targets[rows].unsqueeze(1)).squeeze(1)
-            largest = logits.amax(1)
-            differences = logits.sub_(largest.unsqueeze(1))
-            powers = torch.exp(differences, out=kept[rows]) if start < len(kept) else differences.exp()
-            total = totals[rows] = powers.sum(1)
-            normalisers[rows] = total.log() + largest
+            probs = torch.softmax(logits, 1, out=kept[rows]) if start < len(kept) else logits.softmax(1)
+            normalisers[rows] = logits.amax(1) - probs.amax(1).log()  # the largest probability is 1 / Σ exp(z - max z)
             logprobs[rows] = chosen - normalisers[rows]
             if entropy:
-                entropies[rows] = total.log() - differences.mul_(powers).sum(1) / total
-        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, totals, kept)
+                entropies[rows] = normalisers[rows] - torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).view(-1)
+        ctx.memory = memory
+        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, kept)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
-        hidden, weight, targets, normalisers, entropies, totals, kept = ctx.saved_tensors
+        hidden, weight, targets, normalisers, entropies, kept = ctx.saved_tensors
         upstream = (torch.zeros_like(normalisers) if grads[0] is None else grads[0]).unsqueeze(1)  # [R, 1]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
@@ -77,13 +77,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             at = targets[rows].unsqueeze(1)
             if grads[1] is None:
                 # Scaling [C, d] is cheaper than [C, V].
-                if start < len(kept):
-                    mass, grad_logits = totals[rows].unsqueeze(1), kept[rows]
-                else:
-                    mass = torch.ones_like(upstream[rows])
-                    grad_logits = _log_probs(hidden[rows], weight, normalisers[rows]).exp_()
-                scale = -upstream[rows] / mass
-                grad_logits.scatter_add_(1, at, -mass)
+                again = start >= len(kept)
+                grad_logits = _log_probs(hidden[rows], weight, normalisers[rows]).exp_() if again else kept[rows]
+                scale = -upstream[rows]
+                grad_logits.scatter_add_(1, at, torch.full_like(scale, -1.0))
             else:
                 scores, scale = _log_probs(hidden[rows], weight, normalisers[rows]), torch.ones_like(upstream[rows])
                 probs = scores.exp()
@@ -94,7 +91,20 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[rows] = (grad_logits @ weight) * scale
             _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
+        if grads[1] is None and ctx.memory is not None:
+            _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
         return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
+def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
+    """Memory that nobody else holds until a backward pass gives it back, and the part of it for probabilities ``[K, V]``.
+
+    Of the fixed size only what is used becomes resident.
+    """
+    whole, spare = _KEPT_BYTES[weight.device.type] // 4, _spare.pop(weight.device, None)
+    memory = weight.new_empty(whole, dtype=torch.float32) if spare is None or len(spare) != whole else spare
+    rows = min(count, whole // len(weight) // chunk * chunk)
+    return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))
 
 
 def _log_probs(hidden: Tensor, weight: Tensor, normalisers: Tensor) -> Tensor:

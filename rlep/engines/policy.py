@@ -17,7 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rlep.engines.attention import PACKED_ATTENTION
-from rlep.engines.gated import compute_gated_in_blocks
+from rlep.engines.fused import fuse
 from rlep.engines.head import token_logprobs
 from rlep.engines.options import PolicyOptions
 from rlep.engines.rows import Row
@@ -62,7 +62,7 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh) -> P
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)
     if mesh.device_type == "cpu" and options.dtype == "float32" and not options.compile:
-        compute_gated_in_blocks(model)
+        fuse(model)
     device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
     policy = Policy(model).eval()
     _shard(policy, options, mesh)

@@ -39,7 +39,7 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: 
     directory = write_tiny_model(tmp_path, architecture)
     batch = ragged_batch(sequences=24)
     row = pack_row(batch, np.arange(24), CPU)
-    assert len(row.layout.buckets) > 2
+    assert row.layout.longest > 4 * row.layout.lengths[-1]  # so that keys of several lengths are laid out
     policy = build_policy(directory, PolicyOptions(), mesh)
     with torch.no_grad():
         logprobs, entropies = policy(row, True)
@@ -47,18 +47,6 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: 
         wanted = [torch.cat(values) for values in padded_logprobs(alone, batch)]
     np.testing.assert_allclose(logprobs, wanted[0][torch.from_numpy(row.responses)], atol=1e-5)
     np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
-
-
-def test_buckets_pad_little_and_their_slots_lead_there_and_back() -> None:
-    lengths = np.array([40, 40, 40, 31, 30, 29, 8, 8], dtype=np.int64)
-    layout = layout_of(lengths, CPU)
-    # 31 is below 0.9 of 40; 30 and 29 are at least 0.9 of 31; 8 is below that.
-    assert layout.buckets == ((3, 40), (3, 31), (2, 8))
-    assert layout.boundaries.tolist() == [0, 40, 80, 120, 151, 181, 210, 218, 226]
-    # The sequence of 30 has one pad, its last token 180 again, that of 29 has two.
-    assert layout.slots.tolist() == [*range(181), 180, *range(181, 210), 209, 209, *range(210, 226)]
-    assert layout.filled.tolist() == [*range(181), *range(182, 211), *range(213, 229)]
-    assert layout.slots[layout.filled].tolist() == list(range(226))
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 4], [2, 0]])
