@@ -12,7 +12,8 @@ import numpy as np
 import typer
 
 from rlep.actors.pool import open_pool
-from rlep.cli.compose import check_context, check_options, pool_directory, read_prompts
+from rlep.cli.compose import check_context, pool_directory, read_prompts
+from rlep.cli.engine_options import check_options
 from rlep.cli.tables import show_table
 from rlep.config import Config
 from rlep.driver.plan import Coverage, Known, Plan, make_plan, read_collection

@@ -11,7 +11,8 @@ from pathlib import Path
 import typer
 
 from rlep.actors.pool import PoolService
-from rlep.cli.compose import Inputs, generator_dtype, pool_directory, read_inputs, stage
+from rlep.cli.compose import Inputs, pool_directory, read_inputs, stage
+from rlep.cli.engine_options import generator_dtype
 from rlep.cli.progress import Bars
 from rlep.cli.shell import run_async
 from rlep.cli.tables import show_table
