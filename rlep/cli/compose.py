@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.colocated import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Elastic, Role
 from rlep.actors.crew import RoleStatus
@@ -31,6 +32,8 @@ from rlep.cli.engine_options import (
     sampler_options,
 )
 from rlep.config import Config
+from rlep.driver import ports
+from rlep.driver.turns import TurnGenerators, TurnLearner, Turns, TurnWeights
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
 from rlep.errors import ModelError
 from rlep.prompts import PromptSet, load_prompts
@@ -131,6 +134,7 @@ class Stage:
         self._starting: list[asyncio.Task[None]] = []
         self._elastic: dict[Role, Elastic] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
+        self._turns, self._shared = _shared(config, cluster)
 
     async def __aenter__(self) -> Stage:
         return self
@@ -152,9 +156,13 @@ class Stage:
     def generators(self, *, base_version: int | None = None) -> Generators:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
         config, options = self.config, sampler_options(self.config)
-        if base_version is not None:
-            options = replace(options, on_update="wait")  # weights that never change
-        role = Generators(self.cluster, config.generator, config.model.path.absolute(), options)
+        shared = self._shared
+        if base_version is not None:  # weights that never change, and no learner
+            options, shared = replace(options, on_update="wait", sleeps=False), None
+        if shared is not None:
+            self._stack.callback(shared.close)  # when all who sit there have left
+        role = Generators(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
+        self._turns.join("generators", role)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -169,7 +177,9 @@ class Stage:
     def learners(self) -> Learners:
         """All learner ranks."""
         config = self.config
-        role = Learners(self.cluster, config.learner, config.model.path.absolute(), learner_options(config))
+        model, options = config.model.path.absolute(), learner_options(config)
+        role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
+        self._turns.join("learner", role)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role
@@ -231,9 +241,27 @@ class Stage:
             group=group_options(self.config),
         )
 
+    def ports(
+        self, generators: Generators, learners: Learners, weights: WeightPublisher
+    ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
+        """What a training run is given: these, taking turns where they share devices."""
+        if self._shared is None:
+            return generators, learners, weights
+        turns = self._turns
+        return TurnGenerators(generators, turns), TurnLearner(learners, turns), TurnWeights(weights, turns)
+
     def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
         self._stack.push_async_callback(role.close)
         self._starting.append(asyncio.create_task(starting))
+
+
+def _shared(config: Config, cluster: Cluster) -> tuple[Turns, Colocated | None]:
+    generator, learner = config.generator, config.learner
+    # Nobody may wait longer than the other side may work: a rollout with a generator that starts again, or one update.
+    turns = Turns(config.rollout.deadline_s + generator.start_deadline_s + learner.deadline_s)
+    if config.cluster.placement == "split":
+        return turns, None
+    return turns, Colocated(cluster, generator, learner, lambda: turns.of("generators", wake=False))
 
 
 class Closing(Protocol):
