@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from rlep.engines.crossing import Crossing, token_versions
-from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY
+from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, remove_shared_memory
 from rlep.engines.rest import Rest
 from rlep.engines.sampler_requests import engine_errors, finish_reason, sample, score
 from rlep.engines.sampler_setup import SamplerOptions, prepare_environment, start_engine
@@ -272,6 +272,7 @@ class Sampler:
             await asyncio.to_thread(engine.engine_core.resources.ctx.destroy, 0)
         runtime = os.environ.get(RUNTIME_DIRECTORY_KEY)
         if runtime:
+            remove_shared_memory(Path(runtime))
             await asyncio.to_thread(shutil.rmtree, runtime, ignore_errors=True)
 
     def _running(self) -> AsyncLLM:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+import torch
 from safetensors import safe_open
 
 from rlep.actors.cluster import Cluster
@@ -155,6 +156,23 @@ async def test_turns_on_shared_devices_end_with_the_weights_of_devices_apart_to_
     assert contents(tmp_path / "together") == expected != start
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="that a sleeping side frees its memory is seen on a GPU only")
+async def test_turns_on_one_gpu_leave_each_side_the_memory_of_the_other(tmp_path: Path) -> None:
+    overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=one-gpu", "update.lr=1e-3"]
+    overrides += ["generator.gpus=1", "learner.gpus=1", "generator.memory_utilization=0.8", "reward.overlong_buffer=47"]
+    config = load_config([BASE], [*overrides, "cluster.placement=colocated"])
+    prompts = read_inputs(config).train
+    assert prompts is not None
+    async with stage(config) as actors:
+        cast = await cast_of(actors, config, prompts, {})
+        await cast.steps(prompts)
+        awake = torch.cuda.mem_get_info()[0]
+        await cast.save(tmp_path / "saved")
+        free, whole = torch.cuda.mem_get_info()
+        assert awake < 0.2 * whole < 0.9 * whole < free + 8 * 2**30
+        check_turns(actors.cluster.timeline.spans)
+
+
 async def one_worker_dies_asleep(cast: Cast, prompts: PromptSet) -> None:
     """In the learner's turn; the whole generator is started again when it is its turn, and writes."""
     (worker,) = cast.generators._workers
@@ -163,6 +181,9 @@ async def one_worker_dies_asleep(cast: Cast, prompts: PromptSet) -> None:
     owner = psutil.Process(await worker.actor.ping.remote())
     parts = [part for part in owner.children(recursive=True) if "Worker_TP" in " ".join(part.cmdline())]
     assert len(parts) == 2
+    mapped = {Path(one.path) for part in parts for one in part.memory_maps() if "/dev/shm/" in one.path}
+    shared = {path for path in mapped if path.name.startswith(("psm_", "vllm_dist_")) and path.exists()}
+    assert shared
     os.kill(parts[1].pid, signal.SIGKILL)
     async with asyncio.timeout(120):
         await worker.lost.wait()
@@ -172,6 +193,7 @@ async def one_worker_dies_asleep(cast: Cast, prompts: PromptSet) -> None:
     assert worker.restarts == 1
     _, left = await asyncio.to_thread(psutil.wait_procs, [owner, *parts], timeout=60)
     assert not left
+    assert not [path for path in shared if path.exists()], "what dead workers shared in memory"
 
 
 @ray.remote
