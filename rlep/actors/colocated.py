@@ -44,7 +44,7 @@ class Colocated:
     @asynccontextmanager
     async def starting(self) -> AsyncGenerator[None]:
         """A generator starts within the block, when the devices are the generators'."""
-        await self.learner_up.wait()
+        await self.learner_up.wait()  # or until the learner's own deadline ends the start of the run
         async with self._turn():
             yield
 
