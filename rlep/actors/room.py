@@ -10,8 +10,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlep.config_roles import ActorConfig
 
-_LEAST_CPUS = 0.001
-"""Of a bundle whose actors ask for nothing; Ray has no empty ones."""
+_NOTHING = {"memory": 1.0}
+"""A bundle whose actors ask for nothing: Ray has no empty ones, so one byte, which no node lacks."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ def make_room(room: Room, name: str) -> None:
     ]
     labels = [dict(bundle.label_selector) for bundle in room.bundles]
     room.group = placement_group(
-        [bundle or {"CPU": _LEAST_CPUS} for bundle in amounts],
+        [bundle or _NOTHING for bundle in amounts],
         strategy="STRICT_PACK" if room.one_node else "PACK",
         name=name,
         bundle_label_selector=labels if any(labels) else None,

@@ -256,6 +256,9 @@ async def test_generators_see_the_gpus_of_their_ranks_and_rooms_are_refused_or_g
     assert len(set((await probe.devices.remote()).split(","))) == 2
     with pytest.raises(PlacementError, match=r"ask for 4 CPU, 5 GPU together \(generator-7 1 CPU, 2 GPU, learner 3"):
         cluster.reserve("learner", [ActorConfig(cpus=1, gpus=1)] * 3)
+    idle = Seat(cluster.reserve("generator-6", [ActorConfig(cpus=0)]))
+    assert await (await cluster.place(Probe, "generator-6", ActorConfig(cpus=0), seat=idle)).ping.remote()
+    cluster.forget("generator-6")
     cluster.forget("generator-7")
 
     # On a cluster that might grow whoever takes a seat waits, and then says what the whole room lacks.
