@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
 
+from rlep.engines.runtime import remove_runtime
+
 RUNTIME_DIRECTORY_KEY = "RLEP_SAMPLER_RUNTIME_DIRECTORY"
 """Environment variable: the private directory of one sampler's sockets and rendezvous files."""
 _POLL_S = 0.5
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only what the sampler's own processes made is removed
 
 
 class Lifeline:
@@ -44,21 +44,7 @@ def _die_with(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(_POLL_S)
         if runtime:
-            remove_shared_memory(Path(runtime))
-            shutil.rmtree(runtime, ignore_errors=True)
+            remove_runtime(Path(runtime))
         os._exit(1)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()
-
-
-def remove_shared_memory(runtime: Path) -> None:
-    """Remove what tensor-parallel workers talk through; when one of them is killed nobody else does.
-
-    It is named by a file in the sampler's ``runtime`` directory, or mapped into this process under a name Python chose.
-    """
-    shared = [path for file in runtime.glob("vllm_dist_*") for path in _SHARED_MEMORY.glob(f"{file.name}-*")]
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        mapped = {line.split(maxsplit=5)[-1].strip() for line in maps}
-    shared += [path for path in _SHARED_MEMORY.glob("psm_*") if str(path) in mapped]
-    for path in shared:
-        path.unlink(missing_ok=True)

@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import math
 import os
-import shutil
 from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from rlep.engines.crossing import Crossing, token_versions
-from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, remove_shared_memory
+from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.rest import Rest
+from rlep.engines.runtime import remove_runtime
 from rlep.engines.sampler_requests import engine_errors, finish_reason, sample, score
 from rlep.engines.sampler_setup import SamplerOptions, prepare_environment, start_engine
 from rlep.engines.segment import (
@@ -272,8 +272,7 @@ class Sampler:
             await asyncio.to_thread(engine.engine_core.resources.ctx.destroy, 0)
         runtime = os.environ.get(RUNTIME_DIRECTORY_KEY)
         if runtime:
-            remove_shared_memory(Path(runtime))
-            await asyncio.to_thread(shutil.rmtree, runtime, ignore_errors=True)
+            await asyncio.to_thread(remove_runtime, Path(runtime))
 
     def _running(self) -> AsyncLLM:
         if self._engine is None:

@@ -18,13 +18,13 @@ the ratios hold): one seed per request 1.27 × none; prefix cache on 1.15 × off
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlep.engines.crossing import OnUpdate
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
+from rlep.engines.runtime import list_shared_memory, make_runtime
 from rlep.engines.segment import Transfer
 from rlep.errors import ConfigError
 
@@ -83,7 +83,7 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
     Raises:
         ConfigError: the directory's path is too long for a Unix socket in it.
     """
-    runtime = Path(tempfile.mkdtemp(prefix="rlep-sampler-", dir=runtime_parent))
+    runtime = make_runtime(runtime_parent)
     if len(os.fsencode(runtime)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES:
         runtime.rmdir()
         raise ConfigError(
@@ -157,4 +157,7 @@ def start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:
     """Start vLLM's processes; blocks until the model is loaded."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(engine_arguments(model, options))
+    engine = AsyncLLM.from_engine_args(engine_arguments(model, options))
+    if options.tensor_parallel > 1:
+        list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
+    return engine
