@@ -41,7 +41,8 @@ from rlep.actors.pool import PoolService
 from rlep.actors.verifiers import Verifiers
 from rlep.actors.weights import WeightPublisher
 from rlep.algorithms.in_flight import InFlight
-from rlep.cli.compose import Inputs, generator_dtype, read_inputs, stage
+from rlep.cli.compose import Inputs, read_inputs, stage
+from rlep.cli.engine_options import generator_dtype
 from rlep.cli.progress import Bars
 from rlep.config import Config
 from rlep.driver import ports

@@ -22,6 +22,7 @@ from rlep.config_roles import (
     Section,
     Share,
     VerifierConfig,
+    check_colocated,
 )
 from rlep.errors import ConfigError
 
@@ -304,6 +305,8 @@ class Config(Section):
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
         self._check_staleness()
+        if self.cluster.placement == "colocated":
+            check_colocated(self.generator, self.learner, stream=update.stream, max_staleness=rollout.max_staleness)
         return self
 
     def _check_staleness(self) -> None:

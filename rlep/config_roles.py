@@ -15,6 +15,9 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
+SHARED_UTILIZATION = 0.9
+"""Most GPU memory for a generator that shares its GPU: a resting learner keeps its CUDA context and NCCL's buffers there."""
+
 
 class Section(BaseModel):
     """A part of the tree: frozen, and unknown keys are errors."""
@@ -49,17 +52,17 @@ class GeneratorConfig(ActorConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute type; ``auto`` is bfloat16 on GPU and float32 on CPU."""
     tensor_parallel: Positive = 1
-    """GPUs that one generator spreads its layers over."""
+    """Workers that share one generator's layers: so many GPUs, or so many processes on CPU."""
     memory_utilization: float = Field(0.85, gt=0, le=1)
     """Share of GPU memory for weights and KV cache."""
     kv_cache_gib: float = Field(1.0, gt=0)
-    """KV cache on CPU, GiB, allocated at start."""
+    """KV cache of a generator on CPU, GiB, allocated at start."""
     max_sequences: Positive = 256
     """Sequences decoded at once by one generator."""
     max_batched_tokens: Positive = 8192
     """Tokens that one engine step may process."""
     threads: Count = 0
-    """CPU threads of the engine; 0 takes ``cpus`` rounded down, at least 1."""
+    """CPU threads of the engine, shared out to its workers; 0 takes ``cpus`` rounded down, at least 1."""
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     restarts: Count = 3
@@ -164,3 +167,34 @@ class ClusterConfig(Section):
     """Logical CPUs of a private cluster; None takes the machine's."""
     place_deadline_s: Seconds = 60
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
+    placement: Literal["split", "colocated"] = "split"
+    """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
+    ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
+
+
+def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
+    """Raise ``ConfigError`` with the reason where generators and learner cannot use the same devices in turns."""
+    width, gpus = generator.tensor_parallel, generator.gpus or learner.gpus
+    conflicts = {
+        f"update.stream = {stream}": stream != "off" and "it updates while answers are written; set it to off",
+        f"rollout.max_staleness = {max_staleness}": max_staleness
+        and "it writes answers while the learner updates; set it to 0",
+        f"generator.maximum = {generator.maximum}": generator.maximum
+        and "the number of generators is that of the learners' devices; set it to 0",
+        f"generator.transfer = {generator.transfer}": generator.transfer != "segment"
+        and "learner and generators never work at the same time, as a broadcast needs; take segment",
+        f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
+        and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
+        f"{generator.count * width} ranks",
+        f"generator.gpus = {generator.gpus:g} and learner.gpus = {learner.gpus:g}": gpus
+        and (generator.gpus, learner.gpus) != (width, 1)
+        and f"a rank has one GPU, and a generator those of tensor_parallel = {width} ranks; set them to {width} and 1",
+        f"generator.memory_utilization = {generator.memory_utilization:g}": gpus
+        and generator.memory_utilization > SHARED_UTILIZATION
+        and f"what a resting learner keeps on its GPU needs room; at most {SHARED_UTILIZATION:g}",
+        "generator.label_selector": generator.label_selector not in ({}, learner.label_selector)
+        and "it differs from learner.label_selector, and both are on the same machine",
+    }
+    for setting, reason in conflicts.items():
+        if reason:
+            raise ConfigError(f'cluster.placement = "colocated" with {setting}: {reason}')

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlep.cli.compose import read_inputs, sampler_options, stage
+from rlep.cli.compose import read_inputs, stage
+from rlep.cli.engine_options import sampler_options
 from rlep.config import Config
 from rlep.engines.sampler_setup import engine_arguments, prepare_environment
 from rlep.quickstart.task import build_task

@@ -8,7 +8,7 @@ import platform
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from rlep.actors.contact import Contact, write_private
 from rlep.actors.places import private_directory
+from rlep.actors.room import Room, Seat, make_room
 from rlep.actors.timeline import Timeline
 from rlep.config_roles import ActorConfig, ClusterConfig
 from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
@@ -45,6 +46,7 @@ class Cluster:
         self.namespace = f"rlep-{run_name}"
         self._roles: dict[str, ActorConfig] = {}
         """What each named actor asks for, to see whether they fit a private cluster together."""
+        self._rooms: dict[str, Room] = {}
         self.home: Path | None = None
         """Private directory of a private cluster, removed with it; None where an existing one was joined."""
 
@@ -98,20 +100,34 @@ class Cluster:
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
-    async def place(self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object) -> ActorHandle[Any]:
-        """Create the named actor and wait until it has a process.
+    def reserve(self, name: str, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> Room:
+        """Room for actors, all of it or nothing, that stays theirs while they come and go, until ``forget``.
+
+        The same name is the same room. Raises ``PlacementError`` at once where it can never be had on a private cluster;
+        elsewhere whoever takes a seat in it waits for it.
+        """
+        if name not in self._rooms:
+            room = Room(name, tuple(bundles), one_node)
+            if self.home is not None:
+                self._claim(name, room.together, room.bundles, one_node=one_node)
+            make_room(room, f"{self.namespace}.{name}")
+            self._rooms[name] = room
+        return self._rooms[name]
+
+    async def place(
+        self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, seat: Seat | None = None
+    ) -> ActorHandle[Any]:
+        """Create the named actor and wait until it has a process; with ``seat`` in that room.
 
         Raises ``PlacementError`` with the missing resource or label when it is not placed in time, or when an actor of
         that name is alive (the run's name is taken).
         """
-        wanted = {"CPU": role.cpus, "GPU": role.gpus}
-        if self.home is not None:
-            self._roles[name] = role
-            if gap := self._infeasible(wanted, role.label_selector) or self._crowded():
-                self.forget(name)
-                raise PlacementError(f"actor {name} cannot be placed: {gap}")
+        if self.home is not None and seat is None:
+            self._claim(name, role, (role,))
         options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus, "max_restarts": 0}
-        if role.label_selector:
+        if seat is not None:
+            options["scheduling_strategy"] = seat.strategy
+        elif role.label_selector:
             options["label_selector"] = dict(role.label_selector)
         try:
             handle: ActorHandle[Any] = actor.options(name=name, namespace=self.namespace, **options).remote(*args)
@@ -121,8 +137,9 @@ class Cluster:
             await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
         except DeadlineExceeded:
             ray.kill(handle)
+            gap = self.gap(role) if seat is None else self.room_gap(seat.room)
             raise PlacementError(
-                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {self.gap(role)}"
+                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {gap}"
             ) from None
         except BaseException:
             if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
@@ -132,13 +149,40 @@ class Cluster:
 
     def gap(self, role: ActorConfig) -> str:
         """What an actor of this role needs, and what there is."""
-        wanted = {"CPU": role.cpus, "GPU": role.gpus}
-        lacking = self._infeasible(wanted, role.label_selector) or f"free now: {_amounts(ray.available_resources())}"
-        return f"needs {_amounts(wanted)}{_labels(role.label_selector)}; {lacking}"
+        return self._gap(role, (role,))
+
+    def room_gap(self, room: Room) -> str:
+        """What a room needs as a whole, and what there is."""
+        return self._gap(room.together, room.bundles, one_node=room.one_node)
+
+    def _gap(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
+        lacking = self._unplaceable(together, bundles, one_node=one_node)
+        lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
+        where = " on one node" if one_node and len(bundles) > 1 else ""
+        return f"needs {_amounts(_wanted(together))}{where}{_labels(together.label_selector)}; {lacking}"
+
+    def _claim(
+        self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False
+    ) -> None:
+        """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
+        self._roles[name] = together
+        if gap := self._unplaceable(together, bundles, one_node=one_node) or self._crowded():
+            self.forget(name)
+            raise PlacementError(f"actor {name} cannot be placed: {gap}")
+
+    def _unplaceable(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool) -> str:
+        """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
+        if one_node:
+            return self._infeasible(_wanted(together), together.label_selector)
+        reasons = (self._infeasible(_wanted(bundle), bundle.label_selector) for bundle in bundles)
+        return next(filter(None, reasons), "")
 
     def forget(self, name: str) -> None:
-        """An actor that will not come again: its room on a private cluster is free."""
+        """An actor that will not come again, or a room nobody is in: what was reserved is free."""
         self._roles.pop(name, None)
+        room = self._rooms.pop(name, None)
+        if room is not None:
+            room.release()
 
     def _crowded(self) -> str:
         """Why the actors asked for so far do not fit a private cluster, which does not grow; or an empty string."""
@@ -201,6 +245,10 @@ def _reason(error: BaseException) -> str:
     """The last line of Ray's message that says something: its own causes come first, as a traceback."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
+
+
+def _wanted(role: ActorConfig) -> dict[str, float]:
+    return {"CPU": role.cpus, "GPU": role.gpus}
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

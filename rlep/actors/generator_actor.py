@@ -17,7 +17,10 @@ from rlep.types import Completion, Request, Sampling
 class GeneratorActor:
     """One engine. A dead engine ends the actor, so that its supervisor sees it."""
 
-    def __init__(self, model: Path, options: SamplerOptions, runtime_parent: Path | None) -> None:
+    def __init__(self, model: Path, options: SamplerOptions, runtime_parent: Path | None, devices: str = "") -> None:
+        """``devices``: the GPUs to use instead of those that Ray gives this actor."""
+        if devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
         prepare_environment(options, runtime_parent)
         self._sampler = Sampler(model, options)
 
@@ -37,6 +40,10 @@ class GeneratorActor:
         """Take over published weights and confirm them by log-probs; returns the largest gap."""
         await self._sampler.load_weights(publication)
         return await self._sampler.confirm(publication)
+
+    async def sleep(self) -> None:
+        """See ``Sampler.sleep``; ``load`` wakes it."""
+        await self._sampler.sleep()
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
         """Stream finished completions in small lists."""

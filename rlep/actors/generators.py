@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,41 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.colocated import GUEST, Colocated
 from rlep.actors.crew import ActorStatus, Crew, RoleStatus
+from rlep.actors.engine_weights import EngineWeights
 from rlep.actors.generator_actor import GeneratorActor
+from rlep.actors.room import Seat
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import Job, WorkQueue
 from rlep.actors.worker import Worker
 from rlep.config_roles import GeneratorConfig
 from rlep.engines.sampler_setup import SamplerOptions
-from rlep.engines.segment import Publication
-from rlep.errors import ActorLost, DeadlineExceeded, RlepError, WeightSyncError
+from rlep.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.types import Completion, Reissued, Request, Sampling
 
 
 class Generators:
     """All generators of a run behind the driver's ``Generators`` port."""
 
-    def __init__(self, cluster: Cluster, config: GeneratorConfig, model: Path, options: SamplerOptions) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: GeneratorConfig,
+        model: Path,
+        options: SamplerOptions,
+        *,
+        shared: Colocated | None = None,
+    ) -> None:
+        """``shared``: where they share their devices with the learner."""
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
+        self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
         self._queue = WorkQueue(config.lease_s)
         self._crew = Crew("generator", lambda name: Worker(name, config.restarts), self._join, self._leave)
-        self.scale, self.drain = self._crew.scale, self._crew.drain
-        self._publication: Publication | None = None
+        self._weights = EngineWeights(lambda: self._workers, self._span, config)
+        self.publish, self.take, self.living = self._weights.publish, self._weights.take, self._weights.living
+        self.sleep, self.wake = self._weights.sleep, self._weights.wake
         self._version: int | None = None
         self._streams: set[asyncio.Task[None]] = set()
 
@@ -49,12 +61,28 @@ class Generators:
         """See the port."""
         return Reissued(self._queue.retried, self._queue.dropped)
 
+    async def scale(self, count: int, grace_s: float) -> None:
+        """See ``Crew.scale``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        self._check_elastic()
+        await self._crew.scale(count, grace_s)
+
+    async def drain(self, name: str, grace_s: float) -> None:
+        """See ``Crew.drain``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        self._check_elastic()
+        await self._crew.drain(name, grace_s)
+
+    def _check_elastic(self) -> None:
+        if self._shared is not None:
+            raise ConfigError(
+                'cluster.placement = "colocated": there are as many generators as learner devices for them'
+            )
+
     def status(self) -> RoleStatus:
         """What every generator does now."""
         return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
 
     def _status_of(self, worker: Worker) -> ActorStatus:
-        gap = self._cluster.gap(self._config) if worker.state == "placing" else ""
+        gap = self._cluster.gap(self._config) if self._shared is None else "waits for the learner's devices"
         return ActorStatus(
             worker.name,
             "lost" if worker.spent and worker.state != "leaving" else worker.state,
@@ -62,7 +90,7 @@ class Generators:
             in_flight=self._queue.leased(worker.name),
             tokens_per_second=worker.rate.per_second(),
             restarts=worker.restarts,
-            error=gap or str(worker.error or ""),
+            error=gap if worker.state == "placing" else str(worker.error or ""),
         )
 
     @property
@@ -98,54 +126,6 @@ class Generators:
                     if worker.actor is not None:
                         worker.actor.abandon.remote(held[worker.name])
 
-    async def publish(self, publication: Publication, *, deadline_s: float) -> float:
-        """Bring every living generator to the published weights; returns the largest log-prob gap (nats).
-
-        A generator that refuses twice is replaced. Raises ``WeightSyncError`` when none took the weights.
-        """
-        self._publication = publication
-        for worker in self._staying():
-            worker.gap = None
-        await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in self._takers().values()))
-        begun = time.monotonic()
-        while not (gaps := [worker.gap for worker in self._staying() if worker.gap is not None]):
-            # all lost: one that is started again will do
-            error = next((worker.error for worker in self._workers if worker.error), None)
-            if all(worker.spent for worker in self._workers) or time.monotonic() - begun > deadline_s:
-                raise WeightSyncError(f"no generator took policy version {publication.version}: {error}")
-            await asyncio.sleep(0.1)
-        return max(gaps)
-
-    def living(self) -> tuple[str, ...]:
-        """Who can take weights now; one that was started again has another name."""
-        return tuple(self._takers())
-
-    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
-        """Have these take part in a transfer, each by its own publication; returns the largest log-prob gap (nats).
-
-        Who comes later serves nothing until the next one. Raises ``WeightSyncError`` that names whoever failed; one that is
-        dead or silent is replaced, the others may try again.
-        """
-        takers = {name: worker for name, worker in self._takers().items() if name in publications}
-        for worker in takers.values():
-            worker.ready.clear()
-            worker.gap = worker.error = None
-        await asyncio.gather(*(self._loaded(worker, publications[n], deadline_s) for n, worker in takers.items()))
-        gaps = {name: takers[name].gap if name in takers else None for name in publications}
-        failed = [
-            f"{name}: {takers[name].error if name in takers else 'lost'}" for name, gap in gaps.items() if gap is None
-        ]
-        if failed:
-            raise WeightSyncError("; ".join(failed))
-        return max(gap for gap in gaps.values() if gap is not None)
-
-    def _takers(self) -> dict[str, Worker]:
-        living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
-        return {f"{worker.name}.{worker.restarts}": worker for worker in living}
-
-    def _staying(self) -> list[Worker]:
-        return [worker for worker in self._workers if worker.state != "leaving"]
-
     async def close(self) -> None:
         """End all engines."""
         tasks = [*self._streams, *(worker.supervisor for worker in self._workers if worker.supervisor is not None)]
@@ -156,32 +136,8 @@ class Generators:
         for worker in self._workers:
             worker.actor = None
         await asyncio.gather(*(close_actor(actor, name) for actor, name in living))
-
-    async def _load(self, worker: Worker, publication: Publication, deadline_s: float) -> None:
-        actor = worker.actor
-        assert actor is not None
-        for _ in range(2):  # a refused update is pushed once more before the generator is given up
-            if await self._loaded(worker, publication, deadline_s):
-                return
-        worker.lose(actor, worker.error or ActorLost(worker.name))
-
-    async def _loaded(self, worker: Worker, publication: Publication, deadline_s: float) -> bool:
-        """Whether it serves the publication now; whoever fails otherwise than by refusing it is lost."""
-        actor = worker.actor
-        if actor is None or worker.lost.is_set():
-            return False
-        try:
-            with self._span(worker.name, "load weights"):
-                gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
-        except WeightSyncError as error:
-            worker.error = error
-            return False
-        except (RlepError, RayError) as error:
-            worker.lose(actor, error)
-            return False
-        worker.gap, worker.version = float(gap), publication.version
-        worker.ready.set()
-        return True
+        for worker in self._workers:
+            self._cluster.forget(worker.name)
 
     async def _join(self, worker: Worker) -> None:
         """Bring a newcomer to the present weights, then let it work."""
@@ -216,22 +172,32 @@ class Generators:
 
     async def _start(self, worker: Worker) -> None:
         worker.lost, worker.room, worker.ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        worker.state = "placing"
+        worker.state, worker.asleep = "placing", False
+        async with nullcontext() if self._shared is None else self._shared.starting():
+            await self._started(worker)
+
+    async def _place(self, worker: Worker) -> ActorHandle[Any]:
+        given = (self._model, self._options, self._cluster.home)
+        if self._shared is not None:
+            devices, seat = await self._shared.devices_of(worker.name), self._shared.seat_of(worker.name)
+            return await self._cluster.place(GeneratorActor, worker.name, GUEST, *given, devices, seat=seat)
+        seat = Seat(self._cluster.reserve(worker.name, [self._config]))
+        return await self._cluster.place(GeneratorActor, worker.name, self._config, *given, seat=seat)
+
+    async def _started(self, worker: Worker) -> None:
         deadline = self._config.start_deadline_s
-        actor = await self._cluster.place(
-            GeneratorActor, worker.name, self._config, self._model, self._options, self._cluster.home
-        )
+        actor = await self._place(worker)
         worker.state = "starting"
         try:
             with self._span(worker.name, "start"):
                 await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
-            if self._publication is None and self._version is not None:
+            if self._weights.publication is None and self._version is not None:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
                 worker.ready.set()
             served, gap = None, None
-            while served is not self._publication:  # another may have been published meanwhile
-                served = self._publication
+            while served is not self._weights.publication:  # another may have been published meanwhile
+                served = self._weights.publication
                 gap = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
         except BaseException:
             ray.kill(actor)
@@ -273,6 +239,7 @@ class Generators:
             else:
                 self._report("actor_restarted", worker.name, "")
                 return True
+        self._cluster.forget(worker.name)
         self._check_others(worker)
         return False
 
@@ -289,6 +256,8 @@ class Generators:
         while True:
             await worker.ready.wait()
             await self._queue.changed(worker.name)
+            if not worker.ready.is_set():
+                continue
             living = sum(other.ready.is_set() and not other.lost.is_set() for other in self._workers)
             slots = min(self._queue.share(living), self._config.max_sequences)
             free = slots - self._queue.leased(worker.name)

@@ -17,8 +17,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from rlep.actors.cluster import Cluster, call
+from rlep.actors.colocated import Colocated
 from rlep.actors.crew import ActorStatus, RoleStatus, State
 from rlep.actors.places import private_directory
+from rlep.actors.room import Seat
 from rlep.actors.supervised import close_actor
 from rlep.config_roles import LearnerConfig
 from rlep.engines.options import LearnerOptions
@@ -40,7 +42,7 @@ WRITTEN_POLL_S = 0.2
 
 @ray.remote
 class LearnerActor:
-    """One rank. Every method but ``ping``, ``meeting_point``, ``written`` and ``close`` is collective."""
+    """One rank. ``start``, ``score``, ``update``, ``publish``, ``open_group``, ``send``, ``save`` and ``load`` are collective."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -51,6 +53,10 @@ class LearnerActor:
     def ping(self) -> int:
         """The process id."""
         return os.getpid()
+
+    def devices(self) -> str:
+        """``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def meeting_point(self) -> str:
         """Where the ranks meet: a free port of rank 0's machine."""
@@ -119,6 +125,14 @@ class LearnerActor:
         """See ``LearnerRank.load``."""
         self._learner.load(directory)
 
+    def sleep(self) -> None:
+        """See ``LearnerRank.sleep``."""
+        self._learner.sleep()
+
+    def wake(self) -> None:
+        """See ``LearnerRank.wake``."""
+        self._learner.wake()
+
     def close(self) -> None:
         """Remove the segments and leave the groups."""
         if self._sender is not None:
@@ -131,20 +145,53 @@ class LearnerActor:
 class Learners:
     """All ranks behind the driver's ``Learner`` port."""
 
-    def __init__(self, cluster: Cluster, config: LearnerConfig, model: Path, options: LearnerOptions) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: LearnerConfig,
+        model: Path,
+        options: LearnerOptions,
+        *,
+        shared: Colocated | None = None,
+    ) -> None:
+        """``shared``: where the ranks share their devices with generators."""
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
+        self._shared = shared
+        self._asleep = False
         self._ranks: list[ActorHandle[Any]] = []
         self._restarts_left = config.restarts
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
         """Place and start all ranks. Raises ``PlacementError``, ``ModelError`` or ``LearnerLost``."""
-        names = [f"learner-{rank}" for rank in range(self._config.ranks)]
-        placing = [self._cluster.place(LearnerActor, name, self._config, rank) for rank, name in enumerate(names)]
-        self._ranks = list(await asyncio.gather(*placing))
+        placing = [
+            self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, seat=self._seat(rank))
+            for rank in range(self._config.ranks)
+        ]
+        self._ranks, self._asleep = list(await asyncio.gather(*placing)), False
         meeting = await call(self._ranks[0].meeting_point.remote(), "learner-0.meeting_point", 60)
         deadline = self._config.start_deadline_s
         await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
+        if self._shared is not None:
+            self._shared.learner_up.set()
+
+    def _seat(self, rank: int) -> Seat:
+        """All ranks get room together or not at all: half a learner would only keep others out."""
+        if self._shared is not None:
+            return self._shared.seat_of_rank(rank)
+        return Seat(self._cluster.reserve("learner", [self._config] * self._config.ranks), rank)
+
+    async def sleep(self) -> None:
+        """Let go of the devices' memory until ``wake``. Raises ``LearnerLost``."""
+        if self._ranks and not self._asleep:
+            await self._all("sleep")
+            self._asleep = True
+
+    async def wake(self) -> None:
+        """Take it back. Raises ``LearnerLost``."""
+        if self._asleep:
+            await self._all("wake")
+            self._asleep = False
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """See the port."""
@@ -207,6 +254,7 @@ class Learners:
     async def close(self) -> None:
         """End all ranks."""
         await asyncio.gather(*(close_actor(rank, f"learner-{n}") for n, rank in enumerate(self._ranks)))
+        self._cluster.forget("learner")
 
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         """Call a collective method on every rank; rank 0's answer. One collective at a time."""

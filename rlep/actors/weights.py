@@ -136,5 +136,12 @@ class WeightPublisher:
         """See the port. Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""
         if self._session is not None:
             return await self._session.publish(version, self._deadline)
-        publication = await self._learners.publish(version, self._probes, self._dtype)
-        return await self._generators.publish(publication, deadline_s=self._deadline)
+        return await self.take(await self.offer(version))
+
+    async def offer(self, version: int) -> Publication:
+        """The learner's part through shared memory: a segment with its log-probs."""
+        return await self._learners.publish(version, self._probes, self._dtype)
+
+    async def take(self, offer: Publication) -> float:
+        """The generators' part."""
+        return await self._generators.publish(offer, deadline_s=self._deadline)

@@ -24,6 +24,8 @@ class Worker:
         self.error: Exception | None = None
         self.gap: float | None = None
         """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""
+        self.asleep = False
+        """Whether it has let go of its device's memory; the next weights wake it."""
         self.state: State = "placing"
         self.version: int | None = None
         self.restarts = 0

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.colocated import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Elastic, Role
 from rlep.actors.crew import RoleStatus
@@ -21,18 +22,24 @@ from rlep.actors.pool import PoolService
 from rlep.actors.progress import RunProgress
 from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import Verifiers
-from rlep.actors.weights import GroupOptions, WeightPublisher
-from rlep.algorithms.objective import LossOptions
+from rlep.actors.weights import WeightPublisher
+from rlep.cli.engine_options import (
+    PROBES,
+    check_options,
+    generator_dtype,
+    group_options,
+    learner_options,
+    sampler_options,
+)
 from rlep.config import Config
-from rlep.engines.options import LearnerOptions, OptimizerOptions, PolicyOptions
-from rlep.engines.sampler_setup import SamplerOptions
+from rlep.driver import ports
+from rlep.driver.turns import TurnGenerators, TurnLearner, Turns, TurnWeights
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
-from rlep.errors import ConfigError, ModelError
+from rlep.errors import ModelError
 from rlep.prompts import PromptSet, load_prompts
 from rlep.services.pool.values import PoolOptions
 from rlep.types import Prompt
 
-PROBES = 4
 FINGERPRINT_BYTES = 2**20
 FAILURES = ".failures"
 """Ends the name of a pool of wrong answers."""
@@ -65,12 +72,6 @@ def read_inputs(config: Config, *, train: bool = True) -> Inputs:
         read_prompts(config, [data.train], tokenizer) if train else None,
         read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
     )
-
-
-def check_options(config: Config) -> None:
-    """Raise ``ConfigError`` where generators or learners would refuse their options."""
-    sampler_options(config)
-    learner_options(config)
 
 
 def check_context(config: Config) -> None:
@@ -112,94 +113,6 @@ def fingerprint(model: Path) -> str:
     return digest.hexdigest()
 
 
-def sampler_options(config: Config) -> SamplerOptions:
-    """The generator section for the engine."""
-    role, rollout = config.generator, config.rollout
-    cuda = role.gpus > 0
-    if not cuda and role.tensor_parallel > 1:
-        raise ConfigError(f"generator.tensor_parallel = {role.tensor_parallel} needs generator.gpus")
-    check_transfer(config)
-    return SamplerOptions(
-        max_model_len=config.data.max_prompt_tokens + rollout.max_tokens,
-        device="cuda" if cuda else "cpu",
-        dtype=generator_dtype(config),
-        transfer=role.transfer,
-        on_update=rollout.partial if rollout.max_staleness else "wait",
-        # The handshake must not wait for answers that are being written.
-        max_num_seqs=role.max_sequences + (PROBES if rollout.max_staleness else 0),
-        max_num_batched_tokens=role.max_batched_tokens,
-        kv_cache_gib=role.kv_cache_gib,
-        threads=role.threads or max(1, int(role.cpus)),
-        gpu_memory_utilization=role.memory_utilization,
-        tensor_parallel=role.tensor_parallel,
-        enforce_eager=role.eager,
-        seed=config.run.seed,
-    )
-
-
-def group_options(config: Config) -> GroupOptions | None:
-    """How learner and generators meet; None where weights go through shared memory."""
-    role = config.generator
-    if role.transfer == "segment":
-        return None
-    return GroupOptions(role.transfer, role.tensor_parallel, role.transfer_deadline_s)
-
-
-def check_transfer(config: Config) -> None:
-    """Raise ``ConfigError`` where the way of the weights does not suit the devices."""
-    way = config.generator.transfer
-    devices = {"generator": config.generator.gpus > 0, "learner": config.learner.gpus > 0}
-    if way == "nccl" and not all(devices.values()):
-        lacking = " and ".join(f"{name}.gpus" for name, cuda in devices.items() if not cuda)
-        raise ConfigError(f'generator.transfer = "nccl" needs {lacking}; "segment" and "gloo" do without')
-    if way == "gloo" and any(devices.values()):
-        raise ConfigError('generator.transfer = "gloo" is for CPUs; with GPUs take "nccl", or "segment" on one machine')
-
-
-def generator_dtype(config: Config) -> Literal["float32", "bfloat16", "float16"]:
-    """What ``auto`` means on this device."""
-    if config.generator.dtype == "auto":
-        return "bfloat16" if config.generator.gpus > 0 else "float32"
-    return config.generator.dtype
-
-
-def learner_options(config: Config) -> LearnerOptions:
-    """The learner, update and loss sections for the ranks."""
-    role, update, loss = config.learner, config.update, config.loss
-    cuda = role.gpus > 0
-    dtype = ("bfloat16" if cuda else "float32") if role.dtype == "auto" else role.dtype
-    return LearnerOptions(
-        policy=PolicyOptions(
-            dtype=dtype,
-            activation_checkpointing=role.activation_checkpointing,
-            reshard_after_forward=role.reshard_after_forward,
-            cpu_offload=role.cpu_offload,
-            compile=role.compile,
-        ),
-        optimizer=OptimizerOptions(
-            lr=update.lr,
-            betas=update.betas,
-            weight_decay=update.weight_decay,
-            clip_norm=update.clip_norm,
-            unit=update.unit,
-            warmup=update.warmup,
-            schedule=update.schedule,
-            total=config.run.steps * (config.rollout.prompts // update.prompts if update.unit == "updates" else 1),
-            floor=update.floor,
-        ),
-        loss=LossOptions(
-            **loss.model_dump(),
-            fixed_length=config.rollout.max_tokens if loss.aggregation == "fixed-length" else None,
-        ),
-        reference=config.model.path.absolute() if loss.kl_coef else None,
-        device="cuda" if cuda else "cpu",
-        micro_batch_tokens=role.micro_batch_tokens,
-        threads=role.threads or max(1, int(role.cpus)),
-        collective_timeout_s=role.collective_timeout_s,
-        seed=config.run.seed,
-    )
-
-
 def probes_of(prompts: Sequence[Prompt]) -> Probes:
     """Fixed sequences for the log-prob handshake: the first prompts' own text, one half given, the other scored."""
     chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
@@ -221,6 +134,7 @@ class Stage:
         self._starting: list[asyncio.Task[None]] = []
         self._elastic: dict[Role, Elastic] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
+        self._turns, self._shared = _shared(config, cluster)
 
     async def __aenter__(self) -> Stage:
         return self
@@ -242,9 +156,13 @@ class Stage:
     def generators(self, *, base_version: int | None = None) -> Generators:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
         config, options = self.config, sampler_options(self.config)
-        if base_version is not None:
-            options = replace(options, on_update="wait")  # weights that never change
-        role = Generators(self.cluster, config.generator, config.model.path.absolute(), options)
+        shared = self._shared
+        if base_version is not None:  # weights that never change, and no learner
+            options, shared = replace(options, on_update="wait", sleeps=False), None
+        if shared is not None:
+            self._stack.callback(shared.close)  # when all who sit there have left
+        role = Generators(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
+        self._turns.join("generators", role)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -259,7 +177,9 @@ class Stage:
     def learners(self) -> Learners:
         """All learner ranks."""
         config = self.config
-        role = Learners(self.cluster, config.learner, config.model.path.absolute(), learner_options(config))
+        model, options = config.model.path.absolute(), learner_options(config)
+        role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
+        self._turns.join("learner", role)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role
@@ -321,9 +241,27 @@ class Stage:
             group=group_options(self.config),
         )
 
+    def ports(
+        self, generators: Generators, learners: Learners, weights: WeightPublisher
+    ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
+        """What a training run is given: these, taking turns where they share devices."""
+        if self._shared is None:
+            return generators, learners, weights
+        turns = self._turns
+        return TurnGenerators(generators, turns), TurnLearner(learners, turns), TurnWeights(weights, turns)
+
     def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
         self._stack.push_async_callback(role.close)
         self._starting.append(asyncio.create_task(starting))
+
+
+def _shared(config: Config, cluster: Cluster) -> tuple[Turns, Colocated | None]:
+    generator, learner = config.generator, config.learner
+    # Nobody may wait longer than the other side may work: a rollout with a generator that starts again, or one update.
+    turns = Turns(config.rollout.deadline_s + generator.start_deadline_s + learner.deadline_s)
+    if config.cluster.placement == "split":
+        return turns, None
+    return turns, Colocated(cluster, generator, learner, lambda: turns.of("generators", wake=False))
 
 
 class Closing(Protocol):

@@ -12,11 +12,12 @@ import numpy as np
 import typer
 
 from rlep.actors.pool import open_pool
-from rlep.cli.compose import check_context, check_options, pool_directory, read_prompts
+from rlep.cli.compose import check_context, pool_directory, read_prompts
+from rlep.cli.engine_options import check_options
 from rlep.cli.tables import show_table
 from rlep.config import Config
 from rlep.driver.plan import Coverage, Known, Plan, make_plan, read_collection
-from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, read_shape
+from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.prompts import PromptSet, load_prompts
 from rlep.services.pool.values import PoolOptions
@@ -97,8 +98,7 @@ def lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
     found += _step_lines(plan, config) + _replay_lines(plan) + _evaluation_lines(plan)
     found += _memory_lines(plan, config)
     found += [(f"{role.role}s", f"{role.actors} actors: {role.cpus:g} CPUs, {role.gpus:g} GPUs") for role in plan.roles]
-    cpus, gpus = sum(role.cpus for role in plan.roles), sum(role.gpus for role in plan.roles)
-    return [*found, ("cluster", f"{cpus:g} CPUs, {gpus:g} GPUs")]
+    return [*found, ("cluster", f"{plan.cpus:g} CPUs, {plan.gpus:g} GPUs")]
 
 
 def _step_lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
@@ -170,6 +170,21 @@ def _memory_lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
         ("KV cache", f"{memory.kv_token:,} bytes a token, {_size(memory.kv_sequence)} a longest sequence"),
         ("KV cache, a generator", f"{_size(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
         ("weight publication", _size(memory.publication)),
+        *_shared_lines(memory.shared),
+    ]
+
+
+def _shared_lines(shared: SharedPlan | None) -> list[tuple[str, str]]:
+    """One GPU in turns: it needs the larger of the two, not their sum."""
+    if shared is None:
+        return []
+    whole = GPU_GIB * GIB
+    most = max(shared.generate, shared.learn)
+    fits = f"of {GPU_GIB} GiB" if most <= whole else f"DOES NOT FIT {GPU_GIB} GiB"
+    return [
+        ("a shared GPU, at most", f"{_size(most)} {fits}"),
+        ("  generators' turn", f"{_size(shared.generate)}, and {_size(shared.host)} of the rank's state on the host"),
+        ("  learner's turn", _size(shared.learn)),
     ]
 
 

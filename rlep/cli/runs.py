@@ -11,7 +11,8 @@ from pathlib import Path
 import typer
 
 from rlep.actors.pool import PoolService
-from rlep.cli.compose import Inputs, generator_dtype, pool_directory, read_inputs, stage
+from rlep.cli.compose import Inputs, pool_directory, read_inputs, stage
+from rlep.cli.engine_options import generator_dtype
 from rlep.cli.progress import Bars
 from rlep.cli.shell import run_async
 from rlep.cli.tables import show_table
@@ -129,12 +130,14 @@ async def _train(
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
         if failures is not None:
             digest += f"+{await failures.digest()}"
-        weights = actors.weights(learner, generators, prompts.prompts)
-        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        writers, trained, weights = actors.ports(
+            generators, learner, actors.weights(learner, generators, prompts.prompts)
+        )
+        run = _run(config, inputs, Roles(writers, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
         made, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
         step = watch.watched(made, actors.cluster.timeline, control.roles)
-        return await Training(run, Trainers(learner, weights, pool, failures), data, store, step, ahead=ahead).run()
+        return await Training(run, Trainers(trained, weights, pool, failures), data, store, step, ahead=ahead).run()
 
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: Bars) -> Collected:

@@ -126,18 +126,30 @@ class Plan:
     evaluation: EvaluationPlan
     memory: MemoryPlan | None
     roles: tuple[RolePlan, ...]
+    cpus: float
+    """Of the whole cluster."""
+    gpus: float
+    """Of the whole cluster; those that generators and learners share are counted once."""
     missing: tuple[str, ...]
 
 
 def make_plan(config: Config, known: Known) -> Plan:
     """The plan of a training run. Raises ``DataError`` when a step wants more prompts than there are."""
+    roles = _roles(config)
+    cpus, gpus = sum(role.cpus for role in roles), sum(role.gpus for role in roles)
+    if config.cluster.placement == "colocated":
+        generators, _, ranks = roles
+        cpus -= min(generators.cpus, ranks.cpus)
+        gpus -= generators.gpus
     return Plan(
         data=known.data,
         step=_step(config, known),
         replay=_replay(config, known.pool) if config.replay.count else None,
         evaluation=_evaluation(config, known.evaluation_questions),
         memory=plan_memory(config, known.model) if known.model else None,
-        roles=_roles(config),
+        roles=roles,
+        cpus=cpus,
+        gpus=gpus,
         missing=known.missing,
     )
 

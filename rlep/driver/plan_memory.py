@@ -18,6 +18,8 @@ GPU_HEAD_BYTES, CPU_HEAD_BYTES = 3 * 256 * 2**20, (3 * 16 + 256) * 2**20
 """Logits of the output head: three fp32 chunks, and what a CPU keeps of them (see ``engines/head.py``)."""
 TRAINING_BYTES = 16
 """Per parameter: fp32 master weight and gradient, 4 each, and Adam's two fp32 moments, 8."""
+RESTING_BYTES = 2 * GIB
+"""Of a GPU that who sleeps keeps: CUDA context, buffers of NCCL, graphs. Rough."""
 KEPT_BYTES = 4
 """Per parameter where ``update.stream`` keeps the step's first master weights."""
 
@@ -86,6 +88,20 @@ class MemoryPlan:
     """Sequences of greatest length that fit into it (a number)."""
     publication: int
     """One weight update to the generators."""
+    shared: SharedPlan | None = None
+    """Of one GPU that a learner rank and a generator use in turns; None where each has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPlan:
+    """Bytes on one GPU, in either turn; what rests there is a rough figure."""
+
+    generate: int
+    """The generator's share of the GPU, and what a resting rank keeps."""
+    learn: int
+    """The rank, and what a sleeping engine keeps."""
+    host: int
+    """Host memory of a resting rank: its state."""
 
 
 def read_shape(model: Path) -> ModelShape:
@@ -130,9 +146,12 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
     tokens = max(learner.micro_batch_tokens, longest)
     activations = shape.activation_bytes(tokens, computed, checkpointing=learner.activation_checkpointing)
     activations += GPU_HEAD_BYTES if learner.gpus else CPU_HEAD_BYTES
+    rank = state + copy + reference + activations
+    rests = state + -(-weights * 4 // learner.ranks) * (config.loss.kl_coef > 0)
+    on_gpu = rank - rests if learner.cpu_offload else rank
     return MemoryPlan(
         parameters=weights,
-        learner=state + copy + reference + activations,
+        learner=rank,
         learner_state=state,
         learner_copy=copy,
         learner_reference=reference,
@@ -142,6 +161,13 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
         kv_cache=cache,
         kv_sequences=cache // sequence,
         publication=weights * served,
+        shared=SharedPlan(
+            generate=int(GPU_GIB * GIB * generator.memory_utilization) + RESTING_BYTES,
+            learn=on_gpu + RESTING_BYTES,
+            host=rests,
+        )
+        if config.cluster.placement == "colocated" and learner.gpus
+        else None,
     )
 
 

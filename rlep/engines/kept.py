@@ -30,6 +30,11 @@ class KeptWeights:
         """The present weights are the start of whatever comes next."""
         self._rollout = self._copies = None
 
+    @property
+    def copies(self) -> list[Tensor]:
+        """What is held beside the present weights."""
+        return self._copies or []
+
     @contextmanager
     def at_start_of(self, rollout: int | None) -> Iterator[None]:
         """Within the block the weights are those before the first update of ``rollout``, to the bit; None: the present ones.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,9 @@ from rlep.engines.checkpoint import Position, full_weights, read_trainer, write_
 from rlep.engines.kept import KeptWeights
 from rlep.engines.optimizer import ShardedAdamW
 from rlep.engines.options import LearnerOptions
+from rlep.engines.parked import Parked
 from rlep.engines.policy import build_policy, named_shards, read_weights, reshard
+from rlep.engines.random_state import random_state, set_random_state
 from rlep.engines.report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.rows import Row, pack_row
 from rlep.engines.segment import Group, Probe, Publication
@@ -80,7 +82,7 @@ class LearnerRank:
         self._reference = None if options.reference is None else build_policy(options.reference, options.policy, mesh)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
-        self._kept = KeptWeights(self._shards)
+        self._kept, self._parked = KeptWeights(self._shards), Parked()
         self._updates = 0
         hidden_size = self._policy.model.config.hidden_size
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * hidden_size)
@@ -187,7 +189,8 @@ class LearnerRank:
         self._writer.check_free()
         dtype, source, rank = self.options.policy.dtype, self._source, self._rank
         weights = full_weights(self._shards, dtype)
-        state = {name: tensor.to("cpu", copy=True) for name, tensor in (self._state() | self._random_state()).items()}
+        taken = self._state() | random_state(rank, self._device)
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in taken.items()}
         position = Position(updates=self._updates, applied=self._optimizer.steps)
 
         def write() -> None:
@@ -218,12 +221,12 @@ class LearnerRank:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
         self._kept.forget()
-        random_state = self._random_state()
-        position, absent = read_trainer(self._state() | random_state, frozenset(random_state), directory / "trainer")
+        found = random_state(self._rank, self._device)
+        position, absent = read_trainer(self._state() | found, frozenset(found), directory / "trainer")
         self._optimizer.set_steps(position.applied)
         self._updates = position.updates
         if not absent:
-            self._set_random_state(random_state)
+            set_random_state(found, self._rank, self._device)
 
     def reset(self, model: Path) -> None:
         """Start over from the weights of ``model`` (same architecture) with a fresh optimizer.
@@ -236,6 +239,17 @@ class LearnerRank:
         self._source = model
         self._optimizer.restart()
         self._updates = 0
+
+    def sleep(self) -> None:
+        """Let go of the device's memory until ``wake``: all state rests on the host. Not collective."""
+        reference = () if self._reference is None else named_shards(self._reference)
+        held = [parameter.to_local() for _, parameter in (*named_shards(self._policy), *reference)]
+        moments = [moment.to_local() for moment in self._optimizer.moments().values()]
+        self._parked.park([*held, *moments, *self._kept.copies], self._device)
+
+    def wake(self) -> None:
+        """Take it back, to the bit. Not collective."""
+        self._parked.fetch()
 
     def close(self) -> None:
         """Leave the group, after a checkpoint that is being written."""
@@ -325,17 +339,6 @@ class LearnerRank:
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}
         return weights | self._optimizer.moments()
-
-    def _random_state(self) -> dict[str, Tensor]:
-        state = {f"rng.cpu.{self._rank}": torch.get_rng_state()}
-        if self._device.type == "cuda":
-            state[f"rng.cuda.{self._rank}"] = torch.cuda.get_rng_state()
-        return state
-
-    def _set_random_state(self, state: Mapping[str, Tensor]) -> None:
-        torch.set_rng_state(state[f"rng.cpu.{self._rank}"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state[f"rng.cuda.{self._rank}"])
 
 
 def _no_sums(device: torch.device) -> LossSums:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import threading
 import time
+from pathlib import Path
+
+from rlep.engines.runtime import remove_runtime
 
 RUNTIME_DIRECTORY_KEY = "RLEP_SAMPLER_RUNTIME_DIRECTORY"
 """Environment variable: the private directory of one sampler's sockets and rendezvous files."""
@@ -42,7 +44,7 @@ def _die_with(parent: int) -> None:
         while os.getppid() == parent:
             time.sleep(_POLL_S)
         if runtime:
-            shutil.rmtree(runtime, ignore_errors=True)
+            remove_runtime(Path(runtime))
         os._exit(1)
 
     threading.Thread(target=wait, name="lifeline", daemon=True).start()

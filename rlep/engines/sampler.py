@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import math
 import os
-import shutil
 from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,12 +18,10 @@ import numpy as np
 
 from rlep.engines.crossing import Crossing, token_versions
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY
+from rlep.engines.rest import Rest
+from rlep.engines.runtime import remove_runtime
 from rlep.engines.sampler_requests import engine_errors, finish_reason, sample, score
-from rlep.engines.sampler_setup import (
-    SamplerOptions,
-    engine_arguments,
-    prepare_environment,
-)
+from rlep.engines.sampler_setup import SamplerOptions, prepare_environment, start_engine
 from rlep.engines.segment import (
     Group,
     Publication,
@@ -80,6 +77,7 @@ class Sampler:
         self._samples: set[asyncio.Task[Any]] = set()
         self._scores: set[asyncio.Task[Any]] = set()
         self._loading = asyncio.Lock()
+        self._rest = Rest()
         self._crossing = Crossing() if options.on_update != "wait" else None
 
     async def start(self, deadline_s: float) -> None:
@@ -96,7 +94,7 @@ class Sampler:
             # Both block, so in threads. Imported apart, because errors that vLLM keeps from its import keep the frames
             # of that time, and the engine must not be in one of them.
             await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
-            self._engine = await asyncio.to_thread(_start_engine, self._model, self._options)
+            self._engine = await asyncio.to_thread(start_engine, self._model, self._options)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
@@ -183,7 +181,8 @@ class Sampler:
                 # Without its cache a response that goes on is read again under the new weights.
                 await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
                 try:
-                    await self._transfer(engine, publication)
+                    async with self._rest.waking(engine):
+                        await self._transfer(engine, publication)
                 except Exception as error:
                     if engine.errored:
                         raise
@@ -192,6 +191,19 @@ class Sampler:
                     ) from error
                 await engine.resume_generation()
             self._loaded = publication.version
+
+    async def sleep(self) -> None:
+        """Let go of the device's memory. Until weights are loaded and confirmed again nothing is served.
+
+        Running ``generate`` calls are waited for. On CPU the memory stays. Raises ``ActorLost`` when the engine died.
+        """
+        async with self._loading:
+            self.policy_version = self._loaded = None
+            self._pristine = False
+            while self._samples:
+                await asyncio.wait(self._samples)
+            with engine_errors():
+                await self._rest.fall_asleep(self._running())
 
     async def confirm(self, publication: Publication) -> float:
         """The handshake: serve the loaded version if its log-probs of the probes are the learner's.
@@ -260,7 +272,7 @@ class Sampler:
             await asyncio.to_thread(engine.engine_core.resources.ctx.destroy, 0)
         runtime = os.environ.get(RUNTIME_DIRECTORY_KEY)
         if runtime:
-            await asyncio.to_thread(shutil.rmtree, runtime, ignore_errors=True)
+            await asyncio.to_thread(remove_runtime, Path(runtime))
 
     def _running(self) -> AsyncLLM:
         if self._engine is None:
@@ -321,12 +333,6 @@ class Sampler:
         await engine.start_weight_update()
         await engine.update_weights(WeightTransferUpdateRequest(update_info(publication)))
         await engine.finish_weight_update(str(publication.version))
-
-
-def _start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(engine_arguments(model, options))
 
 
 def _start(work: Coroutine[Any, Any, Result], running: set[asyncio.Task[Any]], name: str = "") -> asyncio.Task[Result]:

@@ -18,18 +18,19 @@ the ratios hold): one seed per request 1.27 × none; prefix cache on 1.15 × off
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlep.engines.crossing import OnUpdate
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
+from rlep.engines.runtime import list_shared_memory, make_runtime
 from rlep.engines.segment import Transfer
 from rlep.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 
 _SOCKET_PATH_BYTES = 107
@@ -59,11 +60,13 @@ class SamplerOptions:
     block_size: int = 128
     """CPU: tokens per KV cache block. Prompts shorter than a block cannot share theirs."""
     threads: int = 1
-    """CPU: threads of the model's matrix products."""
+    """CPU: threads of the model's matrix products, shared out to the workers."""
     gpu_memory_utilization: float = 0.9
     """GPU: share of the device's memory for weights and KV cache."""
     tensor_parallel: int = 1
-    """Workers that share the model; more than one only on GPU."""
+    """Workers that share the model, on CPU too."""
+    sleeps: bool = False
+    """GPU: built so that ``Sampler.sleep`` frees the memory of weights and KV cache."""
     enforce_eager: bool = False
     """GPU: no CUDA graphs and no compilation. CPU engines are always eager."""
     seed: int = 0
@@ -80,7 +83,7 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
     Raises:
         ConfigError: the directory's path is too long for a Unix socket in it.
     """
-    runtime = Path(tempfile.mkdtemp(prefix="rlep-sampler-", dir=runtime_parent))
+    runtime = make_runtime(runtime_parent)
     if len(os.fsencode(runtime)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES:
         runtime.rmdir()
         raise ConfigError(
@@ -99,7 +102,10 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
         settings |= {
             # Inductor's C++ compile of two sampler helpers takes a minute even in eager mode.
             "TORCH_COMPILE_DISABLE": "1",
-            "OMP_NUM_THREADS": str(options.threads),
+            "OMP_NUM_THREADS": str(max(1, options.threads // options.tensor_parallel)),
+            # Several workers: vLLM would pin each to a NUMA node of its own, or refuse to start without one. Nobody
+            # here knows the other roles' cores, so the number of threads is bounded and the scheduler places them.
+            **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if options.tensor_parallel > 1 else {}),
             # Allows the model inside the engine's process: no third process, no message queue between the two.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Packed matrices of one weight update are given up for those of the next: their pages stay with the process.
@@ -126,7 +132,7 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_model_len, options.max_num_seqs),
         enforce_eager=cpu or options.enforce_eager,
-        kv_cache_memory_bytes=int(options.kv_cache_gib * 2**30) if cpu else None,
+        kv_cache_memory_bytes=int(options.kv_cache_gib * 2**30) // options.tensor_parallel if cpu else None,
         block_size=options.block_size if cpu else None,
         # Without a full block to share, the prefix cache only costs.
         enable_prefix_caching=options.max_model_len > options.block_size if cpu else True,
@@ -135,6 +141,7 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         gpu_memory_utilization=options.gpu_memory_utilization,
         tensor_parallel_size=options.tensor_parallel,
         distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
+        enable_sleep_mode=options.sleeps and not cpu,  # vLLM's CPU worker sleeps without freeing anything
         seed=options.seed,
         disable_log_stats=True,
         logprobs_mode="raw_logprobs",
@@ -144,3 +151,13 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         ),
         additional_config=Lifeline(),
     )
+
+
+def start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:
+    """Start vLLM's processes; blocks until the model is loaded."""
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(engine_arguments(model, options))
+    if options.tensor_parallel > 1:
+        list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
+    return engine

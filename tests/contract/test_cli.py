@@ -167,14 +167,18 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
         ("update.prompts=3", "update.prompts = 3 does not divide rollout.prompts = 2"),
         ("replay.require=true", "replay.require is set but replay.count = 0"),
         ("loss.surrogate=cispo", "dual_clip = 10.0: cispo bounds the ratio itself; set dual_clip to None"),
-        ("generator.tensor_parallel=2", "generator.tensor_parallel = 2 needs generator.gpus"),
+        (
+            "generator.gpus=1,generator.tensor_parallel=2",
+            "generator.tensor_parallel = 2 on GPUs needs generator.gpus = 2",
+        ),
+        ("cluster.placement=colocated,learner.ranks=2", 'cluster.placement = "colocated" with learner.ranks = 2'),
         ("generator.transfer=nccl", 'generator.transfer = "nccl" needs generator.gpus and learner.gpus'),
     ],
 )
 def test_settings_that_cannot_go_together_are_refused(
     command: str, config: str, overrides: list[str], override: str, message: str
 ) -> None:
-    assert mistake(arguments(command, config, [*overrides, override])).startswith(message)
+    assert mistake(arguments(command, config, [*overrides, *override.split(",")])).startswith(message)
 
 
 def test_sft_needs_replays(config: str, overrides: list[str]) -> None:

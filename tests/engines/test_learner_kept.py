@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
+from rlep.algorithms.objective import LossOptions
 from rlep.engines.learner import LearnerRank
 from rlep.engines.options import OptimizerOptions
+from rlep.engines.policy import named_shards
 from rlep.errors import UpdateError
+from rlep.types import Float32Array
 from tests.engines.learner_cases import ragged_batch, write_tiny_model
 from tests.engines.learner_process import run_ranks, same, save_batch, single_ranks, weights_of
 
@@ -92,3 +96,37 @@ def test_two_ranks_keep_their_shards(model: Path, tmp_path: Path) -> None:
     after = run_ranks(tmp_path, model, 2, [("update", paths[0], 0, True), *at_start, *rest], lr=1e-2)
     assert after[1:4] == before[:3]
     assert after[4:] == before[4:]
+
+
+def test_asleep_it_holds_no_memory_and_it_goes_on_to_the_bit(start: Callable[..., LearnerRank], model: Path) -> None:
+    options = {
+        "optimizer": OptimizerOptions(lr=1e-2, warmup=0),
+        "loss": LossOptions(kl_coef=0.1),
+        "reference": model,
+    }
+
+    def trained(*, sleeps: bool) -> tuple[dict[str, Tensor], Float32Array]:
+        learner = start(**options)
+        for rollout, (first, second) in enumerate((SETS[:2], SETS[2:])):
+            for batch in (first, second):
+                old = learner.score(batch, rollout=rollout)
+                learner.update(replace(batch, old_logprobs=old), rollout=rollout, keep=True)
+                if sleeps:
+                    learner.sleep()
+                    assert not sum(tensor.untyped_storage().nbytes() for tensor in held(learner))
+                    learner.wake()
+        return weights_of(learner), learner.score(SETS[0], rollout=1)
+
+    weights, logprobs = trained(sleeps=True)
+    expected, wanted = trained(sleeps=False)
+    assert same(weights, expected)
+    np.testing.assert_array_equal(logprobs, wanted)
+
+
+def held(learner: LearnerRank) -> list[Tensor]:
+    """Weights, moments, the reference's weights, and those kept from before the rollout."""
+    assert learner._reference is not None
+    sharded = [*learner._shards, *named_shards(learner._reference), *learner._optimizer.moments().items()]
+    copies = learner._kept.copies
+    assert len(copies) == len(learner._shards)
+    return [*(tensor.to_local() for _, tensor in sharded), *copies]

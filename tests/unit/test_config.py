@@ -74,9 +74,39 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         load_config([], overrides)
 
 
+COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
+ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["update.stream=fixed"], "update.stream = fixed: it updates while answers are written"),
+        (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it writes answers while"),
+        (["generator.maximum=3"], "generator.maximum = 3: the number of generators is that of"),
+        (["generator.transfer=gloo"], "generator.transfer = gloo: learner and generators never work at the same time"),
+        (
+            ["learner.ranks=2"],
+            "learner.ranks = 2: generator.count = 2 with generator.tensor_parallel = 2 has the devices of 4",
+        ),
+        (["learner.gpus=1"], "generator.gpus = 0 and learner.gpus = 1: a rank has one GPU, and a generator those of"),
+        ([*ON_GPUS, "generator.gpus=1"], "generator.gpus = 1 and learner.gpus = 1: .* set them to 2 and 1"),
+        ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: what a resting learner keeps"),
+        (["generator.label_selector.rlep-role=generator"], "generator.label_selector: it differs from learner"),
+    ],
+)
+def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f'^cluster.placement = "colocated" with .*{message}'):
+        load_config([], [*COLOCATED, *overrides])
+    load_config([], [*COLOCATED, *overrides, "cluster.placement=split"])
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
+        [*COLOCATED],
+        [*COLOCATED, *ON_GPUS, "generator.memory_utilization=0.9"],
+        [*COLOCATED, "learner.label_selector.zone=a", "generator.label_selector.zone=a"],
         ["rollout.fresh=1", "replay.count=1"],  # a group of two
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],

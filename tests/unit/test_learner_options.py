@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlep.cli.compose import learner_options
+from rlep.cli.engine_options import learner_options
 from rlep.errors import ConfigError
 from tests.unit.driver_values import config_of
 

@@ -114,6 +114,29 @@ def test_resources_are_asked_per_actor() -> None:
     ]
 
 
+COLOCATED = ["cluster.placement=colocated", "update.stream=off"]
+
+
+def test_devices_used_in_turns_are_counted_once() -> None:
+    plan = make_plan(load_config([RLEP], COLOCATED), Known())
+    assert [(role.role, role.gpus) for role in plan.roles] == [("generator", 4), ("verifier", 0), ("learner", 4)]
+    assert (plan.cpus, plan.gpus) == (24, 4)  # 16 of generators or learners, 8 of verifiers
+    apart = make_plan(load_config([RLEP]), Known())
+    assert (apart.cpus, apart.gpus) == (40, 8)
+
+
+def test_a_gpu_used_in_turns_needs_the_larger_of_both_and_its_rank_s_state_on_the_host() -> None:
+    memory = plan_memory(load_config([RLEP], COLOCATED), MATH_7B)
+    assert memory.shared is not None
+    assert memory.shared.generate == 73_014_444_032 + 2 * GIB  # 0.85 x 80 GiB
+    assert memory.shared.learn == memory.learner + 2 * GIB
+    assert memory.shared.host == 30_462_466_048  # 16 bytes x parameters / 4 ranks
+    offloaded = plan_memory(load_config([RLEP], [*COLOCATED, "learner.cpu_offload=true"]), MATH_7B).shared
+    assert offloaded is not None
+    assert offloaded.learn == memory.shared.learn - memory.shared.host
+    assert plan_memory(load_config([RLEP]), MATH_7B).shared is None
+
+
 def test_parameters_of_the_paper_s_model() -> None:
     # embedding and head 2 x 152064 x 3584; a layer: q and o 2 x 3584^2, k and v 2 x 3584 x 512, biases 3584 + 2 x 512,
     # MLP 3 x 3584 x 18944, norms 2 x 3584: 233,057,792; x 28; last norm 3584

@@ -1,0 +1,38 @@
+"""A learner's state on the host while generators have its device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, UntypedStorage
+
+
+class Parked:
+    """Moves storages, not tensors: parameters, shards of them and moments stay the same objects, so nobody notices."""
+
+    def __init__(self) -> None:
+        self._parked: list[tuple[UntypedStorage, Tensor]] = []
+        """Emptied storages and their bytes."""
+
+    def park(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        """Free the memory of those tensors that are on ``device``; they must not be used until ``fetch``."""
+        storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == device.type]
+        distinct = {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
+        for storage in distinct.values():
+            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
+            self._parked.append((storage, host.copy_(_bytes(storage))))
+            storage.resize_(0)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def fetch(self) -> None:
+        """Bring everything back, to the bit."""
+        while self._parked:
+            storage, host = self._parked.pop()
+            storage.resize_(host.numel())
+            _bytes(storage).copy_(host)
+
+
+def _bytes(storage: UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]

@@ -1,0 +1,49 @@
+"""The private directory of one sampler's sockets and rendezvous files, and what its workers share in memory.
+
+Tensor-parallel workers talk through files in ``/dev/shm``. When they are killed, with whatever would have removed the
+files (Ray kills all processes of an actor at once), those stay. So the directory lists them, and names its owner: the
+next sampler that gets a directory beside it removes both.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import psutil
+
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only what a sampler's own processes made is removed
+_KINDS = ("psm_*", "vllm_dist_*")
+"""Names that Python and vLLM give such files."""
+_LIST = "shared-memory"
+_PREFIX = f"rlep-sampler-{os.getuid()}-"
+
+
+def make_runtime(parent: Path | None) -> Path:
+    """A new directory of mode 700 below ``parent`` (default: the system's); those beside it with a dead owner are removed."""
+    home = Path(tempfile.gettempdir()) if parent is None else parent
+    for old in home.glob(f"{_PREFIX}*"):
+        owner = old.name.removeprefix(_PREFIX).split("-")[0]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            remove_runtime(old)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
+
+
+def list_shared_memory(runtime: Path) -> None:
+    """Note what this process's descendants share in memory now; called when all of them are up."""
+    mapped: set[str] = set()
+    for process in psutil.Process().children(recursive=True):
+        with open(f"/proc/{process.pid}/maps", encoding="utf-8") as maps:
+            mapped |= {line.split(maxsplit=5)[-1].strip() for line in maps}
+    names = [path.name for kind in _KINDS for path in _SHARED_MEMORY.glob(kind) if str(path) in mapped]
+    (runtime / _LIST).write_text("\n".join(names))
+
+
+def remove_runtime(runtime: Path) -> None:
+    """Remove the directory, and from memory what it lists. Can be repeated."""
+    names = (runtime / _LIST).read_text().split() if (runtime / _LIST).exists() else []
+    for name in names:
+        (_SHARED_MEMORY / Path(name).name).unlink(missing_ok=True)
+    shutil.rmtree(runtime, ignore_errors=True)
