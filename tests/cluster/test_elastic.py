@@ -20,6 +20,7 @@ from rlep.actors.cluster import Cluster
 from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
 from rlep.actors.crew import ActorStatus
 from rlep.actors.generators import Generators
+from rlep.actors.hedging import Hedging
 from rlep.actors.verifiers import Verifiers
 from rlep.cli.compose import read_inputs, stage
 from rlep.errors import ConfigError, PlacementError
@@ -141,6 +142,25 @@ async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_othe
     os.kill(silent, signal.SIGCONT)
     await rollout(cast, "continued")
     assert [event for event, name, _ in cast.happened if name == "generator-1"] == ["actor_started"]
+
+
+async def test_what_a_silent_generator_holds_is_hedged_long_before_its_lease_ends(cast: Cast) -> None:
+    silent, before, queue = await cast.pid("generator-1"), cast.generators.reissued, cast.generators._queue
+    lease_s, queue._lease_s = queue._lease_s, 3600.0
+    queue._hedging = Hedging(3.0)
+    try:
+        async with rollouts(cast, "hedged"):
+            os.kill(silent, signal.SIGSTOP)
+            async with asyncio.timeout(DEADLINE_S):
+                while cast.generators.reissued.won == before.won:  # noqa: ASYNC110 - seen from outside
+                    await asyncio.sleep(0.1)
+    finally:
+        os.kill(silent, signal.SIGCONT)
+        queue._lease_s, queue._hedging = lease_s, Hedging(0)
+    since = cast.generators.reissued - before
+    assert 0 < since.won <= since.hedged
+    assert since.retried == 0
+    await rollout(cast, "continued-hedged")
 
 
 async def test_generators_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
