@@ -30,7 +30,7 @@ END_S = 30.0
 MIB = 2**20
 MARK = "RLEP_SOAK"
 SHARED = Path("/dev/shm")
-KINDS = {  # what a process is, by how its command line begins
+KINDS = {  # what a process is, by a part of its command line; the first that fits
     "ray::GeneratorActor": "generator",
     "VLLM::": "engine",
     "ray::VerifierActor": "verifier",
@@ -38,6 +38,8 @@ KINDS = {  # what a process is, by how its command line begins
     "ray::PoolActor": "pool",
     "ray::ControlActor": "control",
     "ray::": "worker",
+    "rlep.services.verifier.worker": "grader",
+    "multiprocessing.spawn": "starting",
 }
 PROGRAMS = {"raylet": "raylet", "gcs_server": "gcs", "redis-server": "redis", "valkey-server": "redis"}
 
@@ -126,14 +128,14 @@ def kind_of(process: psutil.Process, driver: int) -> str:
     if process.pid == driver:
         return "driver"
     try:
-        words = process.cmdline() or [""]
+        command = process.cmdline() or [""]
         beside = process.pid == os.getppid() or process.ppid() == os.getppid()
     except psutil.Error:
         return ""
     if beside:
         return ""
-    kind = next((kind for begin, kind in KINDS.items() if words[0].startswith(begin)), None)
-    return kind or PROGRAMS.get(Path(words[0].split(" ")[0]).name, "other")
+    kind = next((kind for part, kind in KINDS.items() if part in " ".join(command)), None)
+    return kind or PROGRAMS.get(Path(command[0].split(" ")[0]).name, "other")
 
 
 def held_by(process: psutil.Process) -> tuple[float, int, int] | None:
