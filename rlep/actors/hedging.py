@@ -1,7 +1,11 @@
-"""Which requests take much longer than their fellows, and may be given to a second worker while the first still works."""
+"""Which requests take much longer than their fellows, and may be given to a second worker while the first still works.
+
+Every request has a seed of its own, so both write the same answer, but for a logit that another batch rounds otherwise.
+"""
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -76,7 +80,7 @@ class Hedging:
     def _due(self, worker: str) -> Iterator[tuple[float, str]]:
         """(when it is slow, request): of each job that which another worker has held longest."""
         for group in self._groups.values():
-            others = ((since, one) for one, (holder, since) in group.alone.items() if holder != worker)
-            longest = next(others, None)
-            if longest is not None and group.known:
-                yield longest[0] + self._factor * group.seconds[len(group.seconds) // 2], longest[1]
+            if group.alone and group.known:
+                wait = self._factor * group.seconds[len(group.seconds) // 2]
+                others = ((since + wait, one) for one, (holder, since) in group.alone.items() if holder != worker)
+                yield from itertools.islice(others, 1)

@@ -192,10 +192,10 @@ class WorkQueue:
         """Wait until there is a request that ``worker`` may take."""
         while self._offer(worker) is None:
             self._changed.clear()
-            ends = [end for end, _, _ in list(self._ends)[:1]]
-            ends += [] if (slow := self._hedging.next_slow(worker)) is None else [slow]
+            times = [self._hedging.next_slow(worker), self._ends[0][0] if self._ends else None]
+            until = min((at for at in times if at is not None), default=None)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), min(ends) - self._clock() if ends else None)
+                await asyncio.wait_for(self._changed.wait(), None if until is None else until - self._clock())
 
     def _offer(self, worker: str) -> Entry | None:
         """The next request for ``worker``."""
