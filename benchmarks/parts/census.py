@@ -39,6 +39,7 @@ KINDS = {  # what a process is, by a part of its command line; the first that fi
     "ray::ControlActor": "control",
     "ray::": "worker",
     "rlep.services.verifier.worker": "grader",
+    "log_monitor.py": "log monitor",
     "multiprocessing.spawn": "starting",
 }
 PROGRAMS = {"raylet": "raylet", "gcs_server": "gcs", "redis-server": "redis", "valkey-server": "redis"}
@@ -93,6 +94,7 @@ def census(home: Path, driver: int, named: set[str]) -> dict[str, Any]:
     files = [file for path in there for file in (path, *path.rglob("*"))]
     values |= {"shm.entries": len(there), "shm.mib": (sum(store.values()) + sum(map(bytes_of, files))) / MIB}
     private = Path(json.loads((home / "run" / "contact.json").read_text())["token_file"]).parent
+    values["private.samplers"] = len(list(private.glob("rlep-sampler-*")))
     values["private.files"] = sum("logs" not in path.parts for path in private.rglob("*"))
     values["run.files"] = sum(path.is_file() for path in (home / "run").rglob("*"))
     return values | redis_holds(home / "pool") | inside(home / "inside.jsonl")

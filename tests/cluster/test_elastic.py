@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import pytest_asyncio
+import ray
 
 from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster
@@ -244,3 +245,8 @@ async def test_verifiers_come_hang_die_and_go_while_they_grade(cast: Cast) -> No
     assert names(await cast.do(Drain("verifier-0", 0)), "verifier") == ["verifier-1"]
     enough.set()
     await asyncio.gather(*grading)
+
+
+async def test_a_private_cluster_keeps_no_record_of_all_these_calls(cast: Cast) -> None:
+    await rollout(cast, "recorded")
+    assert ray.timeline() == []
