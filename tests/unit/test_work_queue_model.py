@@ -145,7 +145,8 @@ class QueueModel(RuleBasedStateMachine):
     def complete(self, data: st.DataObject) -> None:
         """Anything that was ever handed out completes, also a second time or after its job was cancelled."""
         held = [(worker, one) for worker, one in self.written if worker in one.holders]
-        worker, one = data.draw(st.sampled_from(held if held and data.draw(st.booleans()) else self.written))
+        late: bool = data.draw(st.booleans())
+        worker, one = data.draw(st.sampled_from(self.written if late or not held else held))
         self.answer(worker, one)
 
     def answer(self, worker: str, one: Wanted) -> None:
