@@ -18,13 +18,10 @@ the ratios hold): one seed per request 1.27 × none; prefix cache on 1.15 × off
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import psutil
 
 from rlep.engines.crossing import OnUpdate
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
@@ -77,13 +74,13 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
     """Set vLLM's environment variables; to be called in the sampler's own process before anything imports vLLM.
 
     Everything vLLM puts on disk for this engine (sockets, rendezvous files) goes into a new private directory below
-    ``runtime_parent`` (default: the system's), which is returned, and removed by ``Sampler.close``, by the engine itself
-    when its owner was killed, or by the next sampler there when both were. Nothing is reported to or fetched from the network.
+    ``runtime_parent`` (default: the system's), which is returned, and removed by ``Sampler.close`` or by the engine
+    itself when its owner was killed. Nothing is reported to or fetched from the network.
 
     Raises:
         ConfigError: the directory's path is too long for a Unix socket in it.
     """
-    runtime = _runtime_directory(runtime_parent or Path(tempfile.gettempdir()))
+    runtime = Path(tempfile.mkdtemp(prefix="rlep-sampler-", dir=runtime_parent))
     if len(os.fsencode(runtime)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES:
         runtime.rmdir()
         raise ConfigError(
@@ -113,15 +110,6 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
     os.environ.update(settings)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
-
-
-def _runtime_directory(parent: Path) -> Path:
-    """A new ``rlep-sampler-<pid>-…``; those of dead processes are removed: Ray kills an engine with its actor."""
-    for old in parent.glob("rlep-sampler-*-*"):
-        owner = old.name.split("-")[2]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"rlep-sampler-{os.getpid()}-", dir=parent))
 
 
 def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:

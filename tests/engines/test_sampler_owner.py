@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -41,20 +40,6 @@ def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         prepare_environment(SamplerOptions(max_model_len=64), deep)
     assert not list(deep.iterdir())
-
-
-@pytest.mark.usefixtures("environment")
-def test_what_an_owner_killed_with_its_engine_left_goes_when_the_next_one_starts() -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    with tempfile.TemporaryDirectory() as home:
-        theirs, ours = Path(home, f"rlep-sampler-{ended.pid}-a"), Path(home, f"rlep-sampler-{os.getpid()}-b")
-        for directory in (theirs, ours):
-            directory.mkdir()
-            (directory / "socket").touch()
-        runtime = prepare_environment(SamplerOptions(max_model_len=64), Path(home))
-        assert set(Path(home).iterdir()) == {ours, runtime}
-        assert runtime.name.startswith(f"rlep-sampler-{os.getpid()}-")
 
 
 async def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
