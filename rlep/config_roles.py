@@ -76,6 +76,8 @@ class GeneratorConfig(ActorConfig):
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
     """A request not answered for this long is given to another free generator too; the first answer counts."""
+    hedge: float = Field(0.0, ge=0)
+    """Where no request waits, one out for so many times the median goes to a second free generator too; 0: none."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:

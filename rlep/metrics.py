@@ -59,6 +59,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/in_flight", "requests", "Requests that generators hold at once; chosen from past steps"),
     Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
+    Metric("rollout/hedged", "requests", "Slow requests given to a second generator too (generator.hedge)"),
+    Metric("rollout/hedges_won", "requests", "Of the hedged ones those that the second generator answered first"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
@@ -273,10 +275,8 @@ class MetricsLog(JsonLines):
 
     def log(self, step: int, metrics: Mapping[str, MetricValue]) -> None:
         """Append the step's line; ValueError for a name not in ``METRICS`` or a step not after the last one."""
-        if step <= self._last_step:
-            raise ValueError(
-                f"{self.path}: step {step} does not follow step {self._last_step}; truncate_from({step}) first"
-            )
+        if step <= (last := self._last_step):
+            raise ValueError(f"{self.path}: step {step} does not follow step {last}; truncate_from({step}) first")
         values: dict[str, Recorded] = {name: _cleaned(name, value) for name, value in metrics.items()}
         lost = sum(v is None for value in values.values() for v in (value if isinstance(value, Sequence) else [value]))
         if lost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -131,6 +131,18 @@ class Reissued:
     """Requests handed out again, because their generator was lost, left, or let their lease end."""
     dropped: int = 0
     """Completions that nobody waited for any more."""
+    hedged: int = 0
+    """Requests given to a second generator, because the first was slow."""
+    won: int = 0
+    """Of those, the ones that the second one answered first."""
+
+    def __add__(self, other: Reissued) -> Reissued:
+        """Both together."""
+        return Reissued(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Reissued) -> Reissued:
+        """What came after ``other``."""
+        return Reissued(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

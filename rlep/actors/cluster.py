@@ -78,6 +78,8 @@ class Cluster:
             log_to_driver=False,
             logging_level="error",
             _temp_dir=str(self.home / "ray"),
+            # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
+            _system_config={"task_events_report_interval_ms": 0},
         )
 
     @property

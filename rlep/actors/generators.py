@@ -43,7 +43,7 @@ class Generators:
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
-        self._queue = WorkQueue(config.lease_s)
+        self._queue = WorkQueue(config.lease_s, hedge=config.hedge)
         self._crew = Crew("generator", lambda name: Worker(name, config.restarts), self._join, self._leave)
         self._weights = EngineWeights(lambda: self._workers, self._span, config)
         self.publish, self.take, self.living = self._weights.publish, self._weights.take, self._weights.living
@@ -59,7 +59,7 @@ class Generators:
     @property
     def reissued(self) -> Reissued:
         """See the port."""
-        return Reissued(self._queue.retried, self._queue.dropped)
+        return self._queue.reissued
 
     async def scale(self, count: int, grace_s: float) -> None:
         """See ``Crew.scale``. Raises ``ConfigError`` where their number is that of the learner's devices."""
@@ -280,10 +280,26 @@ class Generators:
                         if self._queue.finish(worker.name, job, completion):
                             worker.rate.add(len(completion.tokens))
                     worker.room.set()
+                    self._call_off()
         except RayTaskError as error:
             worker.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
             worker.lose(actor, ActorLost(f"{worker.name}: {type(error).__name__}"))
+
+    def _call_off(self) -> None:
+        """Tell who works in vain; one that does not hear it keeps what it holds, and gets nothing in its place."""
+        held = self._queue.in_vain()
+        for worker in self._workers:
+            if worker.name in held and worker.actor is not None:
+                stopping = asyncio.create_task(self._stop(worker, worker.actor, held[worker.name]))
+                self._streams.add(stopping)
+                stopping.add_done_callback(self._streams.discard)
+
+    async def _stop(self, worker: Worker, actor: ActorHandle[Any], requests: list[str]) -> None:
+        with suppress(RlepError, RayError):
+            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.silence_s)
+            self._queue.stopped(worker.name, requests)
+            worker.room.set()
 
     async def _watch(self, worker: Worker, actor: ActorHandle[Any]) -> None:
         """Replace a generator that is silent or whose engine is dead."""

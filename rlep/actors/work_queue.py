@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rlep.types import Completion, Request, Sampling
+from rlep.actors.hedging import Hedging
+from rlep.types import Completion, Reissued, Request, Sampling
 
 
 @dataclass(eq=False, slots=True)
@@ -30,18 +31,24 @@ class Entry:
     job: Job
     request: Request
     leases: dict[str, float] = field(default_factory=dict)
+    hedge: str = ""
+    """Who took it because it was slow; empty if nobody did."""
 
 
 class WorkQueue:
     """First in, first out over all jobs; every request is finished exactly once, however often it was handed out.
 
     A worker holds what it takes until it finishes or loses it. A request whose leases have all ended is offered to the
-    workers that do not hold it; whoever answers first counts.
+    workers that do not hold it; so is, where nothing waits, one that is slow (see ``Hedging``). Whoever answers first counts.
     """
 
-    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read."""
+    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic, *, hedge: float = 0) -> None:
+        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read.
+
+        ``hedge``: so many times the median, and a request is slow; 0: none is.
+        """
         self._lease_s, self._clock = lease_s, clock
+        self._hedging = Hedging(hedge)
         self._pending: deque[Entry] = deque()
         self._late: dict[str, Entry] = {}
         """Requests that are held, but under no lease any more."""
@@ -50,10 +57,9 @@ class WorkQueue:
         self._leased: dict[str, dict[str, Entry]] = {}
         self._open: dict[str, Entry] = {}
         self._changed = asyncio.Event()
-        self.retried = 0
-        """How often a request was handed out again: its worker was lost, left, or let its lease end."""
-        self.dropped = 0
-        """Completions nobody waited for: late duplicates, and those of cancelled jobs."""
+        self._in_vain: dict[str, list[str]] = {}
+        """Worker → requests that it holds and another has answered."""
+        self.reissued = Reissued()
 
     def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> Job:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
@@ -66,21 +72,30 @@ class WorkQueue:
         entries = [Entry(job, request) for request in wanted]
         self._open.update((entry.request.id, entry) for entry in entries)
         self._pending.extend(entries)
+        self._hedging.begin(job, len(wanted))
         self._changed.set()
         return job
 
     def take(self, worker: str, limit: int) -> tuple[Job, list[Request]] | None:
-        """Lease up to ``limit`` requests of one job to ``worker``, those whose lease has ended first; None when none waits."""
+        """Lease up to ``limit`` requests of one job to ``worker``; None when there is none for it.
+
+        Those whose lease has ended come first, then those that wait, then those that are slow.
+        """
         held = self._leased.setdefault(worker, {})
         taken: list[Entry] = []
         while len(taken) < limit and (entry := self._offer(worker)) is not None:
             if taken and entry.job is not taken[0].job:
                 break
-            if self._late.pop(entry.request.id, None) is None:
-                self._pending.popleft()
+            now = self._clock()
+            if self._late.pop(entry.request.id, None) is not None:
+                self._count(retried=1)
+            elif entry.leases:
+                entry.hedge = worker
+                self._count(hedged=1)
             else:
-                self.retried += 1
-            entry.leases[worker] = self._clock() + self._lease_s
+                self._pending.popleft()
+            self._hedging.taken(entry.job, entry.request.id, worker, now)
+            entry.leases[worker] = now + self._lease_s
             self._ends.append((entry.leases[worker], worker, entry))
             held[entry.request.id] = entry
             taken.append(entry)
@@ -94,14 +109,32 @@ class WorkQueue:
             self._release(worker, entry)
         wanted = self._open.get(identity)
         if wanted is None or wanted.job is not job:
-            self.dropped += 1
+            self._count(dropped=1)
             return False
         if entry is not wanted and not wanted.leases:  # given back, and answered after all by whom it was taken from
             self._pending = deque(other for other in self._pending if other is not wanted)
+        if wanted.hedge == worker:
+            self._count(won=1)
+        for other in wanted.leases:
+            self._in_vain.setdefault(other, []).append(identity)
+        if self._hedging.answered(job, identity, worker, self._clock()):
+            self._changed.set()
         self._forget(identity)
         del job.missing[identity]
         job.finished.put_nowait(completion)
         return True
+
+    def in_vain(self) -> dict[str, list[str]]:
+        """Worker → requests that it holds, answered by another since the last call: it may stop."""
+        found, self._in_vain = self._in_vain, {}
+        return found
+
+    def stopped(self, worker: str, identities: Iterable[str]) -> None:
+        """A worker does not work any more on requests that it held in vain."""
+        for identity in identities:
+            entry = self._leased.get(worker, {}).get(identity)
+            if entry is not None and self._open.get(identity) is not entry:
+                self._release(worker, entry)
 
     def give_back(self, worker: str) -> int:
         """Put what a worker leaves behind and nobody else works on at the head of the queue; returns how many."""
@@ -117,12 +150,13 @@ class WorkQueue:
                 self._late.pop(entry.request.id, None)
                 back.append(entry)
         self._pending.extendleft(reversed(back))
-        self.retried += len(back)
+        self._count(retried=len(back))
         self._changed.set()
         return len(back)
 
     def cancel(self, job: Job) -> dict[str, list[str]]:
         """Forget a job; returns who may stop working on what of it, as worker → request ids: those leases are over."""
+        self._hedging.end(job)
         for identity in job.missing:
             self._forget(identity)
         self._pending = deque(entry for entry in self._pending if entry.job is not job)
@@ -158,15 +192,19 @@ class WorkQueue:
         """Wait until there is a request that ``worker`` may take."""
         while self._offer(worker) is None:
             self._changed.clear()
-            next_end = self._ends[0][0] - self._clock() if self._ends else None
+            times = [self._hedging.next_slow(worker), self._ends[0][0] if self._ends else None]
+            until = min((at for at in times if at is not None), default=None)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), next_end)
+                await asyncio.wait_for(self._changed.wait(), None if until is None else until - self._clock())
 
     def _offer(self, worker: str) -> Entry | None:
         """The next request for ``worker``."""
         self._end_leases()
         late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
-        return late or (self._pending[0] if self._pending else None)
+        if late is not None or self._pending:
+            return late or self._pending[0]
+        slow = self._hedging.slow(worker, self._clock())
+        return None if slow is None else self._open[slow]
 
     def _end_leases(self) -> None:
         while self._ends:
@@ -185,6 +223,9 @@ class WorkQueue:
     def _release(self, worker: str, entry: Entry) -> None:
         entry.leases.pop(worker, None)
         self._leased.get(worker, {}).pop(entry.request.id, None)
+
+    def _count(self, *, retried: int = 0, dropped: int = 0, hedged: int = 0, won: int = 0) -> None:
+        self.reissued += Reissued(retried, dropped, hedged, won)
 
     def _forget(self, identity: str) -> None:
         self._open.pop(identity, None)

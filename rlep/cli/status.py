@@ -48,7 +48,8 @@ def backlog(status: RunStatus) -> list[str]:
     for role in status.roles:
         if role.role == "generator":
             again = f"{role.reissued.retried} given out again, {role.reissued.dropped} answers dropped"
-            lines.append(f"requests: {role.backlog} waiting for a generator, {again}")
+            hedged = f", {role.reissued.hedged} hedged, {role.reissued.won} of them won" if role.reissued.hedged else ""
+            lines.append(f"requests: {role.backlog} waiting for a generator, {again}{hedged}")
         elif role.role == "verifier":
             lines.append(f"verdicts: {role.backlog} calls waiting for a verifier")
     return lines

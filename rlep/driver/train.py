@@ -154,10 +154,10 @@ class Training:
         generators = self._run.roles.generators
         before = generators.reissued
         trained = await self._train(number, prompts)
-        again = {
-            "rollout/retried": generators.reissued.retried - before.retried,
-            "rollout/dropped": generators.reissued.dropped - before.dropped,
-        }
+        since = generators.reissued - before
+        again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
+        if self._run.config.generator.hedge:
+            again |= {"rollout/hedged": since.hedged, "rollout/hedges_won": since.won}
         tokens = trained.metrics.get("rollout/tokens")
         if self._in_flight is not None and isinstance(tokens, int):
             self._in_flight.record(number.clock.seconds["step"], tokens)

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import pytest_asyncio
+import ray
 
 from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster
 from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
 from rlep.actors.crew import ActorStatus
 from rlep.actors.generators import Generators
+from rlep.actors.hedging import Hedging
 from rlep.actors.verifiers import Verifiers
 from rlep.cli.compose import read_inputs, stage
 from rlep.errors import ConfigError, PlacementError
@@ -143,6 +145,25 @@ async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_othe
     assert [event for event, name, _ in cast.happened if name == "generator-1"] == ["actor_started"]
 
 
+async def test_what_a_silent_generator_holds_is_hedged_long_before_its_lease_ends(cast: Cast) -> None:
+    silent, before, queue = await cast.pid("generator-1"), cast.generators.reissued, cast.generators._queue
+    lease_s, queue._lease_s = queue._lease_s, 3600.0
+    queue._hedging = Hedging(3.0)
+    try:
+        async with rollouts(cast, "hedged"):
+            os.kill(silent, signal.SIGSTOP)
+            async with asyncio.timeout(DEADLINE_S):
+                while cast.generators.reissued.won == before.won:  # noqa: ASYNC110 - seen from outside
+                    await asyncio.sleep(0.1)
+    finally:
+        os.kill(silent, signal.SIGCONT)
+        queue._lease_s, queue._hedging = lease_s, Hedging(0)
+    since = cast.generators.reissued - before
+    assert 0 < since.won <= since.hedged
+    assert since.retried == 0
+    await rollout(cast, "continued-hedged")
+
+
 async def test_generators_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
     async with rollouts(cast, "shrunk"):
         hung, dead = await cast.pid("generator-1"), await cast.pid("generator-2")
@@ -224,3 +245,8 @@ async def test_verifiers_come_hang_die_and_go_while_they_grade(cast: Cast) -> No
     assert names(await cast.do(Drain("verifier-0", 0)), "verifier") == ["verifier-1"]
     enough.set()
     await asyncio.gather(*grading)
+
+
+async def test_a_private_cluster_keeps_no_record_of_all_these_calls(cast: Cast) -> None:
+    await rollout(cast, "recorded")
+    assert ray.timeline() == []
