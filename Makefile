@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself (quick when nothing changed).
 # PYTHON=python3.12 picks the interpreter, LOCK=cuda the CUDA packages instead of the CPU ones.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test check format bench bench-quickstart lock clean
+.PHONY: help setup setup-dev quickstart test check format bench bench-quickstart bench-soak lock clean
 
 LOCK ?= cpu
 RUN := .venv/bin/python
@@ -36,11 +36,14 @@ format: setup-dev  ## mend what ruff can mend
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-bench: setup-dev  ## every benchmark but the quickstart comparison and those for a GPU
-	@for script in $(filter-out benchmarks/quickstart.py benchmarks/gpu_learner.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+bench: setup-dev  ## every benchmark but the two below and those for a GPU
+	@for script in $(filter-out $(addprefix benchmarks/,quickstart.py soak.py gpu_learner.py),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
 
 bench-quickstart: setup-dev  ## replay against the baseline and the controls, over paired seeds
 	$(RUN) benchmarks/quickstart.py
+
+bench-soak: setup-dev  ## 300 steps while generators and verifiers come, go and are killed: what grows
+	$(RUN) benchmarks/soak.py
 
 lock: setup-dev  ## resolve requirements/*.txt anew
 	scripts/lock.sh
