@@ -1,6 +1,7 @@
 """Tokens per second of 512 answers through actor, queue and stream, against vLLM's own ``LLM.generate`` on one thread each.
 
-Both have the same model, engine arguments, sampling parameters and seeds; the medians of five alternating rounds count, after
+Both have the same model, engine arguments, sampling parameters and seeds; the bare one has vLLM's own scheduler and sampler,
+in its own process beside nothing else, and must give the same number of tokens. The medians of five alternating rounds count, after
 one to warm up. The bare engine lives in a process of its own beside the actor and is idle while the other works. The last
 line is JSON.
 """
@@ -38,9 +39,8 @@ def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
     from vllm.sampling_params import RequestOutputKind
 
     arguments = engine_arguments(config.model.path, options)
-    engine = LLM(
-        **{name: getattr(arguments, name) for name in {one.name for one in fields(EngineArgs)} - {"disable_log_stats"}}
-    )
+    own = {"disable_log_stats", "scheduler_cls"}  # set by LLM; rlep's
+    engine = LLM(**{name: getattr(arguments, name) for name in {one.name for one in fields(EngineArgs)} - own})
     pipe.send("ready")
     while (offset := pipe.recv()) is not None:
         parameters = [

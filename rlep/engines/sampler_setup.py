@@ -142,5 +142,13 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         weight_transfer_config=WeightTransferConfig(
             backend="rlep-segment" if options.transfer == "segment" else "rlep-group"
         ),
+        scheduler_cls=_scheduler(options),
         additional_config=Lifeline(),
     )
+
+
+def _scheduler(options: SamplerOptions) -> str | None:
+    """By name: it is imported where the engine runs. Responses that go on over an update need each token's own version."""
+    if options.on_update == "keep":
+        return None
+    return f"rlep.engines.scheduling.WholeResponses{'' if options.device == 'cpu' else 'Async'}"
