@@ -73,17 +73,14 @@ class _WholeResponses(Scheduler):
         messages = super().update_from_output(scheduler_output, model_runner_output)
         index = model_runner_output.req_id_to_index
         for message in messages.values():
-            whole = []
+            ended = []
             for output in message.outputs:
-                key = output.request_id
-                written = self._written.get(key)
-                if written is not None:
-                    ended = written.add(output, None if rows is None else rows[index[key]])
-                    if ended is None:
-                        continue
-                    output = ended
-                whole.append(output)  # one that failed before its first step has nothing to be put together
-            message.outputs = whole
+                written = self._written.get(output.request_id)
+                if written is None:  # failed before its first step
+                    ended.append(output)
+                elif whole := written.add(output, None if rows is None else rows[index[output.request_id]]):
+                    ended.append(whole)
+            message.outputs = ended
         for key in scheduler_output.finished_req_ids:  # since the step before, aborted ones too
             self._written.pop(key, None)
         return {
