@@ -96,9 +96,9 @@ class Sampler:
             # Both block, so in threads. Imported apart, because errors that vLLM keeps from its import keep the frames
             # of that time, and the engine must not be in one of them.
             await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
-            self._engine = await asyncio.to_thread(_start_engine, self._model, self._options)
+            engine = self._engine = await asyncio.to_thread(_start_engine, self._model, self._options)
             with engine_errors():
-                await self._engine.collective_rpc("draw_ahead")
+                await engine.collective_rpc("draw_ahead")
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
