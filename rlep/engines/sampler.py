@@ -96,7 +96,8 @@ class Sampler:
             # Both block, so in threads. Imported apart, because errors that vLLM keeps from its import keep the frames
             # of that time, and the engine must not be in one of them.
             await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
-            engine = self._engine = await asyncio.to_thread(_start_engine, self._model, self._options)
+            engine = await asyncio.to_thread(_start_engine, self._model, self._options)
+            self._engine = engine
             with engine_errors():
                 await engine.collective_rpc("draw_ahead")
         except TimeoutError as error:
