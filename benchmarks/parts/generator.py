@@ -1,8 +1,9 @@
 """Tokens per second of 512 answers through actor, queue and stream, against vLLM's own ``LLM.generate`` on one thread each.
 
-Both have the same model, engine arguments, sampling parameters and seeds; the medians of five alternating rounds count, after
-one to warm up. The bare engine lives in a process of its own beside the actor and is idle while the other works. The last
-line is JSON.
+Both have the same model, engine arguments, sampling parameters and seeds, so they write the same answers; the bare one has
+vLLM's own scheduler and sampler. The medians of five alternating rounds count, after one to warm up. The bare engine lives in a
+process of its own beside the actor and is idle while the other works. ``same_tokens``: tokens of all rounds over the bare one's.
+The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rlep.cli.compose import read_inputs, stage
 from rlep.cli.engine_options import sampler_options
@@ -39,9 +42,8 @@ def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
     from vllm.sampling_params import RequestOutputKind
 
     arguments = engine_arguments(config.model.path, options)
-    engine = LLM(
-        **{name: getattr(arguments, name) for name in {one.name for one in fields(EngineArgs)} - {"disable_log_stats"}}
-    )
+    own = {"disable_log_stats", "scheduler_cls"}  # set by LLM; rlep's
+    engine = LLM(**{name: getattr(arguments, name) for name in {one.name for one in fields(EngineArgs)} - own})
     pipe.send("ready")
     while (offset := pipe.recv()) is not None:
         parameters = [
@@ -82,6 +84,7 @@ async def measure(config: Config) -> dict[str, Any]:
     there.close()
     ours: list[float] = []
     theirs: list[float] = []
+    counted = np.zeros(2)
     async with stage(config) as actors:
         generators = actors.generators(base_version=0)
         await actors.started()
@@ -100,6 +103,7 @@ async def measure(config: Config) -> dict[str, Any]:
             here.send(offset)
             written, seconds = await asyncio.to_thread(received, here)
             theirs.append(written / seconds)
+            counted += (tokens, written)
     here.send(None)
     process.join()
     through, alone = statistics.median(ours[1:]), statistics.median(theirs[1:])
@@ -107,6 +111,7 @@ async def measure(config: Config) -> dict[str, Any]:
         "generator_over_bare_vllm": round(through / alone, 3),
         "generator_tokens_per_s": round(through),
         "bare_vllm_tokens_per_s": round(alone),
+        "same_tokens": round(counted[0] / counted[1], 6),
     }
 
 

@@ -91,17 +91,18 @@ class Sampler:
         self._expected = checkpoint_layout(self._model)
         os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(deadline_s))
         try:
-            # Both block, so in threads. Imported apart, because errors that vLLM keeps from its import keep the frames
-            # of that time, and the engine must not be in one of them.
+            # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
             await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
-            self._engine = await asyncio.to_thread(start_engine, self._model, self._options)
+            self._engine = engine = await asyncio.to_thread(start_engine, self._model, self._options)
+            with engine_errors():
+                await engine.collective_rpc("draw_ahead", timeout=deadline_s)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
             raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
-        if getattr(self._running().model_config.hf_config, "tie_word_embeddings", False):
+        if getattr(engine.model_config.hf_config, "tie_word_embeddings", False):
             self._expected.pop(_TIED_HEAD, None)
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:

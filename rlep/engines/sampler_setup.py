@@ -11,8 +11,9 @@ the same, one seed per request (used here)      14.6     8,300-11,200  1,190
 the same, requests with n = 8                   12.5     11,400-13,000 1,190
 ==============================================  =======  ============  =====
 
-Nearly all of it is vLLM's Python work per token and request. CPU seconds per 40,960 tokens (busy machine, so only
-the ratios hold): one seed per request 1.27 × none; prefix cache on 1.15 × off; blocks of 32 tokens 1.15 × 128.
+Nearly all of it is vLLM's Python work per token and request, measured before ``scheduling`` and ``draws`` took a third of it
+away. CPU seconds per 40,960 tokens (busy machine, so only the ratios hold): one seed per request 1.27 × none; prefix cache on
+1.15 × off; blocks of 32 tokens 1.15 × 128.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         weight_transfer_config=WeightTransferConfig(
             backend="rlep-segment" if options.transfer == "segment" else "rlep-group"
         ),
+        scheduler_cls=_scheduler(options),
         additional_config=Lifeline(),
     )
 
@@ -161,3 +163,10 @@ def start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:
     if options.tensor_parallel > 1:
         list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
     return engine
+
+
+def _scheduler(options: SamplerOptions) -> str | None:
+    """By name: it is imported where the engine runs. Responses that go on over an update need each token's own version."""
+    if options.on_update == "keep":
+        return None
+    return f"rlep.engines.scheduling.WholeResponses{'' if options.device == 'cpu' else 'Async'}"

@@ -23,6 +23,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlep.engines.broadcast import Link
+from rlep.engines.draws import DrawnAhead
 from rlep.engines.segment import Group, GroupBackend, Segment, TensorSpec, check_segment
 from rlep.errors import WeightSyncError
 
@@ -182,6 +183,7 @@ class WorkerExtension:
 
     _weight_update_active: bool
     vllm_config: VllmConfig
+    model_runner: Any
     weight_transfer_engine: _LayerwiseEngine[Any, Any]
 
     def abandon_weight_update(self) -> None:
@@ -189,6 +191,12 @@ class WorkerExtension:
         with set_current_vllm_config(self.vllm_config):
             self.weight_transfer_engine.abandon()
         self._weight_update_active = False
+
+    def draw_ahead(self) -> None:
+        """Sample on a CPU by ``DrawnAhead``; elsewhere, and on CPUs that vLLM has no kernel for, nothing changes."""
+        sampler = self.model_runner.sampler
+        if sampler.topk_topp_sampler.forward == sampler.topk_topp_sampler.forward_cpu:
+            sampler.topk_topp_sampler = DrawnAhead()
 
 
 WeightTransferEngineFactory.register_engine("rlep-segment", SegmentTransferEngine)

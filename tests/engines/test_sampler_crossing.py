@@ -26,7 +26,7 @@ OPTIONS = SamplerOptions(
     max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=36, max_num_batched_tokens=CONTEXT
 )
 SAMPLING = Sampling(max_tokens=60)
-REQUESTS = 400  # eleven times what the engine holds: whenever the weights change, it is writing
+REQUESTS = 1200  # 33 times what the engine holds: whenever the weights change, it is writing
 
 
 @dataclass
