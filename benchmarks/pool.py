@@ -47,6 +47,7 @@ from rlep.config_roles import ClusterConfig
 from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.codec import encode
 from rlep.services.pool.connection import connect
+from rlep.services.pool.memory import keep_freed_memory
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.redis_process import EmbeddedRedis
 from rlep.services.pool.sample import Sample
@@ -57,8 +58,7 @@ from rlep.types import Float64Array, Int32Array, Int64Array, Provenance, Samplin
 RESULTS = Path(__file__).parent / "results" / "pool.json"
 PROMPTS, MEAN_TOKENS, VOCABULARY, WORDS = 17_000, 830, 151_936, 20_000
 DIFFERENT, ASKED, COUNT, EVERY, INSERTED, BATCH = 4096, 512, 2, 1000, 64, 512
-TOKENIZER, CAP = "0123456789abcdef0123456789abcdef", 100_000
-NOTHING, CACHE_MIB, QUANTILES = 0, 256, (0.1, 0.5, 0.9)
+TOKENIZER, CAP, NOTHING, CACHE_MIB, QUANTILES = "0123456789abcdef0123456789abcdef", 100_000, 0, 256, (0.1, 0.5, 0.9)
 NAMES = [hashlib.blake2b(b"%d" % number, digest_size=16).hexdigest() for number in range(PROMPTS)]
 Work = Callable[[], object]
 Verb = Callable[..., Sample]
@@ -210,6 +210,7 @@ class Bench:
 
         class Holder:
             def __init__(self, url: str, password_file: Path) -> None:
+                keep_freed_memory()  # as the pool's own actor does
                 cache, options = RecordCache(cache_mib << 20), PoolOptions(cap=CAP)
                 self.pool = Pool.open(
                     url, "pool", tokenizer_digest=TOKENIZER, password_file=password_file, options=options, cache=cache

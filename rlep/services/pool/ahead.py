@@ -9,7 +9,7 @@ from typing import Any, Self
 import redis
 from redis.exceptions import RedisError
 
-from rlep.services.pool.connection import Command, Link
+from rlep.services.pool.connection import Command, Link, packed
 
 
 class Ahead:
@@ -38,7 +38,7 @@ class Ahead:
             return
         try:
             self._connection = self._connection or self._pool.get_connection()
-            self._connection.send_packed_command(self._connection.pack_commands(commands))
+            self._connection.send_packed_command([packed(commands)])
         except RedisError:
             self._give_up()
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+import hiredis
 import redis
 from redis import exceptions
 from redis.backoff import NoBackoff
@@ -232,13 +233,18 @@ def until_deadline(what: str, operation: Callable[[], T], *, deadline: float) ->
         pause = min(2 * pause, 0.5)
 
 
+def packed(commands: Sequence[Command]) -> bytes:
+    """Commands as they travel, in one piece; redis-py itself takes twice as long."""
+    return b"".join(map(hiredis.pack_command, commands))
+
+
 def _sent(client: redis.Redis, commands: Sequence[Command]) -> list[Any]:
     """What a pipeline does, in half of its time: redis-py's own looks at every answer in several layers of Python."""
     pool = client.connection_pool
     connection = pool.get_connection()
     answers: list[Any] = []
     try:
-        connection.send_packed_command(connection.pack_commands(commands))
+        connection.send_packed_command([packed(commands)])
         for _ in commands:
             try:
                 answers.append(connection.read_response())

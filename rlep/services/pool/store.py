@@ -307,7 +307,7 @@ class Store:
         return f"rlep:{{{self.name}/{bucket}}}:{kind}"
 
     def _records(self, prompt_id: str) -> str:
-        return self._key(self._bucket(prompt_id), f"q:{prompt_id}")
+        return f"rlep:{{{self.name}/{self._bucket(prompt_id)}}}:q:{prompt_id}"
 
     def _quarantine(self, prompt_id: str) -> str:
         return self._key(self._bucket(prompt_id), f"x:{prompt_id}")
