@@ -50,6 +50,7 @@ def submit_job(
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS", "")
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
+    os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
     client = _client(where)
     job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), working_dir)
     echo(f"submitted {job} to {where}")

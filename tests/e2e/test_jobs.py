@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -36,6 +38,7 @@ class Head:
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """``ray start --head`` with a generated token, on free ports."""
     home = tmp_path_factory.mktemp("head")
+    ray = Path(tempfile.mkdtemp(prefix="rlep-test-head-"))  # short: paths of sockets have at most 107 bytes
     token = home / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
@@ -54,7 +57,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=4"),
         *("--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", "--object-store-memory=200000000"),
         *(f"--{name}={port}" for name, port in ports.items()),
-        f"--temp-dir={os.path.realpath(home)[:60]}",
+        f"--temp-dir={ray}",
     ]
     with (
         (home / "ray.log").open("w") as log,
@@ -70,6 +73,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+            shutil.rmtree(ray, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:
@@ -82,9 +86,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def submit(head: Head, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """``rlep submit``, from this repository as the working directory."""
+    """``rlep submit``, from this repository as the working directory; Ray's own variable names another cluster."""
     prefix = ("submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--")
-    return rlep(*prefix, *arguments, check=check, **head.environment)
+    return rlep(*prefix, *arguments, check=check, **head.environment | {"RAY_ADDRESS": "127.0.0.1:1"})
 
 
 def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: Head, tmp_path: Path) -> None:
