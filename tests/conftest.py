@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -56,12 +57,17 @@ def own_processes() -> list[psutil.Process]:
 def is_own(process: psutil.Process) -> bool:
     """Whether a process carries this test process's mark and is more than multiprocessing's own housekeeping."""
     try:
-        if process.environ().get(OWNER) != os.environ[OWNER] or process.status() == psutil.STATUS_ZOMBIE:
+        if not is_marked(process) or process.status() == psutil.STATUS_ZOMBIE:
             return False
         command = " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
         return False
     return "multiprocessing.resource_tracker" not in command and "multiprocessing.forkserver" not in command
+
+
+def is_marked(process: psutil.Process) -> bool:
+    """Whether a process carries this test process's mark."""
+    return process.environ().get(OWNER) == os.environ[OWNER]
 
 
 def describe(process: psutil.Process) -> str:
@@ -88,16 +94,11 @@ class Sightings(threading.Thread):
     def look(self) -> None:
         """Note the processes begun since the last look."""
         now = set(psutil.pids())
-        self.own |= {pid for pid in now - self._known if psutil.pid_exists(pid) and is_marked(pid)}
+        for pid in now - self._known:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                if is_marked(psutil.Process(pid)):
+                    self.own.add(pid)
         self._known = now
-
-
-def is_marked(pid: int) -> bool:
-    """Whether a process carries this test process's mark."""
-    try:
-        return psutil.Process(pid).environ().get(OWNER) == os.environ[OWNER]
-    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return False
 
 
 def shared_segments() -> set[str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from safetensors import safe_open
 
 from rlep.quickstart.task import build_task
 
@@ -52,3 +53,12 @@ def rlep(*arguments: str | Path, check: bool = True, **environment: str) -> subp
 def options(overrides: list[str]) -> list[str]:
     """``--set`` for each override."""
     return [part for text in overrides for part in ("--set", text)]
+
+
+def contents(home: Path) -> dict[str, bytes]:
+    """Every tensor of a checkpoint: weights, moments, random states. Files may hold them in any order."""
+    found: dict[str, bytes] = {}
+    for path in sorted(home.rglob("*.safetensors")):
+        with safe_open(path, framework="numpy") as file:
+            found |= {f"{path.name}:{name}": file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    return found

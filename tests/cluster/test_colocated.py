@@ -15,7 +15,6 @@ import psutil
 import pytest
 import ray
 import torch
-from safetensors import safe_open
 
 from rlep.actors.cluster import Cluster
 from rlep.actors.colocated import GUEST, Colocated
@@ -35,7 +34,7 @@ from rlep.errors import ConfigError, PlacementError
 from rlep.prompts import PromptSet
 from rlep.settings import load_config
 from rlep.types import Completion, Reissued, Request, Sampling
-from tests.small import BASE, FRESH, PROMPTS, small_task
+from tests.small import BASE, FRESH, PROMPTS, contents, small_task
 
 STEPS = 2
 RANKS = ("generator-0", "learner")
@@ -94,15 +93,6 @@ async def cast_of(actors: Stage, config: Config, prompts: PromptSet, known: dict
     answers = Answers(writers, known)
     run = Run(config, Roles(answers, verifiers), Bars(), "tok", "base", "float32")
     return Cast(actors, generators, answers, Trainers(learner, published, None), run)
-
-
-def contents(home: Path) -> dict[str, bytes]:
-    """Every tensor of a checkpoint: weights, moments, random states."""
-    found: dict[str, bytes] = {}
-    for path in sorted(home.rglob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
-            found |= {f"{path.name}:{name}": file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
-    return found
 
 
 def check_turns(spans: Sequence[Span]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 
 from rlep.actors.generators import Generators
 from rlep.actors.learners import Learners
@@ -23,7 +22,7 @@ from rlep.driver.step import StepOutcome, run_step
 from rlep.prompts import PromptSet
 from rlep.settings import load_config
 from rlep.types import Completion, Float32Array, Reissued, Request, Sampling, SequenceBatch, UpdateOutcome
-from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, small_task
+from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2
 IN_FLIGHT = 6
@@ -117,15 +116,6 @@ class Cast:
         await asyncio.to_thread(home.mkdir)
         await self.learner.save(home)
         await self.learner.written()
-
-
-def contents(home: Path) -> dict[str, bytes]:
-    """Every tensor of a checkpoint: weights, moments, random states. Files may hold them in any order."""
-    found: dict[str, bytes] = {}
-    for path in sorted(home.rglob("*.safetensors")):
-        with safe_open(path, framework="numpy") as file:
-            found |= {f"{path.name}:{name}": file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
-    return found
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
