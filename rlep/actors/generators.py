@@ -82,7 +82,6 @@ class Generators:
         return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
 
     def _status_of(self, worker: Worker) -> ActorStatus:
-        gap = self._cluster.gap(self._config) if self._shared is None else "waits for the learner's devices"
         return ActorStatus(
             worker.name,
             "lost" if worker.spent and worker.state != "leaving" else worker.state,
@@ -90,8 +89,12 @@ class Generators:
             in_flight=self._queue.leased(worker.name),
             tokens_per_second=worker.rate.per_second(),
             restarts=worker.restarts,
-            error=gap if worker.state == "placing" else str(worker.error or ""),
+            error=self._gap() if worker.state == "placing" else str(worker.error or ""),
         )
+
+    def _gap(self) -> str:
+        """What a generator that is not placed yet waits for."""
+        return self._cluster.gap(self._config) if self._shared is None else "waits for the learner's devices"
 
     @property
     def _workers(self) -> list[Worker]:
