@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from rlep.engines.causal import Plan, causal_attention, plan_of
+from rlep.engines.causal import Plan, causal_attention, plan_of, turns_of
 from rlep.errors import ModelError
 from rlep.types import Int64Array
 
@@ -33,8 +33,25 @@ class Layout:
     longest: int
     lengths: Int64Array
     """Of the sequences, ``[S]``, on the host."""
-    plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
-    """By heads, key heads and reach; made by the first layer, for all of them."""
+    _plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
+    _turns: dict[tuple[Plan, float], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def reach(self, window: object) -> int | None:
+        """How many tokens a token sees through a sliding ``window``; None if the window, if it is one, cuts off nothing."""
+        return window if isinstance(window, int) and window < self.longest else None
+
+    def plan(self, heads: int, key_heads: int, window: object) -> Plan:
+        """Made by the first layer, for all of them."""
+        wanted = (heads, key_heads, self.reach(window))
+        if wanted not in self._plans:
+            self._plans[wanted] = plan_of(self.lengths, *wanted, self.positions.device)
+        return self._plans[wanted]
+
+    def turns(self, plan: Plan, rotation: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
+        """``turns_of`` the cosines and sines ``[N, D / 2]``, which are the same in all layers."""
+        if (plan, scale) not in self._turns:
+            self._turns[plan, scale] = turns_of(*rotation, plan, scale)
+        return self._turns[plan, scale]
 
 
 def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
@@ -93,30 +110,15 @@ def packed_attention(
         if settings.get(variant) is not None:
             raise ModelError(f"models with {variant!r} in their attention are not supported by the learner")
     scaling, window = settings.get("scaling"), settings.get("sliding_window")
-    scale = float(scaling) if isinstance(scaling, int | float) else None
-    reach = window if isinstance(window, int) and window < layout.longest else None
+    scale = float(scaling) if isinstance(scaling, int | float) else query.shape[3] ** -0.5
     row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _flash(row, layout, scale, reach), None
-    return attended(row, None, layout, scale, reach).unsqueeze(0), None
+        return _flash(row, layout, scale, layout.reach(window)), None
+    plan = layout.plan(query.shape[1], key.shape[1], window)
+    return causal_attention(torch.cat(row, 1), None, plan, scale).unsqueeze(0), None
 
 
-def attended(
-    row: tuple[Tensor, Tensor, Tensor],
-    rotation: tuple[Tensor, Tensor] | None,
-    layout: Layout,
-    scale: float | None,
-    reach: int | None,
-) -> Tensor:
-    """``causal_attention`` with the layout's plan; a scale of None is 1 / √D."""
-    query, key, _ = row
-    wanted = (query.shape[1], key.shape[1], reach)
-    if wanted not in layout.plans:
-        layout.plans[wanted] = plan_of(layout.lengths, *wanted, query.device)
-    return causal_attention(row, rotation, layout.plans[wanted], query.shape[2] ** -0.5 if scale is None else scale)
-
-
-def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float | None, reach: int | None) -> Tensor:
+def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: int | None) -> Tensor:
     # Imported here: the module loads GPU kernels that a machine without one need not have.
     from torch.nn.attention.varlen import varlen_attn
 

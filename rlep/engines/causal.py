@@ -48,23 +48,33 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Where the heads of a row's tokens go: queries piece after piece ``[B, G, rows]``, keys by ``[sequence, head, length]``."""
+    """Where the heads of a row's tokens go.
+
+    A row is ``[N, H + 2 K, D]``: a token's query, key and value heads. They move into slots of D numbers each: queries
+    piece after piece ``[B, G, rows]``, then keys and after them values by ``[sequence, head, length]``.
+    """
 
     pieces: tuple[_Piece, ...]
+    sources: Tensor
+    """(token, head) of every slot, numbered as in the row; pads repeat their sequence's last token."""
+    places: Tensor
+    """The slot of every (token, head) of the row, ``[N * (H + 2 K)]``."""
     queries: Tensor
-    """(token, head) of every query slot, numbered as in ``[N, H]``; pads repeat their sequence's last token."""
-    query_slots: Tensor
-    """The slot of every (token, head), ``[N * H]``."""
+    """(token, head) of every query slot, numbered as in ``[N, H]``."""
+    query_places: Tensor
+    """The slot of every (token, query head), ``[N * H]``."""
     pads: Tensor
     """Query slots without a token of their own."""
-    keys: Tensor
-    """(token, key head) of every key slot."""
-    key_slots: Tensor
-    """``[N * K]``"""
+    tokens: Tensor
+    """The token of every query and key slot: what rotates it."""
     buckets: tuple[tuple[int, int], ...]
     """Neighbouring sequences whose keys are padded to one length: how many matrices (S * K), and the length."""
+    heads: tuple[int, int]
+    """H and K."""
     reach: int | None
     """How many tokens a token sees, itself included; None is all before it."""
+    later: Tensor
+    """``[rows, rows]`` of the largest piece: minus infinity above the diagonal, else 0."""
 
 
 def plan_of(lengths: Int64Array, heads: int, key_heads: int, reach: int | None, device: torch.device) -> Plan:
@@ -95,17 +105,26 @@ def plan_of(lengths: Int64Array, heads: int, key_heads: int, reach: int | None, 
             real.append(np.broadcast_to((rows < own[:, None])[matrices, None, start:stop], numbers.shape).reshape(-1))
             pieces.append(_Piece(slice(taken, taken + numbers.size), bucket, matrices, start, stop, first))
             taken += numbers.size
-    query_slots, pads = _inverse(np.concatenate(queries), np.concatenate(real))
-    key_slots, _ = _inverse(np.concatenate(keys), np.concatenate(real_keys))
+    query, key = np.concatenate(queries), np.concatenate(keys)
+    query_places, pads = _inverse(query, np.concatenate(real))
+    key_places, _ = _inverse(key, np.concatenate(real_keys))
+    by_token = [taken + key_places.reshape(-1, key_heads), taken + len(key) + key_places.reshape(-1, key_heads)]
+    arrays = {
+        "sources": _sources(query, key, heads, key_heads),
+        "places": np.concatenate([query_places.reshape(-1, heads), *by_token], axis=1).reshape(-1),
+        "queries": query,
+        "query_places": query_places,
+        "pads": pads,
+        "tokens": np.concatenate([query // heads, key // key_heads]),
+    }
+    rows_of = max(piece.stop - piece.start for piece in pieces)
     return Plan(
         tuple(pieces),
-        queries=torch.from_numpy(np.concatenate(queries)).to(device),
-        query_slots=torch.from_numpy(query_slots).to(device),
-        pads=torch.from_numpy(pads).to(device),
-        keys=torch.from_numpy(np.concatenate(keys)).to(device),
-        key_slots=torch.from_numpy(key_slots).to(device),
+        **{name: torch.from_numpy(array).to(device) for name, array in arrays.items()},
         buckets=tuple(buckets),
+        heads=(heads, key_heads),
         reach=reach,
+        later=torch.full((rows_of, rows_of), -torch.inf, device=device).triu_(1),
     )
 
 
@@ -129,6 +148,13 @@ def _cut(lengths: Int64Array, group: int, reach: int | None) -> Iterator[tuple[s
             yield slice(matrix, min(matrix + size, count)), start, stop, first
 
 
+def _sources(queries: Int64Array, keys: Int64Array, heads: int, key_heads: int) -> Int64Array:
+    """Queries numbered as in ``[N, H]``, keys as in ``[N, K]``, and values as keys, all numbered as in ``[N, H + 2 K]``."""
+    width = heads + 2 * key_heads
+    key = keys // key_heads * width + heads + keys % key_heads
+    return np.concatenate([queries // heads * width + queries % heads, key, key + key_heads])
+
+
 def _inverse(indices: Int64Array, real: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Int64Array, Int64Array]:
     """Where each number stands among the real ``indices``, and where the others stand."""
     slots = np.empty(int(real.sum()), dtype=np.int64)
@@ -136,23 +162,34 @@ def _inverse(indices: Int64Array, real: np.ndarray[Any, np.dtype[np.bool_]]) -> 
     return slots, np.flatnonzero(~real)
 
 
-def causal_attention(
-    row: tuple[Tensor, Tensor, Tensor], rotation: tuple[Tensor, Tensor] | None, plan: Plan, scale: float
-) -> Tensor:
+def causal_attention(row: Tensor, turns: tuple[Tensor, Tensor] | None, plan: Plan, scale: float) -> Tensor:
     """Causal attention within each sequence.
 
     Args:
-        row: query ``[N, H, D]``, key and value ``[N, K, D]``.
-        rotation: cosines and sines ``[N, D]`` by which query and key are still to be rotated (rotary embedding), constants.
+        row: query, key and value heads ``[N, H + 2 K, D]``.
+        turns: what ``turns_of`` gives, of the same plan and scale; None if queries and keys need no rotation.
         plan: of the row.
         scale: of the scores.
 
     Returns:
         ``[N, H, D]``
     """
-    cos, sin = rotation or (None, None)
-    result: Tensor = _Causal.apply(*row, cos, sin, plan, scale)
+    result: Tensor = _Causal.apply(row, turns, plan, scale)
     return result
+
+
+def turns_of(cos: Tensor, sin: Tensor, plan: Plan, scale: float) -> tuple[Tensor, Tensor]:
+    """Complex numbers ``[query and key slots, D / 2]`` that rotate a slot's pairs of neighbouring numbers, or gradients back.
+
+    Args:
+        cos: ``[N, D / 2]``, of each pair of a head, at each token (rotary embedding, arXiv 2104.09864).
+        sin: ``[N, D / 2]``
+        plan: of the row.
+        scale: of the scores: queries take it with them.
+    """
+    turns = torch.complex(cos, sin).index_select(0, plan.tokens)
+    turns[: len(plan.queries)] *= scale
+    return turns, turns.conj().resolve_conj()
 
 
 class _Causal(torch.autograd.Function):
@@ -160,68 +197,70 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        query, key, value, cos, sin, plan, scale = given
-        queries = _gathered(query, plan.queries)  # [query slots, D]
-        keys, values = (_gathered(tensor, plan.keys) for tensor in (key, value))  # [key slots, D]
-        if cos is None:
-            queries.mul_(scale)
-        else:
-            _rotate_(queries, cos * scale, sin * scale, plan.queries // query.shape[1])
-            _rotate_(keys, cos, sin, plan.keys // key.shape[1])
-        by_bucket = [_by_bucket(tensor, plan) for tensor in (keys, values)]
+        row, turns, plan, scale = given
+        slots = _heads(row).index_select(0, plan.sources)
+        _turn_(slots, None if turns is None else turns[0], plan, scale)
+        queries, *by_bucket = _parts(slots, plan)
         attended, kept = torch.empty_like(queries), []
         for piece in plan.pieces:
             near_keys, near_values = (_near(tensors, piece) for tensors in by_bucket)
-            block = queries[piece.queries].view(len(near_keys), -1, query.shape[2])
-            probabilities = _probabilities(block, near_keys, piece, plan.reach)
+            block = queries[piece.queries].view(len(near_keys), -1, row.shape[2])
+            probabilities = _probabilities(block, near_keys, piece, plan)
             torch.bmm(probabilities, near_values, out=attended[piece.queries].view_as(block))
-            if any(ctx.needs_input_grad) and _keeps(piece):
+            if ctx.needs_input_grad[0] and _keeps(piece):
                 kept.append(probabilities)
-        ctx.plan, ctx.scale, ctx.shapes = plan, scale, (query.shape, key.shape)
-        ctx.save_for_backward(queries, keys, values, cos, sin, *kept)
-        return attended.index_select(0, plan.query_slots).view(query.shape)
+        ctx.plan, ctx.scale, ctx.shape = plan, scale, row.shape
+        ctx.save_for_backward(slots, None if turns is None else turns[1], *kept)
+        return attended.index_select(0, plan.query_places).view(len(row), plan.heads[0], -1)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        queries, keys, values, cos, sin, *kept = ctx.saved_tensors
-        plan, scale, (shape, key_shape), kept = ctx.plan, ctx.scale, ctx.shapes, iter(kept)
-        above = _gathered(upstream, plan.queries).index_fill_(0, plan.pads, 0.0)
-        grad_queries, grad_keys, grad_values = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(keys)
-        by_bucket = [_by_bucket(tensor, plan) for tensor in (keys, values, grad_keys, grad_values)]
+        slots, turns, *kept = ctx.saved_tensors
+        plan, kept = ctx.plan, iter(kept)
+        above = _heads(upstream).index_select(0, plan.queries).index_fill_(0, plan.pads, 0.0)
+        grads = torch.empty_like(slots)
+        grads[len(plan.queries) :].zero_()
+        queries, *by_bucket = _parts(slots, plan)
+        grad_queries, *grads_by_bucket = _parts(grads, plan)
         for piece in plan.pieces:
-            near_keys, near_values, near_grad_keys, near_grad_values = (_near(tensors, piece) for tensors in by_bucket)
-            of = (len(near_keys), -1, shape[2])
+            near_keys, near_values = (_near(tensors, piece) for tensors in by_bucket)
+            near_grad_keys, near_grad_values = (_near(tensors, piece) for tensors in grads_by_bucket)
+            of = (len(near_keys), -1, slots.shape[1])
             block, above_block = queries[piece.queries].view(of), above[piece.queries].view(of)
-            probabilities = next(kept) if _keeps(piece) else _probabilities(block, near_keys, piece, plan.reach)
+            probabilities = next(kept) if _keeps(piece) else _probabilities(block, near_keys, piece, plan)
             near_grad_values.add_(torch.bmm(probabilities.transpose(1, 2), above_block))
             grad_scores = torch.bmm(above_block, near_values.transpose(1, 2))
-            grad_scores = torch.ops.aten._softmax_backward_data(grad_scores, probabilities, -1, grad_scores.dtype)
+            torch.ops.aten._softmax_backward_data.out(
+                grad_scores, probabilities, -1, grad_scores.dtype, grad_input=grad_scores
+            )
             torch.bmm(grad_scores, near_keys, out=grad_queries[piece.queries].view(of))
             near_grad_keys.add_(torch.bmm(grad_scores.transpose(1, 2), block))
-        if cos is None:
-            grad_queries.mul_(scale)
-        else:
-            _rotate_back_(grad_queries, cos * scale, sin * scale, plan.queries // shape[1])
-            _rotate_back_(grad_keys, cos, sin, plan.keys // key_shape[1])
-        grad_key, grad_value = (
-            grad.index_select(0, plan.key_slots).view(key_shape) for grad in (grad_keys, grad_values)
-        )
-        return grad_queries.index_select(0, plan.query_slots).view(shape), grad_key, grad_value, None, None, None, None
+        _turn_(grads, turns, plan, ctx.scale)
+        return grads.index_select(0, plan.places).view(ctx.shape), None, None, None
 
 
 def _keeps(piece: _Piece) -> bool:
     return piece.stop - piece.first <= _KEPT_KEYS
 
 
-def _gathered(row: Tensor, slots: Tensor) -> Tensor:
-    """``[N, heads, D]`` into slots ``[slots, D]``."""
-    return row.reshape(-1, row.shape[-1]).index_select(0, slots)
+def _heads(row: Tensor) -> Tensor:
+    return row.reshape(-1, row.shape[-1])
 
 
-def _by_bucket(slots: Tensor, plan: Plan) -> list[Tensor]:
-    """Views ``[S * K, length, D]`` of key slots, for each bucket."""
-    parts = slots.split([count * length for count, length in plan.buckets])
-    return [part.view(*bucket, slots.shape[1]) for part, bucket in zip(parts, plan.buckets, strict=True)]
+def _turn_(slots: Tensor, turns: Tensor | None, plan: Plan, scale: float) -> None:
+    """Scale queries, and rotate queries and keys if there are ``turns``, which hold the scale."""
+    if turns is None:
+        slots[: len(plan.queries)].mul_(scale)
+    else:
+        torch.view_as_complex(slots[: len(turns)].unflatten(1, (-1, 2))).mul_(turns)
+
+
+def _parts(slots: Tensor, plan: Plan) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Views: queries ``[query slots, D]``, keys and values ``[S * K, length, D]`` for each bucket."""
+    sizes = [count * length for count, length in plan.buckets]
+    queries, *near = slots.split([len(plan.queries), *sizes, *sizes])
+    shaped = [part.view(*bucket, slots.shape[1]) for part, bucket in zip(near, plan.buckets * 2, strict=True)]
+    return queries, shaped[: len(sizes)], shaped[len(sizes) :]
 
 
 def _near(buckets: list[Tensor], piece: _Piece) -> Tensor:
@@ -229,30 +268,13 @@ def _near(buckets: list[Tensor], piece: _Piece) -> Tensor:
     return buckets[piece.bucket][piece.matrices, piece.first : piece.stop]
 
 
-def _probabilities(block: Tensor, near_keys: Tensor, piece: _Piece, reach: int | None) -> Tensor:
+def _probabilities(block: Tensor, near_keys: Tensor, piece: _Piece, plan: Plan) -> Tensor:
     """``[B, G * rows, keys]``"""
     scores = torch.bmm(block, near_keys.transpose(1, 2))
     rows, reached = piece.stop - piece.start, piece.stop - piece.first
     by_row = scores.view(-1, rows, reached)
-    far = scores.new_full((rows, rows), -torch.inf).triu_(1)
-    by_row[..., reached - rows :].add_(far)
-    if reach is not None and reached > reach:
+    by_row[..., reached - rows :].add_(plan.later[:rows, :rows])
+    if plan.reach is not None and reached > plan.reach:
         before = torch.ones(rows, reached, dtype=torch.bool, device=scores.device)
-        by_row.masked_fill_(before.tril_(reached - rows - reach), -torch.inf)
-    return torch.softmax(scores, -1)
-
-
-def _rotate_(slots: Tensor, cos: Tensor, sin: Tensor, tokens: Tensor) -> None:
-    """(x1 c1 - x2 s1, x2 c2 + x1 s2) of the halves of every head, as transformers' ``apply_rotary_pos_emb``."""
-    cos, sin, plain, half = cos.index_select(0, tokens), sin.index_select(0, tokens), slots.clone(), slots.shape[1] // 2
-    slots.mul_(cos)
-    slots[:, :half].addcmul_(plain[:, half:], sin[:, :half], value=-1)
-    slots[:, half:].addcmul_(plain[:, :half], sin[:, half:])
-
-
-def _rotate_back_(slots: Tensor, cos: Tensor, sin: Tensor, tokens: Tensor) -> None:
-    """The transpose of ``_rotate_``: (g1 c1 + g2 s2, g2 c2 - g1 s1)."""
-    cos, sin, plain, half = cos.index_select(0, tokens), sin.index_select(0, tokens), slots.clone(), slots.shape[1] // 2
-    slots.mul_(cos)
-    slots[:, :half].addcmul_(plain[:, half:], sin[:, half:])
-    slots[:, half:].addcmul_(plain[:, :half], sin[:, :half], value=-1)
+        by_row.masked_fill_(before.tril_(reached - rows - plan.reach), -torch.inf)
+    return torch.softmax(scores, -1, out=scores)

@@ -10,14 +10,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralAttention, MistralRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
 
-from rlep.engines.attention import Layout, attended
+from rlep.engines.attention import Layout
+from rlep.engines.causal import causal_attention
 from rlep.engines.gated import compute_gated_in_blocks
 
 _NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
@@ -65,14 +66,40 @@ def _attention(
     layout: Layout,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Rotates queries and keys while it lays them out for the attention; ``hidden_states [1, N, d]``."""
-    projections = (module.q_proj, module.k_proj, module.v_proj)
-    query, key, value = (project(hidden_states)[0].unflatten(1, (-1, module.head_dim)) for project in projections)
+    """Query, key and value in one product, rotated as complex numbers; ``hidden_states [1, N, d]``.
+
+    The two halves of a query's or key's head, of which transformers makes pairs, are interleaved, so that pairs are neighbours.
+    Scores do not change by that.
+    """
+    projections, size = (module.q_proj, module.k_proj, module.v_proj), module.head_dim
+    weight, bias = (_stacked([getattr(one, name) for one in projections], size) for name in ("weight", "bias"))
+    row = nn.functional.linear(hidden_states[0], weight, bias).unflatten(1, (-1, size))  # [N, H + 2 K, D]
+    key_heads = module.v_proj.out_features // size
+    heads = row.shape[1] - 2 * key_heads
     if isinstance(module, Qwen3Attention):
-        query, key = module.q_norm(query), module.k_norm(key)
+        query, key, value = row.split([heads, key_heads, key_heads], 1)
+        row = torch.cat([_head_norm(module.q_norm, query), _head_norm(module.k_norm, key), value], 1)
     window = module.config.sliding_window if isinstance(module, MistralAttention) else None
-    window = getattr(module, "sliding_window", window)
-    reach = window if isinstance(window, int) and window < layout.longest else None
-    cos, sin = position_embeddings  # [1, N, D]
-    result = attended((query, key, value), (cos[0], sin[0]), layout, module.scaling, reach)  # [N, H, D]
-    return module.o_proj(result.flatten(1).unsqueeze(0)), None
+    plan = layout.plan(heads, key_heads, getattr(module, "sliding_window", window))
+    cos, sin = (part[0, :, : size // 2] for part in position_embeddings)  # [1, N, D], both halves the same
+    attended = causal_attention(row, layout.turns(plan, (cos, sin), module.scaling), plan, module.scaling)  # [N, H, D]
+    return module.o_proj(attended.flatten(1).unsqueeze(0)), None
+
+
+def _stacked(parts: list[Tensor | None], size: int) -> Tensor | None:
+    """Weights or biases of query, key and value projection, heads of ``size`` rows, one after another."""
+    if parts[0] is None or parts[1] is None or parts[2] is None:
+        return None
+    return torch.cat([_interleaved(parts[0], size), _interleaved(parts[1], size), parts[2]])
+
+
+def _interleaved(rows: Tensor, size: int) -> Tensor:
+    """Of each ``size`` rows 0, 1, ... the order 0, size / 2, 1, size / 2 + 1, ..."""
+    return rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _head_norm(module: Any, heads: Tensor) -> Tensor:
+    """Of interleaved heads ``[N, H, D]``."""
+    weight = _interleaved(module.weight, heads.shape[2])
+    result: Tensor = _RootMeanSquare.apply(heads.reshape(-1, heads.shape[2]), weight, module.variance_epsilon)
+    return result.view(heads.shape)

@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlep.engines import causal
-from rlep.engines.causal import causal_attention, plan_of
+from rlep.engines.causal import causal_attention, plan_of, turns_of
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([11, 9, 7, 4, 4, 1], dtype=np.int64)
-Row = tuple[Tensor, Tensor, Tensor]
+HEADS = [(2, 2), (6, 2)]
 
 
 @pytest.fixture(autouse=True, params=[(3, 200, 6), (4, 4, 0), (64, 2**20, 512)])
@@ -23,22 +23,27 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(causal, name, value)
 
 
-def random_row(heads: int, key_heads: int, size: int = 4) -> tuple[Row, tuple[Tensor, Tensor]]:
-    """A row with gradients in float64, and a rotation whose halves differ."""
+def random_row(heads: int, key_heads: int, size: int = 4) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Query, key and value heads with gradients in float64, and a rotation."""
     generator, count = torch.Generator().manual_seed(0), int(LENGTHS.sum())
-    row = [torch.randn(count, n, size, generator=generator).double() for n in (heads, key_heads, key_heads)]
-    angles = torch.randn(count, size, generator=generator).double()
-    query, key, value = (tensor.requires_grad_() for tensor in row)
-    return (query, key, value), (angles.cos(), angles.sin())
+    row = torch.randn(count, heads + 2 * key_heads, size, generator=generator).double()
+    angles = torch.randn(count, size // 2, generator=generator).double()
+    return row.requires_grad_(), (angles.cos(), angles.sin())
 
 
-def plain(row: Row, rotation: tuple[Tensor, Tensor] | None, reach: int | None) -> Tensor:
+def ours(row: Tensor, rotation: tuple[Tensor, Tensor] | None, heads: tuple[int, int], reach: int | None) -> Tensor:
+    plan = plan_of(LENGTHS, *heads, reach, CPU)
+    turns = None if rotation is None else turns_of(*rotation, plan, 0.7)
+    return causal_attention(row, turns, plan, 0.7)
+
+
+def plain(row: Tensor, rotation: tuple[Tensor, Tensor] | None, heads: tuple[int, int], reach: int | None) -> Tensor:
     """Sequence by sequence through torch's own attention with a mask."""
-    query, key, value = row
+    query, key, value = row.split([heads[0], heads[1], heads[1]], 1)
     if rotation is not None:
         cos, sin = (part.unsqueeze(1) for part in rotation)
         query, key = (
-            x * cos + torch.cat([-x[..., x.shape[2] // 2 :], x[..., : x.shape[2] // 2]], dim=2) * sin
+            torch.stack([x[..., ::2] * cos - x[..., 1::2] * sin, x[..., ::2] * sin + x[..., 1::2] * cos], 3).flatten(2)
             for x in (query, key)
         )
     results = []
@@ -52,32 +57,28 @@ def plain(row: Row, rotation: tuple[Tensor, Tensor] | None, reach: int | None) -
 
 
 @pytest.mark.parametrize("reach", [None, 5, 1])
-@pytest.mark.parametrize(("heads", "key_heads"), [(2, 2), (6, 2)])
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("rotated", [False, True])
 def test_values_and_gradients_are_those_of_each_sequence_alone(
-    rotated: bool, heads: int, key_heads: int, reach: int | None
+    rotated: bool, heads: tuple[int, int], reach: int | None
 ) -> None:
-    row, rotation = random_row(heads, key_heads)
+    row, rotation = random_row(*heads)
     chosen = rotation if rotated else None
-    pull = torch.randn(row[0].shape, generator=torch.Generator().manual_seed(1)).double()
-    got = causal_attention(row, chosen, plan_of(LENGTHS, heads, key_heads, reach, CPU), 0.7)
-    wanted = plain(row, chosen, reach)
-    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
-    gradients = [torch.autograd.grad(result, row, pull) for result in (got, wanted)]
+    pull = torch.randn(len(row), heads[0], 4, generator=torch.Generator().manual_seed(1)).double()
+    results = [attention(row, chosen, heads, reach) for attention in (ours, plain)]
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(result, row, pull) for result in results]
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
     row, rotation = random_row(2, 1)
-    plan = plan_of(LENGTHS, 2, 1, 5, CPU)
-    assert torch.autograd.gradcheck(
-        lambda *changed: causal_attention(changed, rotation, plan, 0.7), row, fast_mode=True
-    )
+    assert torch.autograd.gradcheck(lambda changed: ours(changed, rotation, (2, 1), 5), row, fast_mode=True)
 
 
 def test_a_second_backward_pass_gives_the_same_gradients() -> None:
     row, rotation = random_row(2, 1)
-    result = causal_attention(row, rotation, plan_of(LENGTHS, 2, 1, None, CPU), 0.7).square().sum()
+    result = ours(row, rotation, (2, 1), None).square().sum()
     once, twice = (torch.autograd.grad(result, row, retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, once, twice))
 
@@ -93,5 +94,10 @@ def test_keys_are_padded_little_and_queries_hardly(monkeypatch: pytest.MonkeyPat
     assert plan.pads.tolist() == [23, 28, 29]
     assert plan.queries[plan.pads].tolist() == [26, 19, 19]  # the last tokens of the sequences of 7 and 9
     tokens = list(range(int(LENGTHS.sum())))
-    assert plan.queries[plan.query_slots].tolist() == plan.keys[plan.key_slots].tolist() == tokens
-    assert len(plan.keys) == 3 * 11 + 2 * 4 + 1
+    assert plan.queries[plan.query_places].tolist() == tokens
+    # One query, one key and one value head: token t has the numbers 3 t, 3 t + 1 and 3 t + 2 of the row.
+    assert plan.sources[plan.places].tolist() == list(range(3 * len(tokens)))
+    keys = 3 * 11 + 2 * 4 + 1
+    assert len(plan.sources) == len(plan.queries) + 2 * keys
+    assert plan.tokens.tolist() == (plan.sources[: len(plan.queries) + keys] // 3).tolist()
+    assert plan.sources[-keys:].tolist() == (plan.sources[-2 * keys : -keys] + 1).tolist()
