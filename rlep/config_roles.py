@@ -20,9 +20,11 @@ SHARED_UTILIZATION = 0.9
 
 
 class Section(BaseModel):
-    """A part of the tree: frozen, and unknown keys are errors."""
+    """A part of the tree: frozen; unknown keys, NaN and infinity are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ActorConfig(Section):
