@@ -14,6 +14,7 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 SHARED_UTILIZATION = 0.9
 """Most GPU memory for a generator that shares its GPU: a resting learner keeps its CUDA context and NCCL's buffers there."""
