@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from rlep.config_roles import (
     ClusterConfig,
     Count,
+    Decay,
     GeneratorConfig,
     LearnerConfig,
     PoolConfig,
@@ -185,7 +186,7 @@ class UpdateConfig(Section):
     """Update while later groups are written: ``fixed`` has the result of ``off``, ``completion`` takes short answers first."""
     lr: float = Field(1e-6, gt=0)
     """AdamW learning rate."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW moment decays."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay."""

@@ -14,15 +14,18 @@ Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 SHARED_UTILIZATION = 0.9
 """Most GPU memory for a generator that shares its GPU: a resting learner keeps its CUDA context and NCCL's buffers there."""
 
 
 class Section(BaseModel):
-    """A part of the tree: frozen, and unknown keys are errors."""
+    """A part of the tree: frozen; unknown keys, NaN and infinity are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ActorConfig(Section):

@@ -64,7 +64,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
-    Metric("selection/discarded", "groups", "Dynamic sampling: groups dropped because all fresh verdicts were equal"),
+    Metric("selection/discarded", "groups", "Dynamic sampling: groups dropped because all their verdicts were equal"),
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),
     Metric("group/informative", "share", "Groups whose advantages are not all zero"),

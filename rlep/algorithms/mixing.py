@@ -95,10 +95,12 @@ def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, 
 def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool) -> None:
     if trajectory.finish_reason != "stop":
         raise MixingError(f"prompt {prompt.id}: replay {trajectory.content_id} is truncated")
-    if not trajectory.correct and not allow_failed:
+    if not (trajectory.correct or (allow_failed and trajectory.verdict.status == "wrong")):
+        rule = "only correct and wrong ones are replayed"
+        if not allow_failed:
+            rule = "only verified-correct answers are replayed unless failed replays are allowed"
         raise MixingError(
-            f"prompt {prompt.id}: replay {trajectory.content_id} has verdict {trajectory.verdict.status!r},"
-            " only verified-correct answers are replayed unless failed replays are allowed"
+            f"prompt {prompt.id}: replay {trajectory.content_id} has verdict {trajectory.verdict.status!r}, {rule}"
         )
 
 

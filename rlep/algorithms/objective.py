@@ -81,7 +81,10 @@ class LossOptions:
         if not fixed and self.fixed_length is not None:
             raise ConfigError(f"fixed_length = {self.fixed_length} has no effect with aggregation {self.aggregation!r}")
         if self.surrogate == "cispo" and self.dual_clip is not None:
-            raise ConfigError(f"dual_clip = {self.dual_clip}: cispo bounds the ratio itself; set dual_clip to None")
+            raise ConfigError(
+                f"dual_clip = {self.dual_clip}: cispo bounds the ratio itself;"
+                ' set dual_clip to None (loss.dual_clip = "none" in a config)'
+            )
         if self.surrogate == "cispo" and self.level == "sequence":
             raise ConfigError("level = 'sequence': cispo is defined per token; use level 'token' or surrogate 'ppo'")
 
@@ -111,6 +114,8 @@ def sequence_weights(
     S and P count only sequences and prompts with at least one unmasked token.
     """
     counts = np.asarray(token_counts, dtype=np.float64)
+    if groups is not None and np.shape(groups) != counts.shape:
+        raise ValueError(f"groups of shape {np.shape(groups)} for {counts.shape[0]} sequences: must be [S]")
     filled = counts > 0
     total = counts.sum() if token_count is None else float(token_count)
     _check_token_count(counts, options, token_count)
@@ -147,10 +152,7 @@ def high_entropy_mask(entropies: ArrayLike, mask: ArrayLike, fraction: float) ->
 def _prompt_divisors(counts: Float64Array, groups: ArrayLike | None) -> Float64Array:
     if groups is None:
         raise ValueError("aggregation 'prompt-token-mean' needs the group of each sequence: pass groups [S]")
-    ids = np.asarray(groups)
-    if ids.shape != counts.shape:
-        raise ValueError(f"groups of shape {ids.shape} for {counts.shape[0]} sequences: must be [S]")
-    index: Int64Array = np.unique(ids, return_inverse=True)[1]
+    index: Int64Array = np.unique(np.asarray(groups), return_inverse=True)[1]
     tokens = np.bincount(index, weights=counts)  # [P]
     return np.asarray((tokens > 0).sum() * tokens[index], dtype=np.float64)
 
@@ -158,6 +160,8 @@ def _prompt_divisors(counts: Float64Array, groups: ArrayLike | None) -> Float64A
 def _check_token_count(counts: Float64Array, options: LossOptions, token_count: int | None) -> None:
     if token_count is None:
         return
+    if not math.isfinite(token_count):
+        raise ValueError(f"token_count = {token_count}: must be a finite number of tokens")
     if token_count < counts.sum():
         raise ValueError(f"token_count = {token_count}: this call alone has {int(counts.sum())} unmasked tokens")
     if options.aggregation != "token-mean" and token_count != counts.sum():

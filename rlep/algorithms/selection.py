@@ -106,6 +106,8 @@ def select(
     """
     if strategy not in get_args(Strategy):
         raise ConfigError(f"selection strategy {strategy!r}: must be one of {', '.join(get_args(Strategy))}")
+    if count < 0:
+        raise ValueError(f"count = {count}: must not be negative")
     if strategy == "uniform":
         return tuple(draw_uniform([prompt_id], [len(candidates)], count, seed=seed, step=step)[0].tolist())
     state = _states(prompt_keys([prompt_id]), seed, step)

@@ -162,6 +162,9 @@ def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False
         values |= _costs([update.cost for update in applied])
     for source in () if supervised else SOURCES:
         values |= _by_source([update.sources for update in updates], source)
+        if applied and f"ratio/max/{source}" in values:
+            parts = [update.sources.get(f"{source}/loss", 0.0) for update in applied]
+            values[f"loss/part/{source}"] = float(np.mean(parts))
     return values
 
 
@@ -188,7 +191,6 @@ def _by_source(updates: Sequence[Mapping[str, float]], source: str) -> dict[str,
         f"loss/trajectories/{source}": round(sum(row[f"{source}/trajectories"] for row in rows)),
     }
     if rows:
-        values[f"loss/part/{source}"] = sum(row[f"{source}/loss"] for row in rows) / len(updates)
         mass = np.array([row[f"{source}/advantage_mass"] for row in rows])
         values[f"advantage/mass/{source}"] = float((mass * tokens).sum())
         values[f"ratio/max/{source}"] = max(row[f"{source}/ratio_max"] for row in rows)

@@ -166,7 +166,7 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
     [
         ("update.prompts=3", "update.prompts = 3 does not divide rollout.prompts = 2"),
         ("replay.require=true", "replay.require is set but replay.count = 0"),
-        ("loss.surrogate=cispo", "dual_clip = 10.0: cispo bounds the ratio itself; set dual_clip to None"),
+        ("loss.surrogate=cispo", "dual_clip = 10.0: cispo bounds the ratio itself; set dual_clip to None (loss."),
         (
             "generator.gpus=1,generator.tensor_parallel=2",
             "generator.tensor_parallel = 2 on GPUs needs generator.gpus = 2",

@@ -74,6 +74,16 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         load_config([], overrides)
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["reward.correct", "reward.otherwise", "reward.overlong_factor", "advantage.eps", "update.lr", "loss.clip_high"],
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} = {value}: Input should be a finite number"):
+        load_config([], [f"{key}={value}"])
+
+
 COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
 ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -306,6 +307,23 @@ async def test_linear_schedule_lowers_the_replays() -> None:
         groups = [group async for group in mixed_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)]
         assert {len(group.replays) for group in groups} == {replays_at(config, step)}
     assert scene.world.count("sample") == 4
+
+
+def test_the_parts_of_the_loss_add_up_to_it_where_updates_were_skipped() -> None:
+    def update(loss: float, fresh: float, replay: float | None, skipped: str = "") -> UpdateOutcome:
+        sources = {"fresh/tokens": 6.0, "fresh/trajectories": 2.0, "fresh/loss": fresh}
+        sources |= {"fresh/advantage_mass": 1.0, "fresh/ratio_max": 1.0}
+        if replay is not None:
+            sources |= {name.replace("fresh", "replay"): value for name, value in sources.items()}
+            sources["replay/loss"] = replay
+        return UpdateOutcome(loss, 1.0, 0.5, skipped, sources)
+
+    nothing = UpdateOutcome(0.0, 0.0, 0.5, "no tokens", {})
+    torn = update(math.nan, math.nan, math.nan, "non-finite gradient")
+    values = update_metrics([update(0.5, 0.25, 0.25), nothing, update(1.0, 1.0, None), torn])
+    assert values["loss/policy"] == (0.5 + 1.0) / 2
+    assert (values["loss/part/fresh"], values["loss/part/replay"]) == ((0.25 + 1.0) / 2, 0.25 / 2)
+    assert (values["update/count"], values["update/skipped"]) == (2, 2)
 
 
 def test_speed_and_memory_of_updates_by_hand() -> None:

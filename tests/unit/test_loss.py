@@ -218,7 +218,10 @@ def test_advantages_may_differ_from_token_to_token() -> None:
         ({"advantages": torch.tensor([0.0, math.inf])}, r"advantages\[1, 0\] = inf: must be finite"),
         ({"aggregation": "prompt-token-mean"}, "needs the group of each sequence: pass groups"),
         ({"aggregation": "prompt-token-mean", "groups": [1]}, r"groups of shape \(1,\) for 2 sequences"),
+        ({"groups": [1]}, r"groups of shape \(1,\) for 2 sequences"),
         ({"token_count": 5}, "token_count = 5: this call alone has 6 unmasked tokens"),
+        ({"token_count": math.nan}, "token_count = nan: must be a finite number"),
+        ({"token_count": math.inf}, "token_count = inf: must be a finite number"),
         (
             {"token_count": 9, "aggregation": "seq-mean-token-sum"},
             "token_count = 9 cannot normalise a part of 6 tokens under 'seq-mean-token-sum'",

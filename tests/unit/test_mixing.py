@@ -10,7 +10,7 @@ import pytest
 
 from rlep.algorithms.mixing import mix
 from rlep.errors import MixingError, StaleRolloutError
-from rlep.types import Group, Trajectory
+from rlep.types import STATUSES, Group, Status, Trajectory
 from tests.unit.algorithm_values import TOKENIZER, fresh_of, prompt_of, replays_of, trajectory_of
 
 PROMPT = prompt_of()
@@ -118,6 +118,14 @@ def test_failed_replays_may_be_allowed_but_truncated_ones_may_not() -> None:
             [trajectory_of(PROMPT, status="wrong", finish="length")],
             allow_failed_replays=True,
         )
+
+
+@pytest.mark.parametrize("status", sorted({*STATUSES} - {"correct", "wrong"}))
+def test_a_failed_replay_is_one_that_was_found_wrong(status: Status) -> None:
+    with pytest.raises(
+        MixingError, match=rf"prompt {PROMPT.id}: .*has verdict '{status}', only correct and wrong ones"
+    ):
+        mixed(fresh_of(PROMPT, "+-"), [trajectory_of(PROMPT, status=status)], allow_failed_replays=True)
 
 
 def test_a_fresh_rollout_of_another_prompt_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlep.algorithms.selection import (
     Candidate,
     ReplaySchedule,
+    Strategy,
     draw_uniform,
     draw_uniform_keyed,
     prompt_keys,
@@ -221,6 +222,12 @@ def test_a_strategy_without_its_input_is_refused() -> None:
         selected("diverse", bare)
     with pytest.raises(ConfigError, match="strategy 'best': must be one of uniform, shortest, diverse"):
         selected("best")
+
+
+@pytest.mark.parametrize("strategy", get_args(Strategy))
+def test_fewer_than_no_answers_are_refused(strategy: str) -> None:
+    with pytest.raises(ValueError, match="count = -1"):
+        selected(strategy, count=-1)
 
 
 def test_the_digest_of_the_final_reasoning_ignores_what_came_before() -> None:

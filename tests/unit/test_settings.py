@@ -84,6 +84,7 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("run.steps=0", r"run\.steps = 0: Input should be greater than or equal to 1"),
         ("run.steps=many", r"run\.steps = 'many': Input should be a valid integer"),
         ("rollout.top_p=1.5", r"rollout\.top_p = 1\.5: Input should be less than or equal to 1"),
+        ("update.betas=[0.9, 1.0]", r"update\.betas\.1 = 1\.0: Input should be less than 1"),
         ("loss.aggregation=mean", r"loss\.aggregation = 'mean': Input should be 'token-mean'"),
         ("run.name=a b", r"run\.name = 'a b': String should match pattern"),
         ("run=5", r"run is a section with keys, not one value"),
