@@ -26,6 +26,9 @@ from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
+DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""How deep Ray's sockets lie below its directory; a process has at most seven digits."""
+
 CONNECT_S = 10.0
 
 Report = Callable[[str, str, str], None]
@@ -63,7 +66,7 @@ class Cluster:
             except (ConnectionError, ValueError) as error:
                 raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
             return
-        self.home = private_directory("ray")
+        self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -77,7 +80,7 @@ class Cluster:
             include_dashboard=False,
             log_to_driver=False,
             logging_level="error",
-            _temp_dir=str(self.home / "ray"),
+            _temp_dir=str(self.home),
             # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
             _system_config={"task_events_report_interval_ms": 0},
         )
@@ -98,7 +101,7 @@ class Cluster:
             ray.shutdown()
         if self.home is not None:
             if logs is not None:
-                _save_logs(self.home / "ray", logs)
+                _save_logs(self.home, logs)
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
