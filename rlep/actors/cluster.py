@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.utils import get_num_cpus
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
@@ -55,11 +56,10 @@ class Cluster:
 
     def connect(self) -> None:
         """Join the configured cluster or the one of the surrounding Ray job; otherwise start a private one."""
-        joins = self.config.address is not None or "RAY_ADDRESS" in os.environ
+        address = self.config.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        if joins:
-            address = self.config.address or os.environ["RAY_ADDRESS"]
+        if address:
             _check_reachable(address)
             try:
                 ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
@@ -212,6 +212,11 @@ class Cluster:
             if amount > most:
                 return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
         return ""
+
+
+def cores() -> int:
+    """The CPUs that a private cluster has: the machine's, or those that its container may use."""
+    return int(get_num_cpus(override_docker_cpu_warning=True))
 
 
 def _check_reachable(address: str) -> None:
