@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +20,22 @@ from rlep.config import Config
 from rlep.quickstart import workflow
 from rlep.settings import load_config
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_what_the_system_refuses_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "file" / "report")])
     assert result.exit_code == 1
     assert result.stderr == f"error: {tmp_path / 'file' / 'report'}: Not a directory\n"
+
+
+def test_a_terminal_that_cannot_show_everything_is_no_fault(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "rlep", "doctor"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.stderr == b""
+    assert b"      ? set model.path to a Hugging Face directory" in done.stdout.splitlines()
 
 
 def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that_can_be_pasted(
