@@ -167,7 +167,7 @@ class ClusterConfig(Section):
     """The Ray cluster."""
 
     address: str | None = None
-    """``auto`` or ``ray://…`` joins a running cluster; None starts a private one on this machine (inside a Ray job: joins)."""
+    """``auto`` or ``ray://…`` joins a cluster; None starts a private one here (in a Ray job, or with ``RAY_ADDRESS``: joins)."""
     cpus: Positive | None = None
     """Logical CPUs of a private cluster; None takes the machine's."""
     place_deadline_s: Seconds = 60

@@ -21,25 +21,34 @@ def load_config(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> Co
     """The config that ``files`` (later ones win) and ``key=value`` overrides describe.
 
     Raises ``ConfigError`` for a missing or malformed file, an unknown key (with the nearest known one), a value of
-    the wrong kind or range, and settings that contradict each other.
+    the wrong kind or range, and settings that contradict each other; it names the file that holds key or value.
     """
     tree: Tree = {}
+    sources: dict[str, str] = {}
     for file in files:
-        _merge(tree, _read(file))
+        layer = _read(file)
+        try:
+            _refuse_unknown(layer, Config, "")
+        except ConfigError as error:
+            raise ConfigError(f"{file}: {error}") from None
+        _merge(tree, layer)
+        sources |= dict.fromkeys(_flat(layer), f"{file}: ")
     for text in overrides:
-        _merge(tree, _override(text))
-    return parse_config(tree)
+        layer = _override(text)
+        _merge(tree, layer)
+        sources |= dict.fromkeys(_flat(layer), "")
+    return parse_config(tree, sources)
 
 
-def parse_config(tree: Mapping[str, Any]) -> Config:
-    """The config of a plain tree, e.g. a run directory's ``config.json``."""
+def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:
+    """The config of a plain tree, e.g. a run directory's ``config.json``; ``sources`` say where a dotted key is from."""
     _refuse_unknown(tree, Config, "")
     try:
         return Config.model_validate(tree)
     except ConfigError:
         raise
     except ValidationError as error:
-        raise ConfigError("\n".join(_sentence(issue) for issue in error.errors())) from None
+        raise ConfigError("\n".join(_sentence(issue, sources or {}) for issue in error.errors())) from None
 
 
 def dump_config(config: Config) -> str:
@@ -104,11 +113,14 @@ def _fields(annotation: object) -> Iterable[str]:
     return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ()
 
 
-def _sentence(issue: Any) -> str:
-    key = ".".join(str(part) for part in issue["loc"])
-    text = str(issue["msg"]).removeprefix("Value error, ")
+def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
+    parts = [str(part) for part in issue["loc"]]
+    key = ".".join(parts)
+    text = str(issue["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list")
     shown = "" if key == "pool.url" else f" = {issue['input']!r}"  # a URL may hold a password
-    return f"{key}{shown}: {text}" if key else text
+    named = (".".join(parts[:count]) for count in range(len(parts), 0, -1))  # an item of a list: where the list is from
+    source = next((sources[name] for name in named if name in sources), "")
+    return f"{source}{key}{shown}: {text}" if key else text
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

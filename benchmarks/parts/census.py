@@ -94,7 +94,7 @@ def census(home: Path, driver: int, named: set[str]) -> dict[str, Any]:
     files = [file for path in there for file in (path, *path.rglob("*"))]
     values |= {"shm.entries": len(there), "shm.mib": (sum(store.values()) + sum(map(bytes_of, files))) / MIB}
     private = Path(json.loads((home / "run" / "contact.json").read_text())["token_file"]).parent
-    values["private.samplers"] = len(list(private.glob("rlep-sampler-*")))
+    values["private.samplers"] = len(list(private.glob("sampler-*")))
     values["private.files"] = sum("logs" not in path.parts for path in private.rglob("*"))
     values["run.files"] = sum(path.is_file() for path in (home / "run").rglob("*"))
     return values | redis_holds(home / "pool") | inside(home / "inside.jsonl")

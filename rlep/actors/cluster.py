@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.utils import get_num_cpus
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
@@ -25,6 +26,9 @@ from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
+
+DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""How deep Ray's sockets lie below its directory; a process has at most seven digits."""
 
 CONNECT_S = 10.0
 
@@ -52,18 +56,17 @@ class Cluster:
 
     def connect(self) -> None:
         """Join the configured cluster or the one of the surrounding Ray job; otherwise start a private one."""
-        joins = self.config.address is not None or "RAY_ADDRESS" in os.environ
+        address = self.config.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        if joins:
-            address = self.config.address or os.environ["RAY_ADDRESS"]
+        if address:
             _check_reachable(address)
             try:
                 ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError) as error:
                 raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
             return
-        self.home = private_directory("ray")
+        self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
             # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -77,7 +80,7 @@ class Cluster:
             include_dashboard=False,
             log_to_driver=False,
             logging_level="error",
-            _temp_dir=str(self.home / "ray"),
+            _temp_dir=str(self.home),
             # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
             _system_config={"task_events_report_interval_ms": 0},
         )
@@ -98,7 +101,7 @@ class Cluster:
             ray.shutdown()
         if self.home is not None:
             if logs is not None:
-                _save_logs(self.home / "ray", logs)
+                _save_logs(self.home, logs)
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
@@ -209,6 +212,11 @@ class Cluster:
             if amount > most:
                 return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
         return ""
+
+
+def cores() -> int:
+    """The CPUs that a private cluster has: the machine's, or those that its container may use."""
+    return int(get_num_cpus(override_docker_cpu_warning=True))
 
 
 def _check_reachable(address: str) -> None:

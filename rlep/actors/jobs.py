@@ -42,11 +42,13 @@ def submit_job(
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
-        ConfigError: no arguments, or no dashboard address.
+        ConfigError: no arguments, no directory ``working_dir``, or no dashboard address.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
     """
     if not arguments:
         raise ConfigError("nothing to submit: rlep submit -- train CONFIG.toml")
+    if not working_dir.is_dir():
+        raise ConfigError(f"--working-dir {working_dir}: no such directory")
     where = address or os.environ.get("RAY_API_SERVER_ADDRESS", "")
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
@@ -67,6 +69,8 @@ def _client(address: str) -> JobSubmissionClient:
     while True:
         try:
             return JobSubmissionClient(address)
+        except ValueError as error:
+            raise ConfigError(f"{address} is not the address of a dashboard (http://HEAD:8265): {error}") from None
         except ConnectionError as error:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"no Ray dashboard answers at {address}: {error}") from None

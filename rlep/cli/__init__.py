@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -263,5 +265,8 @@ def config_schema() -> None:
 
 
 def main() -> None:
-    """Console entry."""
+    """Console entry. What the terminal's encoding lacks is shown as ``?``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it was closed
+            stream.reconfigure(errors="replace")
     app()

@@ -274,11 +274,13 @@ class Closing(Protocol):
 async def stage(config: Config, report: Report = unreported) -> AsyncIterator[Stage]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    await asyncio.to_thread(cluster.connect)
+    connecting = asyncio.create_task(asyncio.to_thread(cluster.connect))
     logs: Path | None = config.run.directory / "logs"
     try:
+        await asyncio.shield(connecting)
         async with Stage(config, cluster) as entered:
             yield entered
         logs = None
     finally:
+        await asyncio.gather(connecting, return_exceptions=True)  # a thread cannot be interrupted in the middle of it
         await asyncio.to_thread(cluster.close, logs)

@@ -120,6 +120,8 @@ def run_cluster(run: str, address: str | None) -> Cluster:
         raise ConfigError(
             f"no run is going on in {run}: {CONTACT} is not there (it has ended, or its actors are still starting)"
         )
+    if contact is None and Path(run).name != run:
+        raise ConfigError(f"{run}: no such run directory")
     if contact is not None and contact.token_file is not None:
         if contact.host != platform.node():
             raise ConfigError(f"{run} runs on a private cluster of {contact.host}: ask on that machine")

@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 def command_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn rlep's own errors into a message and an exit code; anything else keeps its traceback."""
+    """Turn rlep's own errors, and what the system refuses, into a message and an exit code; all else keeps its traceback."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -27,6 +27,13 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
         except RlepError as error:
             typer.secho(f"error: {error}", fg="red", err=True)
             raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+        except BrokenPipeError:
+            raise  # nobody reads the output any more; the command line ends quietly
+        except OSError as error:
+            if error.strerror is None:  # no answer of the system: somebody's own exception
+                raise
+            typer.secho(f"error: {error.filename or 'the system'}: {error.strerror}", fg="red", err=True)
+            raise typer.Exit(1) from None
         except (KeyboardInterrupt, asyncio.CancelledError):
             typer.echo("interrupted; the same command continues the run", err=True)
             raise typer.Exit(INTERRUPTED) from None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rlep.config import Config
 from rlep.driver.checkpoint import Checkpoints, write_json
@@ -93,7 +94,7 @@ class RunDirectory:
             log.close()
 
     def _check_same(self, config: Config, facts: Facts) -> None:
-        before = json.loads((self.path / "manifest.json").read_text())
+        before = self._read("manifest.json")
         if before["phase"] != facts.phase:
             raise ConfigError(f"{self.path} holds a {before['phase']!r} run; choose another run.directory")
         accepted = config.checkpoint.accept
@@ -101,7 +102,7 @@ class RunDirectory:
         fixed = () if {config.replay.schedule, config.update.schedule} == {"constant"} else ("run.steps:",)
         changed = [
             line
-            for line in differences(parse_config(json.loads((self.path / "config.json").read_text())), config)
+            for line in differences(parse_config(self._read("config.json")), config)
             if not line.startswith(changeable) or line.startswith(fixed)
         ]
         if changed:
@@ -117,10 +118,18 @@ class RunDirectory:
                     "the file behind it has changed" + how_to_accept(name)
                 )
 
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.path / name} is damaged: restore it, or choose another run.directory ({error})"
+            ) from None
+
     def _created(self) -> float:
         if not self.resumed:
             return time.time()
-        return float(json.loads((self.path / "manifest.json").read_text())["created"])
+        return float(self._read("manifest.json")["created"])
 
 
 def how_to_accept(name: str) -> str:

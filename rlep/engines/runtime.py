@@ -18,17 +18,25 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only what a sampler's own proc
 _KINDS = ("psm_*", "vllm_dist_*")
 """Names that Python and vLLM give such files."""
 _LIST = "shared-memory"
-_PREFIX = f"rlep-sampler-{os.getuid()}-"
+_LONGEST_TEMPORARY = 28
+"""Bytes of a directory for temporary files that leave room for sockets, with the longest user and process ids."""
 
 
 def make_runtime(parent: Path | None) -> Path:
-    """A new directory of mode 700 below ``parent`` (default: the system's); those beside it with a dead owner are removed."""
-    home = Path(tempfile.gettempdir()) if parent is None else parent
-    for old in home.glob(f"{_PREFIX}*"):
-        owner = old.name.removeprefix(_PREFIX).split("-")[0]
+    """A new directory of mode 700 below ``parent``; those beside it with a dead owner are removed.
+
+    ``parent`` is this user's own, so a short name does. Without one the directory is in the system's, or in ``/tmp`` where
+    ``TMPDIR`` is too long for sockets.
+    """
+    home, prefix = parent, "sampler-"
+    if home is None:
+        home, prefix = Path(tempfile.gettempdir()), f"rlep-sampler-{os.getuid()}-"
+        home = home if len(os.fsencode(home)) <= _LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108 - private below it
+    for old in home.glob(f"{prefix}*"):
+        owner = old.name.removeprefix(prefix).split("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             remove_runtime(old)
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=home))
 
 
 def list_shared_memory(runtime: Path) -> None:

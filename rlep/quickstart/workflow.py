@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -28,15 +30,15 @@ def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
     )
     common = [
         f"run.seed={seed}",
-        f'model.path="{task.model_dir}"',
-        f'data.train="{task.train}"',
-        f'data.evaluation=["{task.heldout}"]',
-        f'pool.directory="{directory / "pool"}"',
+        f"model.path={_text(task.model_dir)}",
+        f"data.train={_text(task.train)}",
+        f"data.evaluation=[{_text(task.heldout)}]",
+        f"pool.directory={_text(directory / 'pool')}",
         *([] if steps is None else [f"run.steps={steps}"]),
     ]
     runs = [directory / name for name in ("baseline", "collect", "rlep")]
     trained = train(_stage("phase 1: train without replay", "train", "phase1", [*common, _at(runs[0])]))
-    policy = f'model.path="{trained.model}"'
+    policy = f"model.path={_text(trained.model)}"
     collect(
         _stage("collect: its verified answers fill the pool", "collect", "collect", [*common, policy, _at(runs[1])])
     )
@@ -48,13 +50,18 @@ def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
 
 
 def _at(directory: Path) -> str:
-    return f'run.directory="{directory}"'
+    return f"run.directory={_text(directory)}"
+
+
+def _text(path: Path) -> str:
+    """As a TOML string, whatever the path holds."""
+    return json.dumps(str(path), ensure_ascii=False)
 
 
 def _stage(title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
     """Announce a stage as the command that does the same, and read its config."""
     files = [Path(str(CONFIGS / "base.toml")), Path(str(CONFIGS / f"{name}.toml"))]
-    given = " ".join(f"--set {text!r}" if '"' in text else f"--set {text}" for text in overrides)
+    words = ["rlep", command, *map(str, files), *(word for text in overrides for word in ("--set", text))]
     typer.secho(f"\n{title}", bold=True)
-    typer.echo(f"$ rlep {command} {' '.join(str(file) for file in files)} {given}")
+    typer.echo(f"$ {shlex.join(words)}")
     return load_config(files, overrides)

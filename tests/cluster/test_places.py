@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rlep.actors.cluster import DEEPEST_SOCKET
 from rlep.actors.places import private_directory
+from rlep.engines.runtime import make_runtime
 
 
 def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
@@ -32,3 +35,25 @@ def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
     assert living.exists()
     assert other_kind.exists()
     assert made.name.startswith(f"rlep-test-{os.getuid()}-{os.getpid()}-")
+
+
+def test_sockets_have_room_with_the_longest_ids_and_a_long_temporary_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(os, "getuid", lambda: 2**32 - 2)
+    monkeypatch.setattr(os, "getpid", lambda: 2**22)
+    made = private_directory("ray", deepest=DEEPEST_SOCKET)
+    try:
+        plasma = made / "session_2026-11-21_21-50-09_663860_4194304" / "sockets" / "plasma_store"
+        request = make_runtime(made) / "0e37c1a5-5c0b-4d4c-9e5a-4f2f2a5d8f10"
+        assert max(len(str(plasma)), len(str(request))) <= 107
+    finally:
+        shutil.rmtree(made)
+    alone = make_runtime(None)
+    alone.rmdir()
+    assert len(str(alone / request.name)) <= 107
+    kept = private_directory("test")
+    assert kept.parent == deep

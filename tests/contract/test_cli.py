@@ -215,6 +215,16 @@ def test_a_directory_of_another_command_is_not_taken(config: str, overrides: lis
     assert message == f"{held} holds a 'train' run; choose another run.directory"
 
 
+@pytest.mark.parametrize("name", ["manifest.json", "config.json"])
+def test_a_damaged_directory_is_named(config: str, overrides: list[str], held: Path, name: str) -> None:
+    (held / name).write_text("{")
+    result = CliRunner().invoke(app, arguments("train", config, overrides))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"error: {held / name} is damaged: restore it, or choose another run.directory (Expecting"
+    )
+
+
 def test_another_dataset_is_a_fault_of_the_run(config: str, overrides: list[str], held: Path, tmp_path: Path) -> None:
     jsonl(tmp_path / "train.jsonl", ROWS[:3])
     result = CliRunner().invoke(app, arguments("train", config, overrides))

@@ -10,7 +10,9 @@ import ray
 from typer.testing import CliRunner
 
 from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
+from rlep.actors.jobs import submit_job
 from rlep.cli import app
+from rlep.errors import ConfigError
 
 COMMANDS = [["status"], ["top"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
 
@@ -28,6 +30,21 @@ def test_a_run_that_has_ended_is_said(command: list[str], tmp_path: Path) -> Non
     assert refusal(command, tmp_path) == (
         f"no run is going on in {tmp_path}: contact.json is not there (it has ended, or its actors are still starting)"
     )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_path_that_is_no_run_is_not_looked_for_on_a_cluster(command: list[str], tmp_path: Path) -> None:
+    assert refusal(command, tmp_path / "typo") == f"{tmp_path / 'typo'}: no such run directory"
+
+
+def test_a_job_needs_a_working_directory_and_the_address_of_a_dashboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # submitting sets it
+    with pytest.raises(ConfigError, match=r"--working-dir .*/typo: no such directory"):
+        submit_job(["train"], address="http://127.0.0.1:1", working_dir=tmp_path / "typo")
+    with pytest.raises(ConfigError, match="garbage is not the address of a dashboard"):
+        submit_job(["train"], address="garbage", working_dir=tmp_path)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -101,6 +101,25 @@ def test_every_wrong_value_is_named_at_once() -> None:
     assert [line.split(" = ")[0] for line in str(caught.value).splitlines()] == ["run.steps", "update.lr"]
 
 
+def test_the_file_that_holds_a_mistake_is_named(tmp_path: Path) -> None:
+    good = written(tmp_path, "good.toml", "[run]\nsteps = 4\n")
+    key = written(tmp_path, "key.toml", "[run]\nstepz = 4\n")
+    value = written(
+        tmp_path, "value.toml", '[run]\nsteps = "many"\n[data]\nevaluation = "x"\n[update]\nbetas = [0.9, 2]\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config([good, key, good])
+    assert str(caught.value) == f"{key}: unknown key run.stepz; did you mean run.steps?"
+    with pytest.raises(ConfigError) as caught:
+        load_config([value, good], ["update.lr=0"])
+    assert [line.split(" = ")[0] for line in str(caught.value).splitlines()] == [
+        f"{value}: data.evaluation",
+        "update.lr",
+        f"{value}: update.betas.1",
+    ]
+    assert "data.evaluation = 'x': Input should be a list" in str(caught.value)
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config file .*gone\.toml does not exist"):
         load_config([tmp_path / "gone.toml"])

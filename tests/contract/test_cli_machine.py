@@ -1,0 +1,104 @@
+"""What commands make of the machine: paths of any kind, what the system refuses, secrets, an interrupted start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from rlep.cli import app, compose
+from rlep.cli.doctor import findings_of
+from rlep.config import Config
+from rlep.quickstart import workflow
+from rlep.settings import load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_the_system_refuses_is_one_line_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "file" / "report")])
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {tmp_path / 'file' / 'report'}: Not a directory\n"
+
+
+def test_a_terminal_that_cannot_show_everything_is_no_fault(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "rlep", "doctor"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.stderr == b""
+    assert b"      ? set model.path to a Hugging Face directory" in done.stdout.splitlines()
+
+
+def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / 'it\'s a "b" \\c'
+    configs: list[Config] = []
+
+    def ran(config: Config) -> SimpleNamespace:
+        configs.append(config)
+        return SimpleNamespace(model=home / "model")
+
+    monkeypatch.setattr(workflow, "train", ran)
+    monkeypatch.setattr(workflow, "collect", ran)
+    monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html=""))
+    monkeypatch.setattr(workflow, "summary", lambda _: None)
+    monkeypatch.setattr(workflow, "show_summary", lambda _: None)
+    workflow.run(home)
+    assert [config.run.directory for config in configs] == [home / "baseline", home / "collect", home / "rlep"]
+    assert {config.pool.directory for config in configs} == {home / "pool"}
+    printed = [shlex.split(line[2:]) for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
+    for words, config in zip(printed, configs, strict=True):
+        first = words.index("--set")
+        assert load_config([Path(word) for word in words[2:first]], words[first + 1 :: 2]) == config
+
+
+@pytest.mark.parametrize(("mode", "level"), [(0o600, "ok"), (0o644, "note")])
+def test_a_secret_that_a_container_mounts_is_no_fault(
+    mode: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").touch(mode=mode)
+    (tmp_path / "token").chmod(mode)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    found = {finding.what: finding.level for finding in findings_of(Config())}
+    assert found["RAY_AUTH_TOKEN_PATH"] == level
+
+
+async def test_a_start_that_is_interrupted_removes_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    class Slow:
+        def __init__(self, *_: object) -> None: ...
+
+        def connect(self) -> None:
+            begun.set()
+            assert go_on.wait(60)
+            done.append("connected")
+
+        def close(self, _: Path | None) -> None:
+            done.append("closed")
+
+    monkeypatch.setattr(compose, "Cluster", Slow)
+
+    async def enter() -> None:
+        async with compose.stage(Config()):
+            done.append("entered")
+
+    starting = asyncio.create_task(enter())
+    await asyncio.to_thread(begun.wait, 60)
+    starting.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert done == ["connected", "closed"]
