@@ -24,7 +24,7 @@ _BLOCK = 32
 _SHORTEST_SHARE = 0.5
 """Sequences shorter than this share of their bucket's longest start the next bucket; keys are padded within a bucket."""
 
-_PIECE_BYTES = 512 * 2**10
+_PIECE_BYTES = 2**20
 """Of the fp32 scores of one piece."""
 
 _KEPT_KEYS = 512

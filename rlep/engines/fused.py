@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralAttention, MistralRMSNorm
@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNor
 from rlep.engines.attention import Layout
 from rlep.engines.causal import causal_attention
 from rlep.engines.gated import compute_gated_in_blocks
+from rlep.engines.products import linear
 
 _NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
 _ATTENTIONS = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
@@ -73,7 +74,7 @@ def _attention(
     """
     projections, size = (module.q_proj, module.k_proj, module.v_proj), module.head_dim
     weight, bias = (_stacked([getattr(one, name) for one in projections], size) for name in ("weight", "bias"))
-    row = nn.functional.linear(hidden_states[0], weight, bias).unflatten(1, (-1, size))  # [N, H + 2 K, D]
+    row = linear(hidden_states[0], weight, bias).unflatten(1, (-1, size))  # [N, H + 2 K, D]
     key_heads = module.v_proj.out_features // size
     heads = row.shape[1] - 2 * key_heads
     if isinstance(module, Qwen3Attention):
@@ -83,7 +84,7 @@ def _attention(
     plan = layout.plan(heads, key_heads, getattr(module, "sliding_window", window))
     cos, sin = (part[0, :, : size // 2] for part in position_embeddings)  # [1, N, D], both halves the same
     attended = causal_attention(row, layout.turns(plan, (cos, sin), module.scaling), plan, module.scaling)  # [N, H, D]
-    return module.o_proj(attended.flatten(1).unsqueeze(0)), None
+    return linear(attended.flatten(1), module.o_proj.weight, module.o_proj.bias).unsqueeze(0), None
 
 
 def _stacked(parts: list[Tensor | None], size: int) -> Tensor | None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
+from rlep.engines.products import product
+
 _BLOCK_BYTES = 512 * 2**10
 """Of one activation of a block; about four of this size are in use at once, beside the weights."""
 
@@ -38,36 +40,35 @@ class _Gated(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        gated, raised = x.new_empty(len(x), len(gate)), x.new_empty(len(x), len(gate))
-        result = torch.empty_like(x)
-        for rows in _blocks(gated):
-            torch.mm(x[rows], gate.t(), out=gated[rows])
-            torch.mm(x[rows], up.t(), out=raised[rows])
-            torch.mm(nn.functional.silu(gated[rows]).mul_(raised[rows]), down.t(), out=result[rows])
-        ctx.save_for_backward(x, gate, up, down, gated, raised)
+        result, kept = torch.empty_like(x), []
+        for rows in _blocks(x, len(gate)):
+            gated, raised = product(x[rows], gate), product(x[rows], up)
+            result[rows] = product(nn.functional.silu(gated).mul_(raised), down)
+            kept += [gated, raised]
+        ctx.save_for_backward(x, gate, up, down, *kept)
         return result
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # type: ignore[override]
-        x, gate, up, down, gated, raised = ctx.saved_tensors
+        x, gate, up, down, *kept = ctx.saved_tensors
         grad_x = torch.empty_like(x)
         # Transposed, in which shape the library multiplies faster.
         grad_gate, grad_up = (
             torch.zeros_like(weight.t(), memory_format=torch.contiguous_format) for weight in (gate, up)
         )
         grad_down = torch.zeros_like(down)
-        for rows in _blocks(gated):
-            active, above = nn.functional.silu(gated[rows]), upstream[rows]
-            grad_product = above @ down
-            grad_down.addmm_(above.t(), active * raised[rows])
+        for rows, gated, raised in zip(_blocks(x, len(gate)), kept[::2], kept[1::2], strict=True):
+            active, above = nn.functional.silu(gated), upstream[rows]
+            grad_product = product(above, down.t())
+            grad_down.addmm_(above.t(), active * raised)
             grad_raised = active.mul_(grad_product)
-            grad_gated = torch.ops.aten.silu_backward(grad_product.mul_(raised[rows]), gated[rows])
+            grad_gated = torch.ops.aten.silu_backward(grad_product.mul_(raised), gated)
             grad_up.addmm_(x[rows].t(), grad_raised)
             grad_gate.addmm_(x[rows].t(), grad_gated)
-            torch.mm(grad_gated, gate, out=grad_x[rows]).addmm_(grad_raised, up)
+            torch.add(product(grad_gated, gate.t()), product(grad_raised, up.t()), out=grad_x[rows])
         return grad_x, grad_gate.t(), grad_up.t(), grad_down
 
 
-def _blocks(wide: Tensor) -> list[slice]:
-    size = max(1, _BLOCK_BYTES // (wide.element_size() * wide.shape[1]))
-    return [slice(start, start + size) for start in range(0, len(wide), size)]
+def _blocks(x: Tensor, width: int) -> list[slice]:
+    size = max(1, _BLOCK_BYTES // (x.element_size() * width))
+    return [slice(start, start + size) for start in range(0, len(x), size)]

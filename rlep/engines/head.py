@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlep.engines.products import product
+
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """Largest fp32 logits matrix held at once, in bytes, by device; about three of this size live in the backward pass.
 
@@ -16,6 +18,9 @@ products are bound by arithmetic rather than by reading the output embedding aga
 
 _KEPT_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
 """Probabilities of the first rows are kept up to this size; the backward pass computes only the others again."""
+
+_SURE = 1e-30
+"""Of probabilities above it the logarithm is exact enough; fp32 holds smaller ones with fewer digits or not at all."""
 
 _spare: dict[torch.device, Tensor] = {}
 """Memory for what is kept, of the last backward pass: a system takes and clears so large a block slower than it is filled."""
@@ -54,11 +59,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         memory, kept = _memory(weight, count, chunk) if any(ctx.needs_input_grad) else (None, logprobs.new_empty(0))
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
-            logits = (hidden[rows] @ weight.t()).float()  # [C, V]
-            chosen = logits.gather(1, targets[rows].unsqueeze(1)).squeeze(1)
+            logits = product(hidden[rows], weight).float()  # [C, V]
             probs = torch.softmax(logits, 1, out=kept[rows]) if start < len(kept) else logits.softmax(1)
-            normalisers[rows] = logits.amax(1) - probs.amax(1).log()  # the largest probability is 1 / Σ exp(z - max z)
-            logprobs[rows] = chosen - normalisers[rows]
+            chosen, likely = (part.gather(1, targets[rows].unsqueeze(1)).squeeze(1) for part in (logits, probs))
+            sure = bool((likely > _SURE).all())
+            logprobs[rows] = likely.log() if sure else chosen - torch.logsumexp(logits, 1)
+            normalisers[rows] = chosen - logprobs[rows]
             if entropy:
                 entropies[rows] = normalisers[rows] - torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).view(-1)
         ctx.memory = memory
@@ -89,7 +95,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 )
                 grad_logits = probs.mul_(factor).neg_().scatter_add_(1, at, upstream[rows])
             grad_logits = grad_logits.to(hidden.dtype)
-            grad_hidden[rows] = (grad_logits @ weight) * scale
+            grad_hidden[rows] = product(grad_logits, weight.t()) * scale
             _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
         if grads[1] is None and ctx.memory is not None:
             _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
@@ -109,7 +115,7 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
 
 def _log_probs(hidden: Tensor, weight: Tensor, normalisers: Tensor) -> Tensor:
     """fp32 ``[C, V]``"""
-    return (hidden @ weight.t()).float().sub_(normalisers.unsqueeze(1))
+    return product(hidden, weight).float().sub_(normalisers.unsqueeze(1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -57,6 +57,7 @@ class LearnerRank:
         """
         self.options = options
         self._source, self._rank, self._world = model, rank, world_size
+        keep_freed_memory()
         if options.threads:
             torch.set_num_threads(options.threads)
         if options.device == "cuda":
