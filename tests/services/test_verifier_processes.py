@@ -61,7 +61,7 @@ def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no system call filter for this machine")
-@pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal"])
+@pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal", "signal through a descriptor"])
 def test_the_jail_refuses(functions: str, attempt: str) -> None:
     with FunctionVerifier(f"{functions}:escape") as verifier:
         assert statuses(verifier, attempt) == ["correct"]
@@ -145,7 +145,7 @@ def test_a_process_that_cannot_be_started_is_an_error_and_the_next_call_tries_ag
     with monkeypatch.context() as without_python:
         without_python.setattr(sys, "executable", "/no/such/python")
         verifier = Verifier()
-        with pytest.raises(VerifierError, match="no verifier process .* can be started: .*/no/such/python"):
+        with pytest.raises(VerifierError, match=r"no verifier process .* can be started: .*/no/such/python"):
             verifier.grade("x+1", ["\\boxed{1+x}"], [False])
     with verifier:
         assert verifier.grade("x+1", ["\\boxed{1+x}"], [False])[0].status == "correct"
