@@ -35,8 +35,7 @@ class VerifierActor:
 
     def start(self, config: VerifierConfig) -> None:
         """Start the grading processes."""
-        limits = Limits(cpu_seconds=config.cpu_seconds)
-        self._verifier = build_verifier(config.profile, workers=config.workers, limits=limits)
+        self._verifier = build_verifier(config.profile, workers=config.workers, limits=limits_of(config))
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
         """One verdict per text, in order."""
@@ -45,6 +44,11 @@ class VerifierActor:
     def close(self) -> None:
         """End the grading processes."""
         self._verifier.close()
+
+
+def limits_of(config: VerifierConfig) -> Limits:
+    """What one answer may use; a wall-clock limit below its CPU time would be the only one."""
+    return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
 
 
 class Seat:
@@ -155,8 +159,8 @@ class Verifiers:
                 self._freed.set()
 
     async def _call(self, seat: Seat, reference: str, texts: list[str], truncated: list[bool]) -> list[Verdict]:
-        # Each answer may use its CPU deadline, and its process may have to be started again.
-        deadline = 60 + 4 * self._config.cpu_seconds * len(texts)
+        # Each answer, of this call and of one before it, may last until its wall-clock limit.
+        deadline = 60 + limits_of(self._config).wall_seconds * (BATCH + len(texts))
         verdicts: list[Verdict] = await seat.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
         return verdicts
 

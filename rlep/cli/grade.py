@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TextIO
 
 from rlep.cli.progress import Bars
 from rlep.errors import DataError
@@ -13,7 +14,10 @@ from rlep.services.verifier.rows import grade_rows
 
 
 def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None:
-    """Grade a JSONL file; a malformed row is reported in its place. DataError where the file cannot be read."""
+    """Grade a JSONL file; a malformed row is reported in its place.
+
+    Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file.
+    """
     try:
         with file.open("rb") as rows:
             total = sum(1 for _ in rows)
@@ -21,8 +25,8 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8", errors="surrogateescape"))
-        written = sys.stdout if out is None else stack.enter_context(out.open("w", encoding="utf-8"))
         verifier = stack.enter_context(build_verifier(profile, workers=workers))
+        written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(Bars())
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
@@ -30,3 +34,13 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None
                 advance()
         counts = {name: count for name, count in verifier.stats().by_status.items() if count}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+
+
+def _opened(out: Path, file: Path) -> TextIO:
+    """``out``, emptied."""
+    if out.exists() and out.samefile(file):
+        raise DataError(f"--out {out} is the file that is graded; name another")
+    try:
+        return out.open("w", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror}") from None

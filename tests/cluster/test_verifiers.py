@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rlep.actors.verifiers import limits_of
 from rlep.cli.compose import stage
+from rlep.config_roles import VerifierConfig
+from rlep.services.verifier.jail import Limits
 from rlep.settings import load_config
 from rlep.types import Completion, Prompt, Verdict
 from tests.small import BASE, small_task
@@ -41,6 +44,11 @@ async def test_a_verifier_that_dies_at_work_loses_no_answer(tmp_path: Path) -> N
     texts = [rf"\boxed{{x+{i % 7}+{i}-{i}}}" for i in range(COUNT)]
     verdicts = await verdicts_of(tmp_path, "x+3", texts, kill=True)
     assert [verdict.status for verdict in verdicts] == ["correct" if i % 7 == 3 else "wrong" for i in range(COUNT)]
+
+
+def test_the_wall_clock_never_ends_an_answer_that_still_has_cpu_time() -> None:
+    assert limits_of(VerifierConfig()) == Limits(cpu_seconds=1.0, wall_seconds=30.0)
+    assert limits_of(VerifierConfig(cpu_seconds=60)) == Limits(cpu_seconds=60.0, wall_seconds=240.0)
 
 
 async def test_a_run_takes_a_pattern_for_its_profile(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ def engine_alone(reference: str, answer: str) -> bool:
         ("(2,3)", "\\{2,3\\}"),  # kinds of brackets
         ("\\{2,3\\}", "(2,3)"),
         ("2", "2,2"),  # repetition
+        ("2,2", "2"),
+        ("2", "2\\text{ and }2"),
+        ("\\{1,2\\}", "\\{\\{1\\},\\{2\\}\\}"),  # sets of sets
+        ("2^{100}x", "(2^{100}+1)x"),  # digits
+        ("\\pi", "\\pi+10^{-20}"),
         ("y", "y'"),  # what the engine passes over
         ("42", "42_{43}"),
         ("1,3,5,\\ldots", "1,3,5"),
@@ -95,7 +100,8 @@ def spelled(draw: random.Random, value: Fraction) -> str:
     top, bottom = value.numerator, value.denominator
     spellings = [f"\\frac{{{top}}}{{{bottom}}}", f"{top}/{bottom}", f"\\dfrac{{{2 * top}}}{{{2 * bottom}}}"]
     if bottom == 1:
-        spellings += [str(top), f"{top:,}", f"{top}.0", f"{top:,}".replace(",", "{,}")] * 2
+        groups = f"{top:,}"
+        spellings += [str(top), groups, f"{top}.0", groups.replace(",", "{,}"), groups.replace(",", " ")] * 2
     elif set(str(bottom)) <= {"1", "0"}:
         spellings += [f"{float(value)}"] * 2
     return draw.choice(spellings)

@@ -14,6 +14,8 @@ import pytest
 from rlep.errors import ConfigError, VerifierError
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.pool import WorkerPool
+from rlep.services.verifier.supervisor import Job
 from rlep.services.verifier.user_function import FunctionVerifier, source_version
 from rlep.services.verifier.verifier import Verifier
 
@@ -59,7 +61,7 @@ def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no system call filter for this machine")
-@pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal"])
+@pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal", "signal through a descriptor"])
 def test_the_jail_refuses(functions: str, attempt: str) -> None:
     with FunctionVerifier(f"{functions}:escape") as verifier:
         assert statuses(verifier, attempt) == ["correct"]
@@ -121,6 +123,32 @@ def test_no_process_outlives_the_verifier() -> None:
     verifier.close()
     with pytest.raises(VerifierError):
         verifier.grade("x^2-1", ["\\boxed{(x-1)(x+1)}"], [False])
+
+
+def test_a_call_that_meets_the_end_of_the_pool_is_refused_and_does_not_wait() -> None:
+    pool = WorkerPool("math", Limits(), 1)
+
+    class EndsThePool(list[Job]):
+        """Jobs that close the pool while they are being queued."""
+
+        def __len__(self) -> int:
+            pool.close()
+            return super().__len__()
+
+    with pytest.raises(VerifierError, match="closed"):
+        pool.grade(EndsThePool([Job("x+1", "1+x")]))
+
+
+def test_a_process_that_cannot_be_started_is_an_error_and_the_next_call_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as without_python:
+        without_python.setattr(sys, "executable", "/no/such/python")
+        verifier = Verifier()
+        with pytest.raises(VerifierError, match=r"no verifier process .* can be started: .*/no/such/python"):
+            verifier.grade("x+1", ["\\boxed{1+x}"], [False])
+    with verifier:
+        assert verifier.grade("x+1", ["\\boxed{1+x}"], [False])[0].status == "correct"
 
 
 def test_workers_die_with_a_parent_that_is_killed() -> None:

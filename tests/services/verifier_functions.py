@@ -53,6 +53,8 @@ def escape(reference: str, response: str) -> bool:
                 file.write("x")
         elif response == "signal":
             os.kill(os.getppid(), signal.SIGKILL)
+        elif response == "signal through a descriptor":
+            signal.pidfd_send_signal(os.pidfd_open(os.getppid()), signal.SIGKILL)
     except (OSError, RuntimeError):
         return True
     return False

@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from rlep.errors import ConfigError
+from rlep.cli.grade import grade_file
+from rlep.errors import ConfigError, DataError
 from rlep.services.verifier import dapo
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.quantity import Quantity, canonical_unit, disagree, read
@@ -27,6 +29,7 @@ from rlep.types import LATENCY_BOUNDS, Verdict
         ("Answer: \\frac12", "\\frac{1}{2}"),
         ("Answer: 42." + " " * 300, None),
         ("\\boxed{42}", None),
+        ("Answer: $ dollars", None),  # nothing is left of it
     ],
 )
 def test_the_dapo_profile_reads_the_last_answer_near_the_end(text: str, answer: str | None) -> None:
@@ -38,6 +41,14 @@ def test_the_dapo_profile_compares_strings() -> None:
         texts = ["Answer: 34", "Answer: 34.0", "34", "Answer: 35"]
         verdicts = verifier.grade("34", texts, [False] * 4)
     assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer", "wrong"]
+
+
+def test_the_dapo_profile_says_the_same_of_an_answer_whatever_stands_before_it() -> None:
+    with Verifier("dapo") as verifier:
+        pairs = [("\\dots", "Answer: $", False), ("\\dots", "no more", False)]
+        forward = [verdict.status for verdict in verifier.grade_pairs(pairs)]
+        backward = [verdict.status for verdict in verifier.grade_pairs(pairs[::-1])]
+    assert forward == backward == ["no_answer", "no_answer"]
 
 
 def test_exact_match_forgives_case_and_white_space_only() -> None:
@@ -69,7 +80,7 @@ def test_rows_come_back_in_order_with_their_verdicts() -> None:
         "not json",
         "",
         "[1, 2]",
-        json.dumps({"gold": "34"}),
+        json.dumps({"gold": "34", "status": "correct", "path": "fast"}),
         json.dumps({"gold": 34, "response": "Answer: 34", "error": "old"}),
         json.dumps({"gold": "4\ud800", "response": "Answer: \x00"}),
         "[" * 100_000,
@@ -84,6 +95,26 @@ def test_rows_come_back_in_order_with_their_verdicts() -> None:
     assert "JSON" in rows[1]["error"]
     assert rows[3] == {"gold": "34", "error": "no text under response"}
     assert "error" not in rows[4]
+
+
+def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = json.dumps({"gold": "34", "response": "Answer: 34"})
+    file.write_text(row + "\n")
+    (tmp_path / "same.jsonl").symlink_to(file)
+    for out in (file, tmp_path / "same.jsonl"):
+        with pytest.raises(DataError, match="is the file that is graded"):
+            grade_file(file, "dapo", 1, out)
+    assert file.read_text() == row + "\n"
+    older = tmp_path / "older.jsonl"
+    older.write_text("kept")
+    with pytest.raises(ConfigError):
+        grade_file(file, "maths", 1, older)
+    assert older.read_text() == "kept"
+    with pytest.raises(DataError, match=r"no/rows.jsonl cannot be written: No such file or directory"):
+        grade_file(file, "dapo", 1, tmp_path / "no" / "rows.jsonl")
+    grade_file(file, "dapo", 1, older)
+    assert json.loads(older.read_text())["status"] == "correct"
 
 
 def test_truncated_rows_need_a_complete_marker() -> None:

@@ -123,7 +123,7 @@ def _answer_line(text: str, truncated: bool) -> str | None:
 
 def clean(answer: str) -> str:
     """Trim white space, math and markdown delimiters around the whole answer, and a trailing period."""
-    answer = answer.strip()
+    answer = _stripped(answer)
     changed = answer[-1:] in _LAST_OF_WRAPPED and len(answer) <= MAX_ANSWER_CHARS
     while changed and answer:
         changed = False
@@ -135,7 +135,15 @@ def clean(answer: str) -> str:
             inner = answer[len(opening) : -len(closing)]
             wrapped = answer.startswith(opening) and answer.endswith(closing) and len(answer) > len(opening + closing)
             if wrapped and opening not in inner and closing not in inner:
-                answer, changed = inner.strip(), True
+                answer, changed = _stripped(inner), True
+    return answer
+
+
+def _stripped(answer: str) -> str:
+    """Without white space around it, nor the backslash that is left of a control space (``\\ ``) at the end."""
+    answer = answer.strip()
+    if answer.endswith("\\") and not answer.endswith("\\\\"):
+        return answer[:-1].rstrip()
     return answer
 
 

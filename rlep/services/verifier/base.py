@@ -10,7 +10,7 @@ from rlep.services.verifier.pool import WorkerPool
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.types import Verdict
 
-VERSION = "1"
+VERSION = "2"
 """Raised whenever a verdict of rlep's own verifiers may change."""
 
 Pair = tuple[str, str, bool]

@@ -30,9 +30,9 @@ _UNWRAPPED = (
 
 
 def answer_of(text: str) -> str | None:
-    """The normalised answer of a response, or None without an ``Answer:`` near its end."""
+    """The normalised answer of a response, or None without an ``Answer:`` near its end that says something."""
     found = _LINE.findall(text[-_TAIL:])
-    return normalise(found[-1]) if found else None
+    return normalise(found[-1]) or None if found else None
 
 
 def normalise(answer: str) -> str:

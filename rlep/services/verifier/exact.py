@@ -10,8 +10,8 @@ MAX_DIGITS = 4000
 """Longer digit strings are left to the full path, which refuses them; CPython itself stops at 4,300."""
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
-_GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:(?:,|\{,\}|\\,|\\!|\\ | )\d{3})+)(\.\d+)?", re.ASCII)
-_SEPARATORS = re.compile(r"\{,\}|\\[,! ]|[, ]")
+_GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:(?:,|\{,\}|\\,|\\!|\\ |[ \u00a0\u2009\u202f])\d{3})+)(\.\d+)?", re.ASCII)
+_SEPARATORS = re.compile(r"\{,\}|\\[,! ]|[, \u00a0\u2009\u202f]")
 _DECIMAL = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+)", re.ASCII)
 _RATIO = re.compile(r"([+-]?\d+)\s*/\s*(\d+)", re.ASCII)
 _FRAC = re.compile(r"([+-]?)\\[dtc]?frac\s*(?:\{\s*([+-]?\d+)\s*\}\s*\{\s*([+-]?\d+)\s*\}|(\d)\s*(\d))", re.ASCII)

@@ -130,12 +130,14 @@ def _in_order(reading: Reading, other: Reading) -> Reading:
 
 
 def _without_spaces(latex: str) -> str:
-    """Spaces dropped but for those between two letters or digits."""
-    return _SPACES.sub("", latex)
+    """Spaces dropped but for one between two letters or digits."""
+    return _SPACES.sub("", " ".join(latex.split()))
 
 
 def _equal(gold: Reading, target: Reading) -> bool:
     left, right = gold.quantity.body, target.quantity.body
+    if guards.differ_in_unknown(gold.expression, target.expression):
+        return False
     if verify(gold.expression, target.expression, timeout_seconds=None, allow_set_relation_comp=True):
         if guards.is_relation(gold.expression) != guards.is_relation(target.expression):
             wanted, found = _solution_set(gold), _solution_set(target)

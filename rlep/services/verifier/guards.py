@@ -16,14 +16,20 @@ import sympy
 from latex2sympy2_extended.logic import And
 from sympy.core.relational import Relational
 
+_LIMITS = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
 _MAX_BITS = 40_000
 """Larger exact powers are left to numerics."""
 _DIGITS = 40
-_RELATIVE = sympy.Float("1e-12")
+_RELATIVE = sympy.Float("1e-36")
+"""How far two computed values of one number may be apart, relative to it, at that many digits."""
+_RELATIVE_LIMIT = sympy.Float("1e-12")
+"""The same for sums and integrals, which are computed to fewer digits."""
 _RELATIVE_DECIMAL = sympy.Float("1e-6")
 """How far a decimal may be from the irrational number it stands for, relative to that number."""
-_VANISHING = sympy.Float("1e-60")
+_VANISHING = sympy.Float("1e-180")
+"""What is computed for a zero that does not simplify is below this."""
 _UNREAD = re.compile(r"'|\\prime(?![a-zA-Z])|\\[lc]?dots(?![a-zA-Z])|\.\.\.|(?<![\^{\d])\d+[)} ]*_")
+_BETWEEN = re.compile(r"[,;]|\\(?:text|mathrm|mbox)\{\s*(?:and|or)\s*\}")
 _DENIAL = re.compile(r"(?<![a-zA-Z\\])(?:not|never|false|wrong|incorrect)(?![a-zA-Z])|\\(?:neg|lnot)(?![a-zA-Z])", re.I)
 _WITNESSES = tuple(Fraction(top, bottom) for top, bottom in ((7, 5), (13, 4), (23, 7), (31, 9), (41, 17), (53, 12)))
 
@@ -32,7 +38,9 @@ def stands(reference: str, answer: str, gold: Any, target: Any) -> bool:
     """Whether ``gold == target``, as found by the engine, stands."""
     if not consistent(target):
         return False
-    if _kind_of_brackets(reference, answer) or _repeats_itself(reference, answer, target):
+    if _kind_of_brackets(reference, answer) or _nested(reference, gold) != _nested(answer, target):
+        return False
+    if _repeats_itself(reference, answer, target) or _repeats_itself(answer, reference, gold):
         return False
     if _DENIAL.search(answer) and not _DENIAL.search(reference):
         return False
@@ -84,7 +92,15 @@ def _repeats_itself(reference: str, answer: str, target: Any) -> bool:
     """Whether the answer lists a value more often than the reference: ``2, 2`` is not 2. Braces make a set of it."""
     if not isinstance(target, sympy.FiniteSet) or "\\{" in answer or any(mark in answer for mark in "([|"):
         return False
-    return answer.count(",") + 1 > len(target.args) and answer.count(",") > reference.count(",")
+    listed = len(_BETWEEN.findall(answer))
+    return listed + 1 > len(target.args) and listed > len(_BETWEEN.findall(reference))
+
+
+def _nested(latex: str, expression: Any) -> bool:
+    """Whether this is a set of sets; braces that only group do not make one."""
+    if not isinstance(expression, sympy.FiniteSet) or latex.count("\\{") < 2:
+        return False
+    return any(isinstance(item, sympy.Set) for item in expression.args)
 
 
 def _brackets(latex: str) -> str | None:
@@ -151,7 +167,7 @@ def _refuted(left: Any, right: Any) -> bool:
     exact_left, exact_right = exact_value(left), exact_value(right)
     if exact_left is not None and exact_right is not None:
         return exact_left != exact_right
-    tolerance = _RELATIVE_DECIMAL if left.has(sympy.Float) or right.has(sympy.Float) else _RELATIVE
+    tolerance = max(_tolerance(left), _tolerance(right))
     names = sorted(left.free_symbols | right.free_symbols, key=lambda symbol: str(symbol.name))
     if len(names) > len(_WITNESSES) or not all(isinstance(name, sympy.Symbol) for name in names):
         return False
@@ -159,10 +175,19 @@ def _refuted(left: Any, right: Any) -> bool:
     return _differ_numerically(left, right, values, tolerance)
 
 
+def _tolerance(expression: Any) -> Any:
+    if expression.has(sympy.Float):
+        return _RELATIVE_DECIMAL
+    return _RELATIVE_LIMIT if expression.has(*_LIMITS) else _RELATIVE
+
+
 def _differ_numerically(left: Any, right: Any, values: dict[Any, Any], tolerance: Any) -> bool:
     try:
-        one = left.doit().subs(values).evalf(_DIGITS, maxn=200)
-        two = right.doit().subs(values).evalf(_DIGITS, maxn=200)
+        left, right = left.doit().subs(values), right.doit().subs(values)
+        exact_left, exact_right = exact_value(left), exact_value(right)
+        if tolerance == _RELATIVE and exact_left is not None and exact_right is not None:
+            return exact_left != exact_right
+        one, two = left.evalf(_DIGITS, maxn=200), right.evalf(_DIGITS, maxn=200)
         if not (one.is_number and two.is_number and one.is_finite and two.is_finite):
             return False
         size = max(abs(one), abs(two))
@@ -236,3 +261,18 @@ def _has_unknowns(expression: Any) -> bool:
 def is_relation(expression: Any) -> bool:
     """Whether this is an inequality or equation, or a chain of them."""
     return isinstance(expression, (Relational, And))
+
+
+def differ_in_unknown(gold: Any, target: Any) -> bool:
+    """Whether these are inequalities about different unknowns: ``x > 2`` and ``y > 2``."""
+    if not (_inequality(gold) and _inequality(target)):
+        return False
+    names = [{str(symbol.name).casefold() for symbol in side.free_symbols} for side in (gold, target)]
+    return names[0] != names[1]
+
+
+def _inequality(expression: Any) -> bool:
+    """Whether this is an inequality, or several of which one holds."""
+    if isinstance(expression, sympy.FiniteSet):
+        return bool(expression.args) and all(map(_inequality, expression.args))
+    return is_relation(expression) and not expression.has(sympy.Eq)

@@ -28,10 +28,12 @@ _ALLOW = 0x7FFF0000
 _REFUSE = 0x00050000 | 1  # errno EPERM
 
 _REFUSED_CALLS = {
-    # socket, socketpair, clone, fork, vfork, execve, kill, ptrace, execveat, clone3
-    "x86_64": (0xC000003E, (41, 53, 56, 57, 58, 59, 62, 101, 322, 435)),
-    # socket, socketpair, clone, execve, kill, ptrace, execveat, clone3
-    "aarch64": (0xC00000B7, (198, 199, 220, 221, 129, 117, 281, 435)),
+    # socket, socketpair, clone, fork, vfork, execve, kill, ptrace, rt_sigqueueinfo, tkill, rt_tgsigqueueinfo, execveat,
+    # pidfd_send_signal, io_uring_setup, clone3; tgkill stays, as abort() needs it
+    "x86_64": (0xC000003E, (41, 53, 56, 57, 58, 59, 62, 101, 129, 200, 297, 322, 424, 425, 435)),
+    # socket, socketpair, clone, execve, kill, ptrace, rt_sigqueueinfo, tkill, rt_tgsigqueueinfo, execveat,
+    # pidfd_send_signal, io_uring_setup, clone3
+    "aarch64": (0xC00000B7, (198, 199, 220, 221, 129, 117, 138, 130, 240, 281, 424, 425, 435)),
 }
 
 

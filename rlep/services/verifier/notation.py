@@ -36,7 +36,9 @@ _ROW_MARK = "\ue000"
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|rm|operatorname)\s*"
 _COMMANDS = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut)(?![a-zA-Z])\.?"), ""),
-    (re.compile(r"\\!|\\(?:bf|it|large|Large|small|normalsize)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\text(?:sf|tt|up|normal)(?=\{)"), r"\\text"),
+    (re.compile(r"(?<![a-z}])\{\s*\\rm(?![a-zA-Z])([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"\\!|\\(?:bf|it|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])"), ""),
     (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\ |~)(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|\\(?:thin|med|thick|enspace)space|\\hspace\{[^{}]*\}"), " "),
@@ -45,6 +47,10 @@ _COMMANDS = (
     (re.compile(r"\\(?:leqslant|leqq|leq)(?![a-zA-Z])"), r"\\le "),
     (re.compile(r"\\neq(?![a-zA-Z])|\\not\s*=|!="), r"\\ne "),
     (re.compile(r"\\dots[bcmio]?(?![a-zA-Z])"), r"\\ldots "),
+    (re.compile(r"\\(?:text|mathrm|mbox)\{\s*,\s*\}"), ","),
+    (re.compile(r"\\(?:text|mathrm|mbox)\{\s*\^\\circ\s*([CF]?)\s*\}"), r"^\\circ \1"),
+    (re.compile(r"\^?\s*\\degree(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"\\pmod\s*\{\s*(\w+)\s*\}"), r"\\pmod \1 "),
     (re.compile(r"\\(?:text|mathrm|mbox)\{\s*(?:percent|per cent|pct|\\?%)\s*\}"), r"\\%"),
     (re.compile(r"\\(?:[lr]?vert|mid)(?![a-zA-Z])"), "|"),
     (re.compile(r"\\[lr]brace(?![a-zA-Z])"), lambda match: "\\{" if match.group()[1] == "l" else "\\}"),
@@ -58,7 +64,7 @@ _COMMANDS = (
     (re.compile(r"\\(?:mathrm|text|textit|mathit|operatorname)\{\s*([eix])\s*\}"), r"\1 "),
     (re.compile(r"\\operatorname\{(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|gcd|lcm|max|min)\}"), r"\\\1 "),
     (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|ensuremath|underline)\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}"), ""),
+    (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\[hv]?phantom\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*\{"), r"\\frac{\1}{"),
     (re.compile(r"\\text\{\s*([+-]?\d[\d,]*(?:\.\d+)?)\s*\}"), r"\1"),
@@ -82,6 +88,7 @@ _BASE_WORDS = re.compile(
     rf"(?<=[0-9a-zA-Z)}}])\s*(?:_\s*\{{\s*)?(?:{_TEXT}\{{)?[\s(]*(?:in\s+)?base[\s~}}-]*(\d{{1,2}}|[a-z]{{3,7}})[\s)}}]*"
 )
 _PREAMBLE = re.compile(rf"\A{_TEXT}\{{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s*\}}\s*[:=]?\s*", re.IGNORECASE)
+_SPACED_GROUPS = re.compile(r"\A[+-]?\d{1,3}(?: \d{3})+(?!\d|\s+\d|\s*[/^])")
 _APOSTROPHES = re.compile(r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})")
 _PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))\s*\\?%")
@@ -121,7 +128,8 @@ def to_latex(text: str) -> str:
         text = _APOSTROPHES.sub(lambda match: match.group().replace("'", ""), text)
     if "%" in text:
         text = _PERCENT_OF_MIXED.sub(_percent_of_mixed, text)
-    text = _with_words(text.strip().lstrip("=").strip())
+    text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), text.strip().lstrip("=").strip())
+    text = _with_words(text)
     return _half_open(_proportion(_SET_BUILDER.sub(r"\2", text)))
 
 
@@ -201,13 +209,15 @@ def _root(match: re.Match[str]) -> str:
 
 
 def _spelled(character: str) -> str:
-    """A vulgar fraction as ``\\frac``, an invisible format character as nothing, anything else as it is."""
+    """A vulgar fraction as ``\\frac``, a format character as nothing, any space as one; anything else as it is."""
     if character.isascii():
         return character
     if unicodedata.category(character) == "Nd":
         return str(unicodedata.digit(character))
     if unicodedata.category(character) in ("Cf", "Cc"):
         return ""
+    if unicodedata.category(character) == "Zs":
+        return " "
     if unicodedata.category(character) == "No" and (parts := unicodedata.normalize("NFKC", character)).count("⁄") == 1:
         top, bottom = parts.split("⁄")
         return f"\\frac{{{top}}}{{{bottom}}}"

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rlep.errors import ConfigError, VerifierError
@@ -32,7 +33,9 @@ class WorkerPool:
             raise ConfigError(f"verifier workers must be at least 1, not {workers}")
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._workers = [Worker(task, limits) for _ in range(workers)]
-        self._closing = threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()
+        """No chunk is queued behind the marks that end the threads, where nobody would take it."""
         self._threads = [
             threading.Thread(target=self._supervise, args=(worker,), name=f"verifier-{index}", daemon=True)
             for index, worker in enumerate(self._workers)
@@ -47,30 +50,33 @@ class WorkerPool:
 
     def grade(self, jobs: Sequence[Job]) -> list[Reply]:
         """One reply per job, in order; spread over all workers. Raises VerifierError when the pool is closed."""
-        if self._closing.is_set():
-            raise VerifierError("this verifier is closed")
         chunks = [_Chunk(jobs[at : at + _CHUNK], Future()) for at in range(0, len(jobs), _CHUNK)]
-        for chunk in chunks:
-            self._chunks.put(chunk)
+        with self._lock:
+            if self._closed:
+                raise VerifierError("this verifier is closed")
+            for chunk in chunks:
+                self._chunks.put(chunk)
         return [reply for chunk in chunks for reply in chunk.replies.result()]
 
     def _supervise(self, worker: Worker) -> None:
-        worker.start()
+        with suppress(VerifierError):  # the first chunk tries again, and says so
+            worker.start()
         try:
             while (chunk := self._chunks.get()) is not None:
                 try:
                     chunk.replies.set_result(worker.grade(chunk.jobs))
-                except VerifierError as error:
+                except Exception as error:  # noqa: BLE001 - the thread's outermost frame: a caller waits for this
+                    worker.kill()
                     chunk.replies.set_exception(error)
         finally:
             worker.kill()
 
     def close(self) -> None:
         """Finish the chunks already queued, then end every process and thread. Idempotent."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        for _ in self._threads:
-            self._chunks.put(None)
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for _ in self._threads:
+                    self._chunks.put(None)
         for thread in self._threads:
             thread.join()

@@ -128,7 +128,7 @@ def _text_unit(latex: str) -> Quantity | None:
         return None
     body, name, power = match.groups()
     unit = canonical_unit(name, power)
-    if unit is None or not (_NUMERIC.fullmatch(body) or unit.split("^")[0] in _UNIT_NAMES):
+    if unit is None or not (_NUMERIC.fullmatch(body.rpartition("=")[2]) or unit.split("^")[0] in _UNIT_NAMES):
         return None
     return Quantity(body, unit)
 

@@ -44,7 +44,8 @@ def _read(line: str) -> tuple[tuple[str, str, bool], dict[str, Any]]:
         return nothing, {"line": line.rstrip("\n"), "error": f"not JSON: {error}"}
     if not isinstance(row, dict):
         return nothing, {"line": line.rstrip("\n"), "error": f"not a JSON object but {type(row).__name__}"}
-    row.pop("error", None)
+    for old in ("error", "status", "extracted", "path", "seconds"):  # of an earlier grading
+        row.pop(old, None)
     gold, response = row.get("gold"), row.get("response")
     if isinstance(gold, (int, float)) and not isinstance(gold, bool):
         gold = json.dumps(gold)

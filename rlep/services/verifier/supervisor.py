@@ -61,18 +61,21 @@ class Worker:
         self.restarts = 0
 
     def start(self) -> None:
-        """Start the process without waiting for it to be ready."""
+        """Start the process without waiting for it to be ready. Raises VerifierError where the machine refuses."""
         command = [sys.executable, "-m", "rlep.services.verifier.worker"]
         arguments = [str(os.getpid()), self._task, json.dumps(asdict(self._limits))]
-        self._process = subprocess.Popen(
-            command + arguments,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-            env=_environment(),
-        )
+        try:
+            self._process = subprocess.Popen(
+                command + arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError as error:
+            raise VerifierError(f"no verifier process ({self._task}) can be started: {error}") from error
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
         self._buffer.clear()
