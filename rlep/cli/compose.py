@@ -274,11 +274,14 @@ class Closing(Protocol):
 async def stage(config: Config, report: Report = unreported) -> AsyncIterator[Stage]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    await asyncio.to_thread(cluster.connect)
+    connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
+    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
     logs: Path | None = config.run.directory / "logs"
     try:
+        await asyncio.shield(connecting)
         async with Stage(config, cluster) as entered:
             yield entered
         logs = None
     finally:
+        await asyncio.wait({connecting})  # a thread cannot be stopped, and what it has begun is to be ended
         await asyncio.to_thread(cluster.close, logs)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from rlep.actors.pool import open_pool
 from rlep.cli.compose import pool_directory, stage
@@ -64,6 +67,22 @@ async def test_actors_that_do_not_fit_together_are_refused_at_once_naming_each(t
     )
     with pytest.raises(PlacementError, match=wanted):
         await start_verifiers(config)
+
+
+async def test_stopped_while_the_cluster_starts_it_is_ended_with_its_files(tmp_path: Path) -> None:
+    def homes() -> list[Path]:
+        return list(Path(tempfile.gettempdir()).glob(f"rlep-ray-{os.getuid()}-{os.getpid()}-*"))
+
+    starting = asyncio.create_task(start_verifiers(config_in(tmp_path, "cluster.cpus=2")))
+    while not homes():
+        assert not starting.done()
+        await asyncio.sleep(0.01)
+    assert not ray.is_initialized()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not ray.is_initialized()
+    assert homes() == []
 
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
