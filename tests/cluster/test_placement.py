@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 
@@ -16,7 +17,7 @@ from rlep.actors.pool import open_pool
 from rlep.cli.compose import pool_directory, stage
 from rlep.config import Config
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.errors import ActorLost, PlacementError, PoolError
+from rlep.errors import ActorLost, LearnerLost, PlacementError, PoolError
 from rlep.services.pool.values import PoolOptions
 from rlep.settings import load_config
 from rlep.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
@@ -43,6 +44,14 @@ async def start_pool(config: Config) -> None:
     async with stage(config) as actors:
         actors.pool(load_tokenizer(config.model.path), read_only=True)
         await actors.started()
+
+
+def title_of(process: psutil.Process) -> str:
+    """What a process calls itself; nothing where it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 PROMPT = Prompt("ab" * 16, "How many?", "62", np.arange(4, dtype=np.int32))
@@ -83,6 +92,28 @@ async def test_stopped_while_the_cluster_starts_it_is_ended_with_its_files(tmp_p
         await starting
     assert not ray.is_initialized()
     assert homes() == []
+
+
+async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tmp_path: Path) -> None:
+    def ranks() -> dict[int, psutil.Process]:
+        found = psutil.Process().children(recursive=True)
+        return {process.pid: process for process in found if title_of(process).startswith("ray::LearnerActor")}
+
+    config = config_in(tmp_path, "cluster.cpus=2", "learner.restarts=2")
+    async with stage(config) as actors:
+        learners = actors.learners()
+        await actors.started()
+        before = ranks()
+        assert len(before) == 1
+        again = asyncio.create_task(learners.restart())
+        while not (new := [process for pid, process in ranks().items() if pid not in before]):
+            assert not again.done()
+            await asyncio.sleep(0.01)
+        new[0].kill()
+        await again
+        assert learners.status().actors[0].restarts == 2
+        with pytest.raises(LearnerLost, match="no restart left"):
+            await learners.restart()
 
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
