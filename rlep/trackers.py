@@ -55,9 +55,14 @@ class TensorBoardTracker:
         self._events = _imported("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._summaries = _imported("tensorboard.compat.proto.summary_pb2", "tensorboard")
         self._writer = writers.EventFileWriter(str(directory))
+        self._last: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all values of the step."""
+        """One event with all values of the step; a step done again after a restart replaces itself and all later ones."""
+        if self._last is None or step <= self._last:
+            begun = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, session_log=begun))
+        self._last = step
         values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         summary = self._summaries.Summary(value=values)
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
@@ -75,7 +80,7 @@ class WandbTracker:
         wandb = _imported("wandb", "wandb")
         known = directory / "wandb.id"
         if not known.exists():
-            known.write_text(secrets.token_hex(8))
+            _remember(known, secrets.token_hex(8))
         self._run = wandb.init(
             project=project, name=name, dir=str(directory), id=known.read_text().strip(), resume="allow"
         )
@@ -130,8 +135,15 @@ class MlflowTracker:
         found = self._client.get_experiment_by_name(project)
         experiment = found.experiment_id if found else self._client.create_experiment(project)
         run_id = str(self._client.create_run(experiment, run_name=name).info.run_id)
-        known.write_text(run_id)
+        _remember(known, run_id)
         return run_id
+
+
+def _remember(known: Path, run_id: str) -> None:
+    """Write a file that appears whole: an empty one would name no run for ever."""
+    part = known.with_name(f".{known.name}.part")
+    part.write_text(run_id)
+    part.replace(known)
 
 
 def mlflow_name(name: str) -> str:

@@ -25,7 +25,7 @@ from rlep.actors.supervised import close_actor
 from rlep.config_roles import LearnerConfig
 from rlep.engines.options import LearnerOptions
 from rlep.engines.segment import Group, GroupBackend, Publication
-from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, WeightSyncError
+from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError, WeightSyncError
 from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
 
 if TYPE_CHECKING:
@@ -168,7 +168,11 @@ class Learners:
             self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, seat=self._seat(rank))
             for rank in range(self._config.ranks)
         ]
-        self._ranks, self._asleep = list(await asyncio.gather(*placing)), False
+        placed = await asyncio.gather(*placing, return_exceptions=True)
+        self._ranks, self._asleep = [rank for rank in placed if not isinstance(rank, BaseException)], False
+        for failed in placed:
+            if isinstance(failed, BaseException):
+                raise failed
         meeting = await call(self._ranks[0].meeting_point.remote(), "learner-0.meeting_point", 60)
         deadline = self._config.start_deadline_s
         await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
@@ -236,13 +240,20 @@ class Learners:
         await self._all("load", directory)
 
     async def restart(self) -> None:
-        """See the port."""
-        if not self._restarts_left:
-            raise LearnerLost("the learner was lost and has no restart left")
-        self._restarts_left -= 1
-        for rank in self._ranks:
-            ray.kill(rank)
-        await self.start()
+        """See the port; ranks that are lost while they start are started again as well."""
+        lost: RlepError | None = None
+        while self._restarts_left:
+            self._restarts_left -= 1
+            for rank in self._ranks:
+                ray.kill(rank)
+            try:
+                await self.start()
+            except (ActorLost, DeadlineExceeded) as error:
+                lost = error
+            else:
+                return
+        reason = "" if lost is None else f": {lost}"
+        raise LearnerLost(f"the learner was lost and has no restart left{reason}")
 
     def status(self) -> RoleStatus:
         """Which ranks there are; they start, fail and are started again together."""

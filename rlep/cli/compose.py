@@ -274,7 +274,8 @@ class Closing(Protocol):
 async def stage(config: Config, report: Report = unreported) -> AsyncIterator[Stage]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    connecting = asyncio.create_task(asyncio.to_thread(cluster.connect))
+    connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
+    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
@@ -282,5 +283,5 @@ async def stage(config: Config, report: Report = unreported) -> AsyncIterator[St
             yield entered
         logs = None
     finally:
-        await asyncio.gather(connecting, return_exceptions=True)  # a thread cannot be interrupted in the middle of it
+        await asyncio.wait({connecting})  # a thread cannot be stopped, and what it has begun is to be ended
         await asyncio.to_thread(cluster.close, logs)

@@ -13,7 +13,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -64,6 +65,8 @@ class Checkpoints:
         self._directory, self._rule, self._deadline = directory.absolute(), rule, deadline_s
         self._writing: asyncio.Task[Checkpoint] | None = None
         directory.mkdir(parents=True, exist_ok=True)
+        for left in (*self._directory.glob(".part-step-*"), *self._directory.glob(".old-step-*")):
+            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
 
     async def save(self, learner: Learner, state: RunState, saved: Callable[[Checkpoint], None]) -> None:
         """Begin a checkpoint of the learner's present state; ``saved`` is called when it is complete on disk.
@@ -77,8 +80,9 @@ class Checkpoints:
         """
         await self.finished()
         part = self._directory / f".part-step-{state.step:06d}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(mode=0o700)
+        with _writing(part):
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(mode=0o700)
         await learner.save(part)
         self._writing = asyncio.create_task(self._write(learner, part, state, saved))
         self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finished`` raises it
@@ -115,12 +119,13 @@ class Checkpoints:
 
     def _commit(self, part: Path, state: RunState) -> Checkpoint:
         final = self._directory / f"step-{state.step:06d}"
-        _commit(part, final, asdict(state))
-        found = [path for path in self._found() if _step(path) <= state.step]
-        kept = {*found[: self._rule.keep], self._best(found)}
-        for path in self._found():
-            if path not in kept:
-                shutil.rmtree(path)
+        with _writing(final):
+            _commit(part, final, asdict(state))
+            found = [path for path in self._found() if _step(path) <= state.step]
+            kept = {*found[: self._rule.keep], self._best(found)}
+            for path in self._found():
+                if path not in kept:
+                    _remove(path)
         return Checkpoint(final, state)
 
     def _best(self, found: list[Path]) -> Path | None:
@@ -141,6 +146,15 @@ class Checkpoints:
 
     def _found(self) -> list[Path]:
         return sorted((p for p in self._directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A full disk, or a directory that somebody removed, as a ``CheckpointError`` that says so."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot write checkpoint {path}: {error}") from error
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -187,9 +201,17 @@ def _commit(part: Path, final: Path, state: Mapping[str, object]) -> None:
     for path in (*files, *(p for p in part.rglob("*") if p.is_dir()), part):
         _sync(path)
     if final.exists():  # the same step redone after an older checkpoint was restored
-        shutil.rmtree(final)
+        _remove(final)
     part.rename(final)
     _sync(final.parent)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint; killed in the middle it leaves nothing that is taken for one."""
+    old = path.with_name(f".old-{path.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    shutil.rmtree(old)
 
 
 def _sync(path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
+import ray
 
 from rlep.actors.pool import open_pool
 from rlep.cli.compose import pool_directory, stage
 from rlep.config import Config
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.errors import ActorLost, PlacementError, PoolError
+from rlep.errors import ActorLost, LearnerLost, PlacementError, PoolError
 from rlep.services.pool.values import PoolOptions
 from rlep.settings import load_config
 from rlep.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
@@ -42,6 +46,14 @@ async def start_pool(config: Config) -> None:
         await actors.started()
 
 
+def title_of(process: psutil.Process) -> str:
+    """What a process calls itself; nothing where it has just ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 PROMPT = Prompt("ab" * 16, "How many?", "62", np.arange(4, dtype=np.int32))
 
 
@@ -64,6 +76,44 @@ async def test_actors_that_do_not_fit_together_are_refused_at_once_naming_each(t
     )
     with pytest.raises(PlacementError, match=wanted):
         await start_verifiers(config)
+
+
+async def test_stopped_while_the_cluster_starts_it_is_ended_with_its_files(tmp_path: Path) -> None:
+    def homes() -> list[Path]:
+        return list(Path(tempfile.gettempdir()).glob(f"rlep-ray-{os.getuid()}-{os.getpid()}-*"))
+
+    starting = asyncio.create_task(start_verifiers(config_in(tmp_path, "cluster.cpus=2")))
+    while not homes():
+        assert not starting.done()
+        await asyncio.sleep(0.01)
+    assert not ray.is_initialized()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not ray.is_initialized()
+    assert homes() == []
+
+
+async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tmp_path: Path) -> None:
+    def ranks() -> dict[int, psutil.Process]:
+        found = psutil.Process().children(recursive=True)
+        return {process.pid: process for process in found if title_of(process).startswith("ray::LearnerActor")}
+
+    config = config_in(tmp_path, "cluster.cpus=2", "learner.restarts=2")
+    async with stage(config) as actors:
+        learners = actors.learners()
+        await actors.started()
+        before = ranks()
+        assert len(before) == 1
+        again = asyncio.create_task(learners.restart())
+        while not (new := [process for pid, process in ranks().items() if pid not in before]):
+            assert not again.done()
+            await asyncio.sleep(0.01)
+        new[0].kill()
+        await again
+        assert learners.status().actors[0].restarts == 2
+        with pytest.raises(LearnerLost, match="no restart left"):
+            await learners.restart()
 
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:

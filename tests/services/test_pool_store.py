@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlep.errors import ConfigError, PoolError, RecordRefused
+from rlep.services.pool.connection import Command, Link, connect
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.services.pool.store import Meta, Store
 from rlep.types import Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -301,3 +304,25 @@ def test_a_reader_that_missed_more_changes_than_are_kept_reads_all_anew(
         pool.add([trajectory(f"q{i % 9}", [i])])
     assert reader.digest() == pool.digest()
     assert sum(len(reader.content_ids(f"q{i}")) for i in range(9)) == 515
+
+
+class KilledLink(Link):
+    """Its process is killed before its second write."""
+
+    writes = 0
+
+    def write(self, what: str, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+        self.writes += 1
+        if self.writes == 2:
+            raise KeyboardInterrupt
+        return super().write(what, commands, atomic=atomic)
+
+
+def test_a_pool_whose_maker_was_killed_is_made_and_listed_by_the_next(
+    redis_server: EmbeddedRedis, open_pool: OpenPool
+) -> None:
+    client = connect(redis_server.url, password_file=redis_server.password_file)
+    with pytest.raises(KeyboardInterrupt):
+        Store(KilledLink(client), "half-made").create(Meta("tokenizer-digest", 1, 7, None))
+    client.close()
+    assert "half-made" in open_pool("half-made").names()

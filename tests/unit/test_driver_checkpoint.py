@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +14,8 @@ import pytest
 from rlep.config import CheckpointConfig
 from rlep.driver import checkpoint as module
 from rlep.driver.checkpoint import Checkpoint, Checkpoints, RunState, read_checkpoint
-from rlep.errors import DeadlineExceeded
-from tests.unit.driver_fakes import FakeLearner, World
+from rlep.errors import CheckpointError, DeadlineExceeded
+from tests.unit.driver_fakes import FakeLearner, Killed, World
 
 
 @dataclass(eq=False)
@@ -92,6 +95,56 @@ async def test_a_failed_write_is_raised_by_the_next_save_and_leaves_the_one_befo
     with pytest.raises(FileExistsError):
         await scene.save(3)
     assert scene.checkpoints.latest()[0] == Checkpoint(tmp_path / "step-000001", RunState(1, "data", "tok", "pool"))
+
+
+async def test_killed_while_an_old_one_is_removed_it_leaves_whole_ones_and_the_next_process_clears_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_half_way(path: Path, *_: object, **__: object) -> None:
+        if path.exists():
+            (path / "files.json").unlink()
+            raise Killed
+
+    scene = Scene(tmp_path, keep=1)
+    await scene.save_all({1: None})
+    await scene.save(2)
+    with monkeypatch.context() as process:
+        process.setattr(shutil, "rmtree", killed_half_way)
+        with pytest.raises(Killed):
+            await scene.checkpoints.finished()
+    assert scene.on_disk() == [2]
+    read_checkpoint(tmp_path / "step-000002")
+    (tmp_path / ".part-step-000009").mkdir()  # another was killed while it wrote one
+    Scene(tmp_path)
+    assert os.listdir(tmp_path) == ["step-000002"]
+
+
+async def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "checkpoints")
+    await scene.save_all({1: None})
+    scene.directory.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        CheckpointError, match=r"cannot write checkpoint .*/checkpoints/\.part-step-000002: .*No such file"
+    ):
+        await scene.save(2)
+
+
+async def test_a_disk_that_is_full_at_the_commit_is_named_and_leaves_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    scene = Scene(tmp_path)
+    await scene.save_all({1: None})
+    await scene.save(2)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*/step-000002: .*No space left"):
+            await scene.checkpoints.finished()
+    assert scene.on_disk() == [1]
+    await scene.checkpoints.abandon()
+    assert await scene.save_all({2: None}) == [1, 2]
 
 
 async def test_the_wait_for_a_write_has_an_end(tmp_path: Path) -> None:

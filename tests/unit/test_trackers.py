@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlep.errors import ConfigError
-from rlep.trackers import TensorBoardTracker, mlflow_name, open_trackers
+from rlep.trackers import TensorBoardTracker, _remember, mlflow_name, open_trackers
 
 
 def test_no_sinks_are_no_trackers(tmp_path: Path) -> None:
@@ -48,3 +48,37 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     events = accumulators.EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("rollout/accuracy")] == [(0, 0.25), (1, 1.25)]
+
+
+def test_tensorboard_shows_a_step_that_is_done_again_once(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    # Killed after step 3 and continued from the checkpoint after step 1; then a lost learner takes the run back to step 2.
+    for run, steps in enumerate([(0, 1, 2, 3), (1, 2, 3, 2, 3, 4)]):
+        tracker = TensorBoardTracker(tmp_path)
+        for number, step in enumerate(steps):
+            tracker.log(step, {"rollout/accuracy": 10.0 * run + number})
+        tracker.close()
+    events = accumulators.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("rollout/accuracy")] == [
+        (0, 0.0),
+        (1, 10.0),
+        (2, 13.0),
+        (3, 14.0),
+        (4, 15.0),
+    ]
+
+
+def test_a_run_id_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    known = tmp_path / "wandb.id"
+    with monkeypatch.context() as process:
+        process.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _remember(known, "a1b2")
+    assert not known.exists()
+    _remember(known, "a1b2")
+    assert [path.name for path in tmp_path.iterdir()] == ["wandb.id"]
+    assert known.read_text() == "a1b2"

@@ -133,11 +133,14 @@ class Store:
         )
 
     def create(self, meta: Meta) -> None:
-        """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction."""
+        """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction.
+
+        The name comes first: a maker killed in between leaves no pool, and the next one makes it.
+        """
         fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
         commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
-        self._link.write(f"pool {self.name}: making", commands, atomic=True)
         self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
+        self._link.write(f"pool {self.name}: making", commands, atomic=True)
 
     def insert(
         self, entries: Sequence[Entry], *, cap: int, writer: str, epoch: int | None, call: str | None = None
