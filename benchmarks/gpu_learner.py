@@ -3,7 +3,8 @@
 ``python benchmarks/gpu_learner.py [--json]`` on a machine with a GPU of at least 140 GB (16 bytes a parameter and some
 activations) and 16 GB of disk for the weights. ``--tiny`` runs the same on a CPU with a model of some thousand weights.
 Each mode (with and without activation checkpointing) runs in a process of its own and prints tokens per second, model
-FLOP utilisation (of the device's bfloat16 peak; null where that is not known) and peak memory.
+FLOP utilisation (of the device's bfloat16 peak; null where that is not known) and peak memory. A mode that the GPU has no
+room for says so: without checkpointing a layer keeps about 225 KB a token of this shape, 6.3 MB in all.
 """
 
 from __future__ import annotations
@@ -119,17 +120,22 @@ def measured(size: Size, model: Path, checkpointing: bool, repeats: int) -> dict
         device="cuda" if size.device == "cuda" else "cpu",
         micro_batch_tokens=size.micro_batch_tokens[0 if checkpointing else 1],
     )
-    meeting = f"file://{model}/meeting-{int(checkpointing)}"
-    learner = LearnerRank(model, options, rank=0, world_size=1, init_method=meeting)
-    batch = update_of(size)
-    reports = [learner.update(batch, rollout=0) for _ in range(1 + repeats)]
-    costs = [report.cost for report in reports[1:]]
-    seconds = statistics.median(cost.seconds for cost in costs)
-    learner.close()
-    return {
+    mode: dict[str, object] = {
         "device": torch.cuda.get_device_name() if size.device == "cuda" else "cpu",
         "activation_checkpointing": checkpointing,
         "micro_batch_tokens": options.micro_batch_tokens,
+    }
+    meeting = f"file://{model}/meeting-{int(checkpointing)}"
+    try:
+        learner = LearnerRank(model, options, rank=0, world_size=1, init_method=meeting)
+        batch = update_of(size)
+        reports = [learner.update(batch, rollout=0) for _ in range(1 + repeats)]
+    except torch.OutOfMemoryError as error:
+        return mode | {"out_of_memory": str(error)}  # this process ends now
+    costs = [report.cost for report in reports[1:]]
+    seconds = statistics.median(cost.seconds for cost in costs)
+    learner.close()
+    return mode | {
         "tokens": costs[0].tokens,
         "tokens_per_second": costs[0].tokens / seconds,
         "flops_per_second": costs[0].model_flops / seconds,
@@ -150,10 +156,12 @@ def main() -> None:
     if size.device == "cuda" and not torch.cuda.is_available():
         parser.error("no GPU here; --tiny runs a tiny model on the CPU")
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    processes = multiprocessing.get_context("spawn")  # each gives all GPU memory back
     with tempfile.TemporaryDirectory() as name:
-        write_model(size, Path(name))
+        with processes.Pool(1) as pool:
+            pool.apply(write_model, (size, Path(name)))
         for checkpointing in (True, False):
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
+            with processes.Pool(1) as pool:
                 figures = pool.apply(measured, (size, Path(name), checkpointing, chosen.repeats))
             print(json.dumps(figures) if chosen.json else json.dumps(figures, indent=2), flush=True)
 

@@ -165,11 +165,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
         named = list(digests.items())
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {path} is torn: {error}") from None
+    if _STATE not in digests:
+        raise CheckpointError(f"checkpoint {path} is torn: {_MANIFEST} does not name {_STATE}")
     for name, digest in named:
         file = path / name
         if not file.is_file():
             raise CheckpointError(f"checkpoint {path}: {name} is missing")
-        if _digest(file) != digest:
+        try:
+            intact = _digest(file) == digest
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path}: {name} cannot be read: {error}") from None
+        if not intact:
             raise CheckpointError(f"checkpoint {path}: {name} is not what was written")
     return Checkpoint(path, state)
 

@@ -50,13 +50,18 @@ class ShardedAdamW:
 
     def restart(self) -> None:
         """Zero moments, step 0: a fresh optimizer on the same shards."""
+        # Made like the shards, not from local tensors: those DTensor would move from the host to the mesh's device.
+        self._moments = {
+            key: {name: torch.zeros_like(parameter.detach()) for name, parameter in self._parameters}
+            for key in ("exp_avg", "exp_avg_sq")
+        }
         self._adamw.state.clear()
-        for local in self._locals.values():
+        for name, local in self._locals.items():
             if local.numel():
+                moments = {key: held[name].to_local() for key, held in self._moments.items()}
                 self._adamw.state[local] = {
                     "step": torch.zeros((), dtype=torch.float32, device=local.device),
-                    "exp_avg": torch.zeros_like(local),
-                    "exp_avg_sq": torch.zeros_like(local),
+                    **moments,
                 }
 
     @property
@@ -95,21 +100,7 @@ class ShardedAdamW:
 
     def moments(self) -> dict[str, DTensor]:
         """AdamW's two moments under ``exp_avg.<weight>`` and ``exp_avg_sq.<weight>``, sharing memory with the optimizer."""
-        result = {}
-        for name, parameter in self._parameters:
-            local = self._locals[name]
-            state = self._adamw.state.get(local)
-            for key in ("exp_avg", "exp_avg_sq"):
-                moment = torch.zeros_like(local) if state is None else state[key]
-                result[f"{key}.{name}"] = DTensor.from_local(
-                    moment.detach(),
-                    parameter.device_mesh,
-                    parameter.placements,
-                    run_check=False,
-                    shape=parameter.shape,
-                    stride=parameter.stride(),
-                )
-        return result
+        return {f"{key}.{name}": moment for key, held in self._moments.items() for name, moment in held.items()}
 
     def set_steps(self, steps: int) -> None:
         """Take up AdamW's step count (its bias correction) again."""

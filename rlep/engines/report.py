@@ -13,7 +13,17 @@ from transformers import PreTrainedConfig
 
 from rlep.types import SequenceBatch, UpdateCost
 
-PEAK_BFLOAT16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12}
+PEAK_BFLOAT16 = {
+    "MIG": 0.0,  # a slice of a device, of unknown size
+    "H200 NVL": 835.5e12,
+    "H200": 989e12,
+    "H100 NVL": 835.5e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "H20": 148e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
 """Dense bfloat16 operations per second by a part of the device's name, from NVIDIA's data sheets; the first match counts."""
 
 Skipped = Literal["", "no tokens", "non-finite gradient"]

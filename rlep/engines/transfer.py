@@ -195,7 +195,9 @@ class WorkerExtension:
     def draw_ahead(self) -> None:
         """Sample on a CPU by ``DrawnAhead``; elsewhere, and on CPUs that vLLM has no kernel for, nothing changes."""
         sampler = self.model_runner.sampler
-        if sampler.topk_topp_sampler.forward == sampler.topk_topp_sampler.forward_cpu:
+        # vLLM's second model runner, which it takes on GPUs, draws in one kernel and has no such part.
+        theirs = getattr(sampler, "topk_topp_sampler", None)
+        if theirs is not None and theirs.forward == theirs.forward_cpu:
             sampler.topk_topp_sampler = DrawnAhead()
 
 

@@ -27,10 +27,16 @@ def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> 
 
 
 def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time."""
+    """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time.
+
+    On the ranks' devices, also of shards that rest in host memory: NCCL takes them from nowhere else.
+    """
     for name, parameter in shards:
+        mesh = parameter.device_mesh
         with torch.no_grad():
-            yield name, parameter.full_tensor() if parameter.device_mesh.size() > 1 else parameter.to_local()
+            device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+            shard = parameter.detach().to(device)
+            yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
 
 
 def publication(

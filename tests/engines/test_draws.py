@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,3 +80,26 @@ def test_numbers_of_requests_that_ended_are_forgotten(ours: DrawnAhead) -> None:
     assert len(ours._drawn) == 5
     del seeded[1:]
     assert len(ours._drawn) == 1
+
+
+def test_only_the_sampler_of_a_cpu_is_replaced_and_that_of_the_second_model_runner_stays(environment: None) -> None:
+    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+    from rlep.engines.draws import DrawnAhead
+    from rlep.engines.transfer import WorkerExtension
+
+    def after(sampler: object) -> object:
+        WorkerExtension.draw_ahead(SimpleNamespace(model_runner=SimpleNamespace(sampler=sampler)))  # type: ignore[arg-type]
+        return sampler
+
+    second = Sampler.__new__(Sampler)  # what vLLM takes on GPUs; it cannot be built without one
+    assert vars(after(second)) == {}
+    first = {kind: SimpleNamespace(topk_topp_sampler=TopKTopPSampler("raw_logprobs")) for kind in ("cpu", "cuda")}
+    for kind, sampler in first.items():
+        sampler.topk_topp_sampler.forward = getattr(sampler.topk_topp_sampler, f"forward_{kind}")
+        after(sampler)
+    assert {kind: type(sampler.topk_topp_sampler) for kind, sampler in first.items()} == {
+        "cpu": DrawnAhead,
+        "cuda": TopKTopPSampler,
+    }

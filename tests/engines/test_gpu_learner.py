@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,3 +27,23 @@ def test_the_gpu_benchmark_runs_tiny_and_its_modes_agree() -> None:
     assert first["flops_per_second"] / first["tokens_per_second"] == pytest.approx(
         second["flops_per_second"] / second["tokens_per_second"]
     )
+
+
+def test_a_mode_that_does_not_fit_into_the_gpu_is_a_figure_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gpu_learner", ROOT / "benchmarks/gpu_learner.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu_learner", script)
+    spec.loader.exec_module(script)
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(script, "LearnerRank", full)
+    assert script.measured(script.TINY, tmp_path, False, 1) == {
+        "device": "cpu",
+        "activation_checkpointing": False,
+        "micro_batch_tokens": 128,
+        "out_of_memory": "no room",
+    }

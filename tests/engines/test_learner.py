@@ -15,6 +15,7 @@ from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import take
 from rlep.engines.learner import LearnerRank
 from rlep.engines.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.report import peak_flops
 from rlep.errors import ConfigError, ModelError, UpdateError
 from tests.engines.learner_cases import (
     padded_gradients,
@@ -241,3 +242,21 @@ def test_model_flops_by_hand(start: Start) -> None:
     assert report.cost.seconds > 0
     assert report.cost.peak_flops == 0  # nobody knows a CPU's
     assert report.cost.peak_memory_bytes > 50 * 2**20  # torch alone is larger
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 0),  # less than the whole device's, and unknown
+        ("NVIDIA H20", 148),
+        ("NVIDIA T4", 0),
+    ],
+)
+def test_the_peak_is_that_of_the_device_by_its_name(
+    name: str, teraflops: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert peak_flops(torch.device("cuda", 0), "bfloat16", 2) == 2 * teraflops * 1e12

@@ -201,3 +201,19 @@ async def test_values_of_another_metric_are_no_match(tmp_path: Path) -> None:
 
 async def test_without_a_metric_only_the_last_are_kept(tmp_path: Path) -> None:
     assert await Scene(tmp_path, keep=1).save_all({1: 0.9, 2: 0.1}) == [2]
+
+
+async def test_a_checkpoint_with_an_empty_manifest_or_an_unreadable_file_is_passed_over(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, keep=3)
+    assert await scene.save_all({1: None, 2: None, 3: None}) == [1, 2, 3]
+    (tmp_path / "step-000003" / "files.json").write_text("{}\n")
+    unreadable = tmp_path / "step-000002" / "model" / "state"
+    unreadable.unlink()
+    unreadable.symlink_to("/proc/self/mem")  # reading its beginning is an input/output error
+    found, refused = scene.checkpoints.latest()
+    assert found is not None
+    assert found.state.step == 1
+    assert [message.split(": ", 1)[1] for message in refused] == [
+        "files.json does not name state.json",
+        "model/state cannot be read: [Errno 5] Input/output error",
+    ]

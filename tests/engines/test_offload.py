@@ -1,0 +1,55 @@
+"""Shards that rest in host memory while the ranks compute on GPUs, as ``cpu_offload`` has them, in torch's fake tensors.
+
+Fake tensors have a device and a shape but no numbers: they show, without a GPU, where each operation leaves its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from rlep.engines.optimizer import ShardedAdamW
+from rlep.engines.options import OptimizerOptions
+from rlep.engines.weights import gathered
+
+Shards = tuple[tuple[str, DTensor], ...]
+
+
+@pytest.fixture(params=[1, 2])
+def shards(request: pytest.FixtureRequest) -> Iterator[Shards]:
+    """Rank 0's of a weight ``[4, 3]``, on the host, over a mesh of one or two GPUs."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=request.param)
+    try:
+        mesh = init_device_mesh("cuda", (request.param,))
+        with FakeTensorMode():
+            local = torch.empty(4 // request.param, 3, device="cuda")
+            yield (("weight", DTensor.from_local(local, mesh, [Shard(0)], run_check=False).to("cpu")),)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_weights_are_gathered_on_the_gpu_where_nccl_can_take_them(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert shards[0][1].to_local().device.type == "cpu"
+    assert [(name, weight.device.type, tuple(weight.shape)) for name, weight in gathered(shards)] == [
+        ("weight", "cuda", (4, 3))
+    ]
+
+
+def test_moments_that_a_checkpoint_takes_and_gives_back_are_the_optimizers_own(shards: Shards) -> None:
+    optimizer = ShardedAdamW(shards, OptimizerOptions())
+    (state,) = optimizer._adamw.state.values()
+    for key in ("exp_avg", "exp_avg_sq"):
+        moment = optimizer.moments()[f"{key}.weight"]
+        assert tuple(moment.shape) == (4, 3)
+        assert moment.to_local().device.type == "cpu"
+        assert moment.to_local().untyped_storage()._cdata == state[key].untyped_storage()._cdata
