@@ -21,6 +21,7 @@ from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.engines.background import BackgroundWriter
 from rlep.engines.checkpoint import Position, full_weights, read_trainer, write_model, write_trainer
+from rlep.engines.heap import keep_freed_memory
 from rlep.engines.kept import KeptWeights
 from rlep.engines.optimizer import ShardedAdamW
 from rlep.engines.options import LearnerOptions
