@@ -212,7 +212,7 @@ class Sampler:
         Returns the largest absolute difference.
 
         Raises:
-            WeightSyncError: another version is loaded, there are no probes, or the difference is above the tolerance.
+            WeightSyncError: another version is loaded, there are no probes, or the differences are above the tolerance.
         """
         if self._loaded != publication.version or not publication.probes:
             raise WeightSyncError(
@@ -220,21 +220,16 @@ class Sampler:
                 f"loaded is {self._loaded}"
             )
         scores = await self.score([(probe.prompt, probe.response) for probe in publication.probes])
-        differences = [
-            float(np.abs(ours - probe.logprobs).max()) for ours, probe in zip(scores, publication.probes, strict=True)
-        ]
-        worst = max(differences)
-        if not all(difference <= publication.tolerance for difference in differences):
+        try:
+            gap = publication.gap(scores)
+        except WeightSyncError:
             if self._crossing is not None:
                 self._crossing.reject()
-            raise WeightSyncError(
-                f"policy version {publication.version}: log-probs differ from the learner's by {worst:.3g}, "
-                f"allowed are {publication.tolerance:.3g}"
-            )
+            raise
         self.policy_version = publication.version
         if self._crossing is not None:
             self._crossing.confirm()
-        return worst
+        return gap
 
     def serve_base(self, version: int = 0) -> None:
         """Serve the weights of the model directory as ``version``: evaluation and collection have no learner to ask.

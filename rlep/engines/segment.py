@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rlep.errors import ModelError, WeightSyncError
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 GroupBackend = Literal["gloo", "nccl"]
 Transfer = Literal["segment", "gloo", "nccl"]
+
+OF_ONE_TOKEN = 10.0
+"""One token's log-prob may differ by so many times the tolerance: bfloat16 holds logits of 16 to 32 in steps of 0.125, which
+adds up for improbable tokens, while wrong weights move the average."""
 
 SAFETENSORS_NAMES = {
     "float32": "F32",
@@ -106,7 +111,22 @@ class Publication:
     probes: tuple[Probe, ...]
     """At least one: a generator serves this version only after its own log-probs of them agree."""
     tolerance: float
-    """Largest allowed absolute log-prob difference, e.g. 1e-4 in float32."""
+    """Allowed absolute log-prob difference (nats), on average over the probes' tokens, e.g. 1e-4 in float32."""
+
+    def gap(self, scores: Sequence[Float32Array]) -> float:
+        """Largest absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.
+
+        Raises:
+            WeightSyncError: rounding does not explain the differences.
+        """
+        gaps = np.abs(np.concatenate(scores) - np.concatenate([probe.logprobs for probe in self.probes]))
+        mean, largest = float(gaps.mean()), float(gaps.max())
+        if not (mean <= self.tolerance and largest <= OF_ONE_TOKEN * self.tolerance):
+            raise WeightSyncError(
+                f"policy version {self.version}: log-probs differ from the learner's by {mean:.3g} on average and "
+                f"{largest:.3g} at most, allowed are {self.tolerance:.3g} and {OF_ONE_TOKEN * self.tolerance:.3g}"
+            )
+        return largest
 
 
 def read_layout(path: Path) -> tuple[dict[str, TensorSpec], dict[str, str]]:

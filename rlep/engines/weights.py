@@ -18,7 +18,7 @@ from rlep.types import Int32Array, SequenceBatch
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 LOGPROB_TOLERANCE: dict[WeightDtype, float] = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.2}
-"""Largest log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
+"""Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
 
 
 def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> tuple[TensorSpec, ...]:
