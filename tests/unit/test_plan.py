@@ -152,8 +152,8 @@ def test_memory_of_the_rlep_preset() -> None:
     assert memory.learner_state == 30_462_466_048  # 16 bytes x parameters / 4 ranks
     assert memory.learner_copy == 15_231_233_024  # bfloat16
     assert memory.learner_reference == 0
-    # 16384 tokens x 2 bytes x (28 x 3584 + 8 x 3584 + 3 x 18944) + 3 chunks of 64 MiB
-    assert memory.learner_activations == 16384 * 2 * (100_352 + 28_672 + 56_832) + 805_306_368
+    # 16384 tokens x 2 bytes x (28 x 3584 + 11 x 3584 + 4 x 18944) + 3 chunks of 256 MiB + 152064 x 3584 x (4 + 2)
+    assert memory.learner_activations == 16384 * 2 * (100_352 + 39_424 + 75_776) + 805_306_368 + 3_269_984_256
     assert memory.kv_token == 57_344  # 2 x 28 x 4 x 128 x 2 bytes
     assert memory.kv_sequence == 234_881_024  # 224 MiB for 4096 tokens
     # 0.85 x 80 GiB = 73,014,444,032, less the weights: 57,783,211,008 / 234,881,024 = 246.01
@@ -164,9 +164,9 @@ def test_memory_of_the_rlep_preset() -> None:
 
 def test_without_checkpointing_every_layer_keeps_its_values() -> None:
     shape = ModelShape(2, 4, 8, 10, 2, 1, 2, tied=True, attention_bias=False)
-    # a layer keeps 8 x 4 + 3 x 8 = 56 values a token
-    assert shape.activation_bytes(10, 4, checkpointing=False) == 10 * 4 * 112
-    assert shape.activation_bytes(10, 4, checkpointing=True) == 10 * 4 * (8 + 56)
+    # a layer keeps 11 x 4 + 4 x 8 = 76 values a token
+    assert shape.activation_bytes(10, 4, checkpointing=False) == 10 * 4 * 152
+    assert shape.activation_bytes(10, 4, checkpointing=True) == 10 * 4 * (8 + 76)
 
 
 def test_on_cpu_the_cache_is_what_the_config_says_and_values_are_float32() -> None:
