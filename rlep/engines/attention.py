@@ -22,6 +22,14 @@ PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
 
 
+class _Made:
+    """What the first layer works out for all. No dataclass and no dict: of those FSDP hands each layer a copy."""
+
+    def __init__(self) -> None:
+        self.plans: dict[tuple[int, int, int | None], Plan] = {}
+        self.turns: dict[tuple[Plan, float], tuple[Tensor, Tensor]] = {}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """How one row of N tokens is cut into sequences, longest first."""
@@ -33,25 +41,26 @@ class Layout:
     longest: int
     lengths: Int64Array
     """Of the sequences, ``[S]``, on the host."""
-    _plans: dict[tuple[int, int, int | None], Plan] = field(default_factory=dict)
-    _turns: dict[tuple[Plan, float], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _made: _Made = field(default_factory=_Made)
 
     def reach(self, window: object) -> int | None:
         """How many tokens a token sees through a sliding ``window``; None if the window, if it is one, cuts off nothing."""
         return window if isinstance(window, int) and window < self.longest else None
 
     def plan(self, heads: int, key_heads: int, window: object) -> Plan:
-        """Made by the first layer, for all of them."""
+        """How heads of queries and keys are laid out for the attention."""
         wanted = (heads, key_heads, self.reach(window))
-        if wanted not in self._plans:
-            self._plans[wanted] = plan_of(self.lengths, *wanted, self.positions.device)
-        return self._plans[wanted]
+        plans = self._made.plans
+        if wanted not in plans:
+            plans[wanted] = plan_of(self.lengths, *wanted, self.positions.device)
+        return plans[wanted]
 
     def turns(self, plan: Plan, rotation: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
         """``turns_of`` the cosines and sines ``[N, D / 2]``, which are the same in all layers."""
-        if (plan, scale) not in self._turns:
-            self._turns[plan, scale] = turns_of(*rotation, plan, scale)
-        return self._turns[plan, scale]
+        turns = self._made.turns
+        if (plan, scale) not in turns:
+            turns[plan, scale] = turns_of(*rotation, plan, scale)
+        return turns[plan, scale]
 
 
 def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config
 
-from rlep.engines import head
+from rlep.engines import attention, head
 from rlep.engines.attention import layout_of
+from rlep.engines.causal import plan_of
 from rlep.engines.head import token_logprobs
 from rlep.engines.options import PolicyOptions
 from rlep.engines.policy import build_policy, named_shards, read_weights
@@ -72,6 +74,27 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
     got = torch.autograd.grad((logprobs * pull[0] + entropies * pull[1]).sum(), (hidden, weight))
     torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
+
+
+def test_log_probs_of_tokens_that_fp32_gives_no_probability_are_exact() -> None:
+    hidden = torch.tensor([[300.0], [300.0], [1.0]], requires_grad=True)
+    logprobs, _ = token_logprobs(hidden, torch.tensor([[1.0], [0.0], [0.5]]), torch.tensor([1, 0, 2]), entropy=False)
+    # Beside e^300 the others vanish; e, 1 and √e.
+    wanted = [-300.0, 0.0, 0.5 - np.log(np.e + 1.0 + np.e**0.5)]
+    np.testing.assert_allclose(logprobs.detach(), wanted, rtol=1e-6)
+    (gradient,) = torch.autograd.grad(logprobs[0], hidden)
+    np.testing.assert_allclose(gradient[0], [-1.0], rtol=1e-6)  # of z_1 - z_0 in the hidden state
+
+
+def test_attention_is_laid_out_once_for_all_layers(
+    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = Mock(side_effect=plan_of)
+    monkeypatch.setattr(attention, "plan_of", planned)
+    policy = build_policy(write_tiny_model(tmp_path, "qwen2"), PolicyOptions(), mesh)
+    assert len(policy.model.base_model.layers) > 1
+    policy(pack_row(ragged_batch(sequences=4), np.arange(4), CPU), False)[0].sum().backward()
+    planned.assert_called_once()
 
 
 @pytest.mark.parametrize("room", [0, 5, 9])  # in rows, for chunks of 3, 3 and 1: none, the first, all
