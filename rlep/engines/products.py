@@ -16,8 +16,8 @@ _ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_l
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x [N, d] @ weight [o, d]ᵀ + bias [o]``, without a gradient."""
-    if _ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu" and len(x):
+    """``x [N, d] @ weight [o, d]ᵀ + bias [o]``, without a gradient; the weight lies row after row, or column after column."""
+    if _ONEDNN and x.dtype == torch.float32 and x.is_cpu:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return result
     return nn.functional.linear(x, weight, bias)
