@@ -18,10 +18,10 @@ from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from rlep.actors.contact import Contact, write_private
-from rlep.actors.places import private_directory
 from rlep.actors.room import Room, Seat, make_room
 from rlep.actors.timeline import Timeline
 from rlep.config_roles import ActorConfig, ClusterConfig
+from rlep.directories import private_directory
 from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
 
 OBJECT_STORE_BYTES = 512 * 2**20

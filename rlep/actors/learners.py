@@ -19,10 +19,10 @@ from ray.exceptions import RayTaskError
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocated import Colocated
 from rlep.actors.crew import ActorStatus, RoleStatus, State
-from rlep.actors.places import private_directory
 from rlep.actors.room import Seat
 from rlep.actors.supervised import close_actor
 from rlep.config_roles import LearnerConfig
+from rlep.directories import private_directory
 from rlep.engines.options import LearnerOptions
 from rlep.engines.segment import Group, GroupBackend, Publication
 from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError, WeightSyncError

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from rlep.actors.places import SHARED_MEMORY
 from rlep.config import Config
+from rlep.directories import SHARED_MEMORY
 from rlep.errors import RlepError
 from rlep.services.pool.checks import check_server
 from rlep.services.pool.connection import Link, connect

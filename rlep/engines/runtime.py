@@ -7,36 +7,28 @@ next sampler that gets a directory beside it removes both.
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import psutil
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only what a sampler's own processes made is removed
+from rlep.directories import SHARED_MEMORY, directory_below, private_directory
+
 _KINDS = ("psm_*", "vllm_dist_*")
 """Names that Python and vLLM give such files."""
 _LIST = "shared-memory"
-_LONGEST_TEMPORARY = 28
-"""Bytes of a directory for temporary files that leave room for sockets, with the longest user and process ids."""
+SOCKET_NAME_BYTES = 37
+"""A slash and the UUID that vLLM names a socket by."""
 
 
 def make_runtime(parent: Path | None) -> Path:
-    """A new directory of mode 700 below ``parent``; those beside it with a dead owner are removed.
+    """A new directory of mode 700 with room for sockets; those beside it with a dead owner are removed.
 
-    ``parent`` is this user's own, so a short name does. Without one the directory is in the system's, or in ``/tmp`` where
-    ``TMPDIR`` is too long for sockets.
+    ``parent`` is this user's own, so a short name does. None is the system's directory for temporary files.
     """
-    home, prefix = parent, "sampler-"
-    if home is None:
-        home, prefix = Path(tempfile.gettempdir()), f"rlep-sampler-{os.getuid()}-"
-        home = home if len(os.fsencode(home)) <= _LONGEST_TEMPORARY else Path("/tmp")  # noqa: S108 - private below it
-    for old in home.glob(f"{prefix}*"):
-        owner = old.name.removeprefix(prefix).split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            remove_runtime(old)
-    return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=home))
+    if parent is None:
+        return private_directory("sampler", deepest=SOCKET_NAME_BYTES, remove=remove_runtime)
+    return directory_below(parent, "sampler-", remove_runtime)
 
 
 def list_shared_memory(runtime: Path) -> None:
@@ -45,7 +37,7 @@ def list_shared_memory(runtime: Path) -> None:
     for process in psutil.Process().children(recursive=True):
         with open(f"/proc/{process.pid}/maps", encoding="utf-8") as maps:
             mapped |= {line.split(maxsplit=5)[-1].strip() for line in maps}
-    names = [path.name for kind in _KINDS for path in _SHARED_MEMORY.glob(kind) if str(path) in mapped]
+    names = [path.name for kind in _KINDS for path in SHARED_MEMORY.glob(kind) if str(path) in mapped]
     (runtime / _LIST).write_text("\n".join(names))
 
 
@@ -53,5 +45,5 @@ def remove_runtime(runtime: Path) -> None:
     """Remove the directory, and from memory what it lists. Can be repeated."""
     names = (runtime / _LIST).read_text().split() if (runtime / _LIST).exists() else []
     for name in names:
-        (_SHARED_MEMORY / Path(name).name).unlink(missing_ok=True)
+        (SHARED_MEMORY / Path(name).name).unlink(missing_ok=True)
     shutil.rmtree(runtime, ignore_errors=True)

@@ -23,21 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from rlep.directories import SOCKET_PATH_BYTES
 from rlep.engines.crossing import OnUpdate
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
-from rlep.engines.runtime import list_shared_memory, make_runtime
+from rlep.engines.runtime import SOCKET_NAME_BYTES, list_shared_memory, make_runtime
 from rlep.engines.segment import Transfer
 from rlep.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
-
-
-_SOCKET_PATH_BYTES = 107
-"""Longest path of a Unix socket on Linux."""
-_SOCKET_NAME_BYTES = 37
-"""A slash and the UUID that vLLM names a socket by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +80,10 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
         ConfigError: the directory's path is too long for a Unix socket in it.
     """
     runtime = make_runtime(runtime_parent)
-    if len(os.fsencode(runtime)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES:
+    if len(os.fsencode(runtime)) + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES:
         runtime.rmdir()
         raise ConfigError(
-            f"{runtime} is too deep for sockets (paths of at most {_SOCKET_PATH_BYTES} bytes); set a shorter TMPDIR"
+            f"{runtime} is too deep for sockets (paths of at most {SOCKET_PATH_BYTES} bytes); set a shorter TMPDIR"
         )
     settings = {
         "VLLM_NO_USAGE_STATS": "1",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlep.actors.cluster import DEEPEST_SOCKET
-from rlep.actors.places import private_directory
+from rlep.directories import private_directory
 from rlep.engines.runtime import make_runtime
 
 

@@ -12,12 +12,13 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "rlep"
 
 BASE = {"types", "errors", "seeds"}
-LOW = BASE | {"jsonl"}
+LOW = BASE | {"jsonl", "directories"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": BASE,
     "errors": BASE,
     "seeds": BASE,
     "jsonl": BASE,
+    "directories": BASE,
     "config": {"errors", "config"},
     "algorithms": BASE,
     "prompts": LOW,

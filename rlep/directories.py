@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,11 +17,18 @@ RANDOM_BYTES = 8
 """What ``mkdtemp`` appends."""
 
 
-def private_directory(kind: str, *, in_memory: bool = False, deepest: int = 0) -> Path:
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def private_directory(
+    kind: str, *, in_memory: bool = False, deepest: int = 0, remove: Callable[[Path], None] = _remove
+) -> Path:
     """A new directory ``rlep-<kind>-<user>-<pid>-…`` of mode 700; those of the same kind whose owner is dead are removed.
 
     ``in_memory``: in shared memory, where the machine has some. ``deepest``: bytes that the path of the deepest socket in
-    it adds to its own; where a long ``TMPDIR`` leaves no room for them, the directory is in ``/tmp``.
+    it adds to its own; where a long ``TMPDIR`` leaves no room for them, the directory is in ``/tmp``. ``remove``: how one of
+    this kind is removed.
     """
     shared = in_memory and os.access(SHARED_MEMORY, os.W_OK)
     parent = SHARED_MEMORY if shared else Path(tempfile.gettempdir())
@@ -28,8 +36,13 @@ def private_directory(kind: str, *, in_memory: bool = False, deepest: int = 0) -
     own = len(f"/{prefix}{os.getpid()}-") + RANDOM_BYTES
     if deepest and len(os.fsencode(parent)) + own + deepest > SOCKET_PATH_BYTES:
         parent = Path("/tmp")  # noqa: S108 - only private directories are made in it
+    return directory_below(parent, prefix, remove)
+
+
+def directory_below(parent: Path, prefix: str, remove: Callable[[Path], None] = _remove) -> Path:
+    """A new directory ``<prefix><pid>-…`` of mode 700 in ``parent``; those of the same prefix whose owner is dead are removed."""
     for old in parent.glob(f"{prefix}*"):
         owner = old.name.removeprefix(prefix).split("-")[0]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
