@@ -46,10 +46,11 @@ def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("device", "value"), [("cuda", "0"), ("cpu", None)])
 def test_a_gpu_starts_without_the_sampler_that_ignores_seeds_and_needs_a_compiler(
-    device: Literal["cpu", "cuda"], value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Literal["cpu", "cuda"], value: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "environ", {})
-    prepare_environment(SamplerOptions(max_model_len=64, device=device), tmp_path)
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setattr(os, "environ", {})
+        prepare_environment(SamplerOptions(max_model_len=64, device=device), Path(runtime))
     assert os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") == value
 
 

@@ -70,7 +70,7 @@ class Runner:
         for key in work.finished_req_ids | (work.preempted_req_ids or set()):
             self._known.pop(key, None)
         for new in work.scheduled_new_reqs:
-            self._known[new.req_id] = [new.num_computed_tokens, len(new.prefill_token_ids)]
+            self._known[new.req_id] = [new.num_computed_tokens, len(new.prefill_token_ids or new.prompt_token_ids)]
         again = work.scheduled_cached_reqs  # the first runner is told of those that lost their room as of known ones
         for key, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
             if key in again.all_token_ids:
