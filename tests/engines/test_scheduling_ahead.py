@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlep.engines.runtime import remove_runtime
 from rlep.engines.sampler import SamplerOptions, prepare_environment
 from rlep.engines.sampler_setup import engine_arguments
 from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model
@@ -102,19 +104,20 @@ class Runner:
 
 
 @pytest.fixture(scope="module")
-def config(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def config(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """vLLM's, for so little room that requests lose theirs to others; as on a GPU prompts are read in pieces."""
     directory = tmp_path_factory.mktemp("model")
     build_model(directory, tied=True)
     options = SamplerOptions(max_model_len=CONTEXT, kv_cache_gib=0.125, max_num_seqs=AT_ONCE)
-    prepare_environment(options)
+    runtime = prepare_environment(options)
     made: Any = engine_arguments(Path(directory), options).create_engine_config()
     made.scheduler_config.async_scheduling = made.scheduler_config.enable_chunked_prefill = True
     made.scheduler_config.max_num_batched_tokens = BUDGET
     made.scheduler_config.max_num_scheduled_tokens = BUDGET
     made.cache_config.enable_prefix_caching = True
     made.cache_config.num_gpu_blocks = BLOCKS
-    return made
+    yield made
+    remove_runtime(runtime)
 
 
 def build(config: Any, kind: type[Any], runner: int) -> Any:
