@@ -8,6 +8,7 @@ next sampler that gets a directory beside it removes both.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -35,8 +36,9 @@ def list_shared_memory(runtime: Path) -> None:
     """Note what this process's descendants share in memory now; called when all of them are up."""
     mapped: set[str] = set()
     for process in psutil.Process().children(recursive=True):
-        with open(f"/proc/{process.pid}/maps", encoding="utf-8") as maps:
-            mapped |= {line.split(maxsplit=5)[-1].strip() for line in maps}
+        with suppress(FileNotFoundError, ProcessLookupError):  # one that ended meanwhile
+            maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
+            mapped |= {line.split(maxsplit=5)[-1].strip() for line in maps.splitlines()}
     names = [path.name for kind in _KINDS for path in SHARED_MEMORY.glob(kind) if str(path) in mapped]
     (runtime / _LIST).write_text("\n".join(names))
 

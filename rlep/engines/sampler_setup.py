@@ -109,6 +109,10 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
             "MALLOC_MMAP_THRESHOLD_": str(2**32),
             "MALLOC_TRIM_THRESHOLD_": str(2**33),
         }
+    else:
+        # FlashInfer's sampler ignores seeds, so that our requests never get it; but vLLM tries it while it starts, and
+        # dies where it cannot be compiled: without nvcc, as in our image (vllm-project/vllm#49497).
+        settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     os.environ.update(settings)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime

@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rlep.actors.cluster import DEEPEST_SOCKET
 from rlep.directories import private_directory
-from rlep.engines.runtime import make_runtime
+from rlep.engines.runtime import list_shared_memory, make_runtime
 
 
 def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
@@ -57,3 +60,19 @@ def test_sockets_have_room_with_the_longest_ids_and_a_long_temporary_directory(
     assert len(str(alone / request.name)) <= 107
     kept = private_directory("test")
     assert kept.parent == deep
+
+
+def test_what_living_workers_share_is_listed_though_another_process_ended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
+        ended.wait()
+    found = [psutil.Process(), SimpleNamespace(pid=ended.pid)]
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: found[::-1])
+    shared = SharedMemory(create=True, size=64)
+    try:
+        list_shared_memory(tmp_path)
+        assert shared.name in (tmp_path / "shared-memory").read_text().split()
+    finally:
+        shared.close()
+        shared.unlink()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -40,6 +42,16 @@ def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="107 bytes"):
         prepare_environment(SamplerOptions(max_model_len=64), deep)
     assert not list(deep.iterdir())
+
+
+@pytest.mark.parametrize(("device", "value"), [("cuda", "0"), ("cpu", None)])
+def test_a_gpu_starts_without_the_sampler_that_ignores_seeds_and_needs_a_compiler(
+    device: Literal["cpu", "cuda"], value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setattr(os, "environ", {})
+        prepare_environment(SamplerOptions(max_model_len=64, device=device), Path(runtime))
+    assert os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") == value
 
 
 async def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:

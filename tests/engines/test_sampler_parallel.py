@@ -20,7 +20,7 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import Probe, Publication, Segment, TensorSpec
+from rlep.engines.segment import OF_ONE_TOKEN, Probe, Publication, Segment, TensorSpec
 from rlep.engines.segment_writer import SegmentWriter
 from rlep.engines.weights import LOGPROB_TOLERANCE
 from rlep.errors import ActorLost, WeightSyncError
@@ -73,11 +73,11 @@ class Rig:
         )
         return Publication(version, layout, self.writer.write(layout, weights, version), probes, self.tolerance)
 
-    async def answer(self, seed: int) -> Completion:
-        """A greedy answer to a prompt of that seed."""
+    async def answer(self, seed: int, sampling: Sampling = GREEDY) -> Completion:
+        """An answer of that seed to a prompt of that seed."""
         prompt, _ = sequence(7, 1, seed)
         requests = [Request(f"r/{seed}", "p", prompt, 0, seed)]
-        async for (completion,) in self.sampler.generate(requests, GREEDY):
+        async for (completion,) in self.sampler.generate(requests, sampling):
             return completion
         raise AssertionError("no answer")
 
@@ -95,7 +95,11 @@ class Rig:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[pytest.param(CPU, id="cpu"), pytest.param(CUDA, id="cuda", marks=ONE_GPU)],
+    params=[
+        pytest.param(CPU, id="cpu"),
+        pytest.param(CUDA, id="cuda", marks=ONE_GPU),
+        pytest.param(replace(CUDA, enforce_eager=False), id="cuda-graphs", marks=ONE_GPU),
+    ],
 )
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
@@ -121,6 +125,23 @@ async def test_weights_are_taken_and_greedy_answers_are_the_models_own(rig: Rig)
         completion = await rig.answer(version)
         assert completion.policy_version == version
         rig.check(completion, version)
+
+
+async def test_sampled_tokens_have_their_raw_logprobs_and_are_among_the_likeliest(rig: Rig) -> None:
+    sampling = Sampling(temperature=0.7, top_p=0.95, top_k=4, max_tokens=24)
+    completions = [await rig.answer(seed, sampling) for seed in (11, 11, 12)]
+    assert completions[0].tokens.tolist() == completions[1].tokens.tolist()
+    gaps = []
+    for seed, completion in zip((11, 11, 12), completions, strict=True):
+        prompt, _ = sequence(7, 1, seed)
+        gaps.append(np.abs(completion.logprobs - true_logprobs(rig.model, prompt, completion.tokens)))
+        ids = torch.from_numpy(np.concatenate([prompt, completion.tokens]).astype(np.int64))[None]
+        with torch.no_grad():
+            rows = rig.model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)  # [T, V]
+        fourth = rows.sort(-1, descending=True).values[:, 3].numpy()
+        assert (completion.logprobs - fourth >= -OF_ONE_TOKEN * rig.tolerance).all()
+    assert np.concatenate(gaps).mean() <= rig.tolerance
+    assert np.concatenate(gaps).max() <= OF_ONE_TOKEN * rig.tolerance
 
 
 async def test_asleep_it_serves_nothing_and_wakes_with_new_weights(rig: Rig) -> None:
