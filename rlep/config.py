@@ -71,7 +71,7 @@ class RolloutConfig(Section):
     fresh: Positive = 16
     """G: answers the current policy writes for each prompt."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature."""
+    """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
     top_k: Count = 0
@@ -189,7 +189,7 @@ class UpdateConfig(Section):
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW moment decays."""
     weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay, of every weight: biases, norms and embeddings too."""
     warmup: Count = 10
     """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +38,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 WRITTEN_POLL_S = 0.2
 """How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
+
+SETTLE_S = 5.0
+"""Once one rank has failed, time for the others to fail as well: one that does not is the one they waited for."""
 
 
 @ray.remote
@@ -277,16 +280,34 @@ class Learners:
                 self._cluster.timeline.add("learner", method, begin)
 
     async def _each(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
-        """The answers of all ranks."""
+        """The answers of all ranks. Raises ``LearnerLost`` with what every rank that did not answer was asked."""
         deadline = deadline_s or self._config.deadline_s
-        calls = [
-            asyncio.ensure_future(call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline))
+        calls = {
+            f"learner-{n}.{method}": asyncio.ensure_future(
+                call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline)
+            )
             for n, rank in enumerate(self._ranks)
-        ]
+        }
         try:
-            return await asyncio.gather(*calls)
+            return await asyncio.gather(*calls.values())
         except (ActorLost, DeadlineExceeded, RayTaskError) as error:
-            raise LearnerLost(f"{method}: {error}") from error
+            await asyncio.wait(calls.values(), timeout=SETTLE_S)
+            raise LearnerLost(_account(calls)) from error
         finally:
-            for waiting in calls:
+            for waiting in calls.values():
                 waiting.cancel()
+
+
+def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:
+    """One line on every rank that did not answer, silent ones first; below it the traceback of one that raised."""
+    silent = [f"{name}: no answer" for name, waiting in calls.items() if not waiting.done()]
+    errors = {name: waiting.exception() for name, waiting in calls.items() if waiting.done()}
+    failed, traceback = [], ""
+    for name, error in errors.items():
+        if isinstance(error, RayTaskError):
+            cause = (str(error.cause).splitlines() or [""])[0]
+            failed.append(f"{name}: {type(error.cause).__name__}: {cause}")
+            traceback = traceback or f"\n{error}"
+        elif error is not None:
+            failed.append(str(error))  # it has the name
+    return "; ".join([*silent, *failed]) + traceback

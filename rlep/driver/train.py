@@ -105,7 +105,8 @@ class Training:
                 except LearnerLost as error:
                     await self._ahead.drop()
                     self._store.events.log("actor_lost", actor="learner", error=str(error))
-                    self._run.progress.note(f"learner lost ({error}); starting its ranks again")
+                    reason = str(error).partition("\n")[0]  # a traceback follows
+                    self._run.progress.note(f"learner lost ({reason}); starting its ranks again")
                     await self._store.checkpoints.abandon()
                     await self._trainers.learner.restart()
                     self._store.events.log("actor_restarted", actor="learner")

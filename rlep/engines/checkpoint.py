@@ -78,7 +78,7 @@ def write_trainer(tensors: Mapping[str, Tensor], position: Position, target: Pat
         if dist.get_rank() == 0:
             (target / _POSITION_FILE).write_text(json.dumps(asdict(position)) + "\n")
     except (OSError, CheckpointException) as error:
-        raise CheckpointError(f"cannot write trainer state to {target}: {error}") from error
+        raise CheckpointError(f"cannot write trainer state to {target}: {_reason(error)}") from error
 
 
 def read_trainer(
@@ -101,8 +101,15 @@ def read_trainer(
         _check_same_model(wanted, stored)
         dcp.load(wanted, storage_reader=reader)
     except (OSError, ValueError, TypeError, SafetensorError, CheckpointException) as error:
-        raise CheckpointError(f"cannot read trainer state from {source}: {error}") from error
+        raise CheckpointError(f"cannot read trainer state from {source}: {_reason(error)}") from error
     return position, absent
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; DCP's own message is every rank's traceback."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    return "; ".join(f"rank {rank}: {type(e).__name__}: {e}" for rank, (e, _) in sorted(error.failures.items()))
 
 
 def _check_same_model(wanted: Mapping[str, Tensor], stored: Mapping[str, object]) -> None:

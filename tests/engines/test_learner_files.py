@@ -91,6 +91,19 @@ def test_a_save_that_cannot_be_written_is_told_and_the_next_one_is(start: Start,
     saved(learner, tmp_path)
 
 
+def test_a_full_disk_is_told_in_one_line_with_the_rank_that_met_it(start: Start, tmp_path: Path) -> None:
+    learner = start()
+    (tmp_path / "full" / "trainer").mkdir(parents=True)
+    (tmp_path / "full" / "trainer" / "shard-00001-model-00001-of-00001.safetensors").symlink_to("/dev/full")
+    learner.save(tmp_path / "full")
+    with pytest.raises(CheckpointError) as raised:
+        learner.written(60.0)
+    assert str(raised.value) == (
+        f"cannot write trainer state to {tmp_path}/full/trainer: rank 0: OSError: [Errno 28] No space left on device"
+    )
+    saved(learner, tmp_path)
+
+
 def test_a_save_that_takes_too_long_is_told(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write = threading.Event()
     monkeypatch.setattr("rlep.engines.learner.write_model", lambda *_: may_write.wait(60))
