@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray._private.utils import get_num_cpus
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
@@ -59,6 +60,8 @@ class Cluster:
         address = self.config.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray's own handler of SIGTERM prints a stack trace and aborts the process 3 s later, whatever it still has to close.
+        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
         if address:
             _check_reachable(address)
             try:

@@ -109,6 +109,9 @@ async def _answer(cluster: Cluster, command: Command) -> RunStatus:
             told = news
     except BaseException:
         doing.cancel()
+        await asyncio.gather(
+            doing, return_exceptions=True
+        )  # where the run ended, both have failed: one error is enough
         raise
     return await doing
 

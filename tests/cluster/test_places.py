@@ -1,4 +1,4 @@
-"""Leftovers of killed owners go; those of living ones stay."""
+"""Leftovers of killed owners go, those of living ones stay, and an owner that is told to end closes what it has."""
 
 from __future__ import annotations
 
@@ -76,3 +76,31 @@ def test_what_living_workers_share_is_listed_though_another_process_ended_meanwh
     finally:
         shared.close()
         shared.unlink()
+
+
+SLOW_TO_CLOSE = """
+import asyncio, os, signal
+from rlep.actors.cluster import Cluster
+from rlep.cli.shell import command_errors, run_async
+from rlep.config_roles import ClusterConfig
+
+async def connected():
+    cluster = Cluster(ClusterConfig(cpus=1), "terminated")
+    await asyncio.to_thread(cluster.connect)
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(600)
+    finally:
+        await asyncio.sleep(4)
+        await asyncio.to_thread(cluster.close)
+        print("closed")
+
+command_errors(lambda: run_async(connected()))()
+"""
+
+
+def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close() -> None:
+    done = subprocess.run([sys.executable, "-c", SLOW_TO_CLOSE], capture_output=True, text=True, check=False)
+    assert done.stdout == "closed\n", (done.returncode, done.stderr)
+    assert "interrupted" in done.stderr
+    assert "SIGTERM received" not in done.stderr  # Ray's stack trace

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import platform
 from pathlib import Path
 
@@ -9,10 +11,14 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
+from rlep.actors import control as actors_control
+from rlep.actors.cluster import Cluster
 from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
+from rlep.actors.control import Command, Look, RunStatus, Scale
 from rlep.actors.jobs import submit_job
-from rlep.cli import app
-from rlep.errors import ConfigError
+from rlep.cli import app, control
+from rlep.config_roles import ClusterConfig
+from rlep.errors import ActorLost, ConfigError
 
 COMMANDS = [["status"], ["top"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
 
@@ -84,3 +90,29 @@ def test_a_contact_is_read_back_by_its_owner_alone_until_it_is_removed(tmp_path:
     remove_contact(tmp_path / "run")
     remove_contact(tmp_path / "run")
     assert read_contact(tmp_path / "run") is None
+
+
+async def test_a_run_that_ends_under_a_command_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    unheard: list[dict[str, object]] = []
+
+    async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunStatus:
+        if isinstance(command, Look):
+            raise ConfigError("no run is going on")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # its answer has come already
+            raise ActorLost("the run ended meanwhile") from None
+        raise AssertionError
+
+    monkeypatch.setattr(actors_control, "ask", ask)
+    monkeypatch.setattr(control, "NEWS_S", 0.0)
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    try:
+        await control._answer(Cluster(ClusterConfig(), "ending"), Scale("generators", 3, 60.0))
+    except ConfigError as error:  # pytest.raises would hold the task, whose end is looked at
+        said = str(error)
+    for _ in range(3):  # rounds of the loop in which a command that was left alone ends
+        await asyncio.sleep(0)
+    gc.collect()
+    assert said == "no run is going on"
+    assert not unheard

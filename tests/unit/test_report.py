@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -280,6 +281,21 @@ def test_missing_and_broken_files_are_notes(tmp_path: Path, content: str | None)
     elif content.startswith("nonsense"):
         assert len(found.notes) == 6
         assert "metrics.jsonl cannot be read" in " ".join(found.notes)
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "base", [(0, 0.1), (20, 0.2)])
+    odd = {"pass": {"one": 1, "1": "x", "2": 0.25, "4": None}, "avg": 0.15, "ci": ["a", None]}
+    with (run / "evaluations.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": 10, "n": 4} | row) + "\n" for row in (odd, {"avg": math.nan}))
+    with (run / "metrics.jsonl").open("a") as file:
+        values = {"time/step": math.inf, "logprob/fresh": math.nan, "loss/mean": 10**400, "old": {}, "lr": 2}
+        file.write(json.dumps({"step": 20, "wall_s": math.nan, "metrics": values, "later": 1}) + "\n")
+    found = load_runs([run])[0]
+    assert [(row.step, row.avg) for row in found.evaluations] == [(0, 0.1), (20, 0.2), (10, 0.15)]
+    assert found.evaluations[-1].passes == {2: 0.25}
+    assert (found.lines[-1].wall_s, found.lines[-1].numbers) == (0.0, {"lr": 2.0})
+    build_report([run], tmp_path / "out")
 
 
 def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:

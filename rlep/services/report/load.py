@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def _line(raw: Mapping[str, Any]) -> Line | None:
     step, wall_s, metrics = _integer(raw.get("step")), _number(raw.get("wall_s")), raw.get("metrics")
     if step is None or not isinstance(metrics, Mapping):
         return None
-    numbers = {name: float(v) for name, v in metrics.items() if isinstance(v, int | float)}
+    numbers = {name: number for name, v in metrics.items() if (number := _number(v)) is not None}
     lists = {
         name: tuple(_number(v) or 0.0 for v in values) for name, values in metrics.items() if isinstance(values, list)
     }
@@ -174,8 +175,12 @@ def _evaluated(raw: Mapping[str, Any]) -> Evaluated | None:
         high=high,
         maj=_number(raw.get("maj")),
         best=_number(raw.get("best")),
-        passes={int(k): float(v) for k, v in passes.items()} if isinstance(passes, Mapping) else {},
+        passes=_passes(passes) if isinstance(passes, Mapping) else {},
     )
+
+
+def _passes(raw: Mapping[str, Any]) -> dict[int, float]:
+    return {int(k): share for k, v in raw.items() if k.isdecimal() and (share := _number(v)) is not None}
 
 
 def _spans(path: Path, notes: list[str]) -> tuple[Span, ...]:
@@ -250,4 +255,7 @@ def _integer(value: object) -> int | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Of what is no finite number: None."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
