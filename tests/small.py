@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 from safetensors import safe_open
 
@@ -61,4 +63,14 @@ def contents(home: Path) -> dict[str, bytes]:
     for path in sorted(home.rglob("*.safetensors")):
         with safe_open(path, framework="numpy") as file:
             found |= {f"{path.name}:{name}": file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def workers_of(owner: psutil.Process) -> list[psutil.Process]:
+    """Of an engine's owner: the engine's tensor-parallel workers, not told by their titles, which are not set on every start."""
+    found = []
+    for part in (child for engine in owner.children() for child in engine.children()):
+        with suppress(psutil.NoSuchProcess):
+            if "resource_tracker" not in " ".join(part.cmdline()):
+                found.append(part)
     return found

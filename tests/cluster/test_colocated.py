@@ -34,7 +34,7 @@ from rlep.errors import ConfigError, PlacementError
 from rlep.prompts import PromptSet
 from rlep.settings import load_config
 from rlep.types import Completion, Reissued, Request, Sampling
-from tests.small import BASE, FRESH, PROMPTS, contents, small_task
+from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
 
 STEPS = 2
 RANKS = ("generator-0", "learner")
@@ -169,7 +169,7 @@ async def one_worker_dies_asleep(cast: Cast, prompts: PromptSet) -> None:
     assert worker.asleep
     assert worker.actor is not None
     owner = psutil.Process(await worker.actor.ping.remote())
-    parts = [part for part in owner.children(recursive=True) if "Worker_TP" in " ".join(part.cmdline())]
+    parts = workers_of(owner)
     assert len(parts) == 2
     mapped = {Path(one.path) for part in parts for one in part.memory_maps() if "/dev/shm/" in one.path}
     shared = {path for path in mapped if path.name.startswith(("psm_", "vllm_dist_")) and path.exists()}

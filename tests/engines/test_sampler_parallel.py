@@ -26,6 +26,7 @@ from rlep.engines.weights import LOGPROB_TOLERANCE
 from rlep.errors import ActorLost, WeightSyncError
 from rlep.types import Completion, Request, Sampling
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
+from tests.small import workers_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 CPU = SamplerOptions(
@@ -182,10 +183,9 @@ async def test_a_load_that_broke_off_while_it_woke_leaves_a_sampler_that_sleeps_
 
 
 async def test_a_dead_worker_is_a_dead_sampler(rig: Rig) -> None:
-    processes = psutil.Process().children(recursive=True)
-    workers = [process for process in processes if "Worker_TP" in " ".join(process.cmdline())]
     if rig.options.tensor_parallel == 1:
         pytest.skip("one worker is the engine itself: tests/engines/test_sampler.py")
+    workers = workers_of(psutil.Process())
     assert len(workers) == 2
     workers[1].kill()
     async with asyncio.timeout(120):
