@@ -109,9 +109,8 @@ async def _answer(cluster: Cluster, command: Command) -> RunStatus:
             told = news
     except BaseException:
         doing.cancel()
-        await asyncio.gather(
-            doing, return_exceptions=True
-        )  # where the run ended, both have failed: one error is enough
+        # Where the run ended, both have failed: one error is enough.
+        await asyncio.gather(doing, return_exceptions=True)
         raise
     return await doing
 

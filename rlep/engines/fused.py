@@ -37,7 +37,11 @@ def fuse(model: PreTrainedModel) -> None:
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:
-    result: Tensor = _RootMeanSquare.apply(x.reshape(-1, x.shape[-1]), module.weight, module.variance_epsilon)
+    return _normalised(x, module.weight, module.variance_epsilon)
+
+
+def _normalised(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    result: Tensor = _RootMeanSquare.apply(x.reshape(-1, x.shape[-1]), weight, epsilon)
     return result.view(x.shape)
 
 
@@ -101,6 +105,4 @@ def _interleaved(rows: Tensor, size: int) -> Tensor:
 
 def _head_norm(module: Any, heads: Tensor) -> Tensor:
     """Of interleaved heads ``[N, H, D]``."""
-    weight = _interleaved(module.weight, heads.shape[2])
-    result: Tensor = _RootMeanSquare.apply(heads.reshape(-1, heads.shape[2]), weight, module.variance_epsilon)
-    return result.view(heads.shape)
+    return _normalised(heads, _interleaved(module.weight, heads.shape[2]), module.variance_epsilon)

@@ -21,6 +21,7 @@ from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.engines.background import BackgroundWriter
 from rlep.engines.checkpoint import Position, full_weights, read_trainer, write_model, write_trainer
+from rlep.engines.devices import current_device
 from rlep.engines.heap import keep_freed_memory
 from rlep.engines.kept import KeptWeights
 from rlep.engines.optimizer import ShardedAdamW
@@ -86,9 +87,8 @@ class LearnerRank:
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
         self._kept, self._parked = KeptWeights(self._shards), Parked()
         self._updates = 0
-        hidden_size = self._policy.model.config.hidden_size
-        self._budget = Budget(options.micro_batch_tokens, attention_length=6 * hidden_size)
-        self._device = torch.device(options.device, torch.cuda.current_device() if options.device == "cuda" else None)
+        self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
+        self._device = current_device(options.device)
 
     def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.

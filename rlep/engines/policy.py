@@ -17,6 +17,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rlep.engines.attention import PACKED_ATTENTION
+from rlep.engines.devices import current_device
 from rlep.engines.fused import fuse
 from rlep.engines.head import token_logprobs
 from rlep.engines.options import PolicyOptions
@@ -63,7 +64,7 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh) -> P
     _check_supported(config, model)
     if mesh.device_type == "cpu" and options.dtype == "float32" and not options.compile:
         fuse(model)
-    device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
+    device = current_device(mesh.device_type)
     policy = Policy(model).eval()
     _shard(policy, options, mesh)
     _materialise(policy, torch.device("cpu") if options.cpu_offload else device, device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlep.engines.broadcast import Link, Meeting
+from rlep.engines.devices import current_device
 from rlep.engines.segment import Group, GroupBackend, Probe, Publication, Segment, TensorSpec
 from rlep.engines.segment_writer import SegmentWriter
 from rlep.types import Int32Array, SequenceBatch
@@ -34,8 +35,7 @@ def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tenso
     for name, parameter in shards:
         mesh = parameter.device_mesh
         with torch.no_grad():
-            device = torch.device(mesh.device_type, torch.cuda.current_device() if mesh.device_type == "cuda" else None)
-            shard = parameter.detach().to(device)
+            shard = parameter.detach().to(current_device(mesh.device_type))
             yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
 
 
