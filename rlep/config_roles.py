@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rlep.errors import ConfigError
 
@@ -21,11 +21,18 @@ SHARED_UTILIZATION = 0.9
 
 
 class Section(BaseModel):
-    """A part of the tree: frozen; unknown keys, NaN and infinity are errors."""
+    """A part of the tree: frozen; unknown keys, NaN, infinity and a truth value in a number's place are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("neither true nor false is meant here")
+        return value
 
 
 class ActorConfig(Section):
