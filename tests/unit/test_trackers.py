@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlep.errors import ConfigError
-from rlep.trackers import TensorBoardTracker, _remember, mlflow_name, open_trackers
+from rlep.trackers import BATCH, TensorBoardTracker, _remember, mlflow_name, open_trackers
 
 
 def test_no_sinks_are_no_trackers(tmp_path: Path) -> None:
@@ -33,32 +34,68 @@ def test_mlflow_takes_only_some_characters() -> None:
 
 
 def test_mlflow_without_a_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"):
         open_trackers(["mlflow"], directory=tmp_path, project="p", name="n")
 
 
+def test_mlflow_continues_a_run_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "server").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # in place of a server
+    from mlflow import MlflowClient
+
+    def logged(*steps: int) -> str:
+        (tracker,) = open_trackers(["mlflow"], directory=tmp_path, project="p", name="n")
+        run = (tmp_path / "mlflow.id").read_text()
+        for step in steps:
+            tracker.log(step, {f"m({number})": float(step) for number in range(BATCH + 1)})
+        assert MlflowClient().get_run(run).info.status == "RUNNING"
+        tracker.close()
+        assert MlflowClient().get_run(run).info.status == "FINISHED"
+        return run
+
+    run = logged(0, 1)
+    assert logged(2) == run
+    for name in ("m_0_", f"m_{BATCH}_"):
+        history = MlflowClient().get_metric_history(run, name)
+        assert [(point.step, point.value) for point in history] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    experiment = MlflowClient().get_experiment_by_name("p")
+    assert experiment is not None
+    assert [found.info.run_name for found in MlflowClient().search_runs([experiment.experiment_id])] == ["n"]
+
+
+def test_wandb_continues_a_run_under_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for step in (0, 1):
+        (tracker,) = open_trackers(["wandb"], directory=tmp_path, project="p", name="n")
+        tracker.log(step, {"rollout/accuracy": 0.25 + step})
+        tracker.close()
+    run = (tmp_path / "wandb.id").read_text()
+    files = sorted((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert [path.name for path in files] == [f"run-{run}.wandb"] * 2
+    for file, value in zip(files, (b"0.25", b"1.25"), strict=True):
+        assert b"rollout/accuracy" in file.read_bytes()
+        assert value in file.read_bytes()
+
+
 def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for step in (0, 1):  # the second opening is a resumed run
         tracker = TensorBoardTracker(tmp_path)
         tracker.log(step, {"rollout/accuracy": 0.25 + step})
         tracker.close()
-    events = accumulators.EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("rollout/accuracy")] == [(0, 0.25), (1, 1.25)]
 
 
 def test_tensorboard_shows_a_step_that_is_done_again_once(tmp_path: Path) -> None:
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     # Killed after step 3 and continued from the checkpoint after step 1; then a lost learner takes the run back to step 2.
     for run, steps in enumerate([(0, 1, 2, 3), (1, 2, 3, 2, 3, 4)]):
         tracker = TensorBoardTracker(tmp_path)
         for number, step in enumerate(steps):
             tracker.log(step, {"rollout/accuracy": 10.0 * run + number})
         tracker.close()
-    events = accumulators.EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("rollout/accuracy")] == [
         (0, 0.0),
