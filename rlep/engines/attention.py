@@ -121,10 +121,20 @@ def packed_attention(
     scaling, window = settings.get("scaling"), settings.get("sliding_window")
     scale = float(scaling) if isinstance(scaling, int | float) else query.shape[3] ** -0.5
     row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    if _has_flash(query):
         return _flash(row, layout, scale, layout.reach(window)), None
-    plan = layout.plan(query.shape[1], key.shape[1], window)
-    return causal_attention(torch.cat(row, 1), None, plan, scale).unsqueeze(0), None
+    return _causal(row, layout, scale, window), None
+
+
+def _has_flash(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+
+
+@torch.compiler.disable
+def _causal(row: tuple[Tensor, ...], layout: Layout, scale: float, window: object) -> Tensor:
+    """Not compiled: every row's plan would be another graph."""
+    plan = layout.plan(row[0].shape[1], row[1].shape[1], window)
+    return causal_attention(torch.cat(row, 1), None, plan, scale).unsqueeze(0)
 
 
 def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: int | None) -> Tensor:
