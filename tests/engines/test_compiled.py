@@ -7,6 +7,7 @@ which a CPU has not, is replaced under torch's operator of that name, so that wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from tests.engines.learner_process import gradients_of_first_update, single_rank
 
 Start = Callable[..., LearnerRank]
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it, and hides this
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch's compiler looks at it, and hides this
 
 
 @pytest.fixture
@@ -88,8 +91,8 @@ def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value, bounds, _, longest, _, causal, scale, window, *_ = given
     attended = torch.empty_like(query)
     cuts = bounds.tolist()
-    assert max(stop - start for start, stop in zip(cuts, cuts[1:], strict=False)) == longest
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    assert max(stop - start for start, stop in pairwise(cuts)) == longest
+    for start, stop in pairwise(cuts):
         rows = slice(start, stop)
         weights, _ = _weights(query[rows], key[rows], _seen(start, stop, causal, window), scale)
         values = value[rows].repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(0, 1)
@@ -102,7 +105,7 @@ def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     upstream, query, key, value, _, _, bounds, _, _, _, causal, _, scale, window = given
     grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
     cuts, group = bounds.tolist(), query.shape[1] // key.shape[1]
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         rows = slice(start, stop)
         weights, keys = _weights(query[rows], key[rows], _seen(start, stop, causal, window), scale)
         above = upstream[rows].transpose(0, 1)  # [H, T, D]
