@@ -4,7 +4,8 @@
 activations) and 16 GB of disk for the weights. ``--tiny`` runs the same on a CPU with a model of some thousand weights.
 Each mode (with and without activation checkpointing) runs in a process of its own and prints tokens per second, model
 FLOP utilisation (of the device's bfloat16 peak; null where that is not known) and peak memory. A mode that the GPU has no
-room for says so: without checkpointing a layer keeps about 225 KB a token of this shape, 6.3 MB in all.
+room for says so: without checkpointing a layer keeps about 225 KB a token of this shape, 6.3 MB in all. ``--compile``
+measures ``learner.compile``; it needs a C++ compiler on the machine.
 """
 
 from __future__ import annotations
@@ -109,12 +110,13 @@ def update_of(size: Size) -> SequenceBatch:
     )
 
 
-def measured(size: Size, model: Path, checkpointing: bool, repeats: int) -> dict[str, object]:
+def measured(size: Size, model: Path, checkpointing: bool, compiled: bool, repeats: int) -> dict[str, object]:
     """One mode: the median of ``repeats`` updates after one to warm up."""
     options = LearnerOptions(
         policy=PolicyOptions(
             dtype="bfloat16" if size.device == "cuda" else "float32",
             activation_checkpointing=checkpointing,
+            compile=compiled,
             reshard_after_forward=True,  # one GPU holds all master weights: a second, gathered copy would cost too much
         ),
         device="cuda" if size.device == "cuda" else "cpu",
@@ -123,6 +125,7 @@ def measured(size: Size, model: Path, checkpointing: bool, repeats: int) -> dict
     mode: dict[str, object] = {
         "device": torch.cuda.get_device_name() if size.device == "cuda" else "cpu",
         "activation_checkpointing": checkpointing,
+        "compile": compiled,
         "micro_batch_tokens": options.micro_batch_tokens,
     }
     meeting = f"file://{model}/meeting-{int(checkpointing)}"
@@ -150,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON line per mode")
     parser.add_argument("--tiny", action="store_true", help="a tiny model on the CPU: shows that the script works")
+    parser.add_argument("--compile", action="store_true", help="compile the layers; the first update takes minutes")
     parser.add_argument("--repeats", type=int, default=3, help="updates after the first")
     chosen = parser.parse_args()
     size = TINY if chosen.tiny else PAPER
@@ -162,7 +166,7 @@ def main() -> None:
             pool.apply(write_model, (size, Path(name)))
         for checkpointing in (True, False):
             with processes.Pool(1) as pool:
-                figures = pool.apply(measured, (size, Path(name), checkpointing, chosen.repeats))
+                figures = pool.apply(measured, (size, Path(name), checkpointing, chosen.compile, chosen.repeats))
             print(json.dumps(figures) if chosen.json else json.dumps(figures, indent=2), flush=True)
 
 

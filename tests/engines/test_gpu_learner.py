@@ -41,9 +41,10 @@ def test_a_mode_that_does_not_fit_into_the_gpu_is_a_figure_too(monkeypatch: pyte
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(script, "LearnerRank", full)
-    assert script.measured(script.TINY, tmp_path, False, 1) == {
+    assert script.measured(script.TINY, tmp_path, False, False, 1) == {
         "device": "cpu",
         "activation_checkpointing": False,
+        "compile": False,
         "micro_batch_tokens": 128,
         "out_of_memory": "no room",
     }
