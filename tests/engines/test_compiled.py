@@ -1,4 +1,4 @@
-"""Compiled layers: gradients of the padded reference, and one graph for rows of any length.
+"""Compiled layers: gradients of the padded reference, and a few graphs for rows of any length.
 
 The compiler's own front end runs, its back end that writes kernels does not: that needs a C++ or CUDA compiler. Flash attention,
 which a CPU has not, is replaced under torch's operator of that name, so that what is handed to it is checked too.
@@ -25,9 +25,8 @@ from tests.engines.learner_process import gradients_of_first_update, single_rank
 
 Start = Callable[..., LearnerRank]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor"
-)  # torch's compiler looks at it, and hides this
+# torch's compiler looks at it, and hides the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 
 @pytest.fixture
@@ -72,46 +71,43 @@ def test_rows_of_new_lengths_need_no_new_graph(start: Start, tmp_path: Path, mon
     assert not counters["graph_break"]
 
 
-def _seen(start: int, stop: int, causal: bool, window: list[int]) -> Tensor:
-    """Which keys ``[T]`` each query ``[T]`` of a sequence sees, of flash attention's two ways to say it."""
-    length = stop - start
-    seen = torch.ones(length, length, dtype=torch.bool).tril(window[1] if window[1] >= 0 or causal else length)
-    return seen if window[0] < 0 else seen.triu(-window[0])
+def _by_query_head(shared: Tensor, query: Tensor) -> Tensor:
+    """The key or value head ``[T, K, D]`` of every query head, ``[H, T, D]``."""
+    return shared.repeat_interleave(query.shape[1] // shared.shape[1], 1).transpose(0, 1)
 
 
-def _weights(query: Tensor, key: Tensor, seen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Probabilities ``[H, T, T]`` and the keys of every query head ``[H, T, D]``."""
-    keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(0, 1)
-    scores = query.transpose(0, 1) @ keys.transpose(1, 2) * scale
-    return scores.masked_fill(~seen, -torch.inf).softmax(-1), keys
+def _weights(query: Tensor, key: Tensor, scale: float, window: list[int]) -> Tensor:
+    """Probabilities ``[H, T, T]`` over the keys that flash attention's ``window`` (before, after; -1 is all) leaves."""
+    before, after = window
+    assert after == 0
+    seen = torch.ones(len(query), len(query), dtype=torch.bool).tril()
+    scores = query.transpose(0, 1) @ _by_query_head(key, query).mT * scale
+    return scores.masked_fill(~(seen if before < 0 else seen.triu(-before)), -torch.inf).softmax(-1)
 
 
 @varlen._varlen_attn.register_kernel("cpu")
 def _forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    query, key, value, bounds, _, longest, _, causal, scale, window, *_ = given
-    attended = torch.empty_like(query)
-    cuts = bounds.tolist()
+    query, key, value, bounds, _, longest, _, _, scale, window, *_ = given
+    attended, cuts = torch.empty_like(query), bounds.tolist()
     assert max(stop - start for start, stop in pairwise(cuts)) == longest
     for start, stop in pairwise(cuts):
         rows = slice(start, stop)
-        weights, _ = _weights(query[rows], key[rows], _seen(start, stop, causal, window), scale)
-        values = value[rows].repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(0, 1)
-        attended[rows] = (weights @ values).transpose(0, 1)
+        weights = _weights(query[rows], key[rows], scale, window)
+        attended[rows] = (weights @ _by_query_head(value[rows], query)).transpose(0, 1)
     return attended, query.new_zeros(query.shape[1], len(query)), torch.zeros(2, dtype=torch.uint64)
 
 
 @varlen._varlen_attn_backward.register_kernel("cpu")
 def _backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    upstream, query, key, value, _, _, bounds, _, _, _, causal, _, scale, window = given
-    grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-    cuts, group = bounds.tolist(), query.shape[1] // key.shape[1]
-    for start, stop in pairwise(cuts):
+    upstream, query, key, value, _, _, bounds, _, _, _, _, _, scale, window = given
+    grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
+    for start, stop in pairwise(bounds.tolist()):
         rows = slice(start, stop)
-        weights, keys = _weights(query[rows], key[rows], _seen(start, stop, causal, window), scale)
+        weights = _weights(query[rows], key[rows], scale, window)
         above = upstream[rows].transpose(0, 1)  # [H, T, D]
-        grad = above @ value[rows].repeat_interleave(group, 1).transpose(0, 1).transpose(1, 2)
+        grad = above @ _by_query_head(value[rows], query).mT
         scores = weights * (grad - (grad * weights).sum(-1, keepdim=True)) * scale
-        grads[0][rows] = (scores @ keys).transpose(0, 1)
-        for into, by_head in ((grads[1], scores.mT @ query[rows].transpose(0, 1)), (grads[2], weights.mT @ above)):
-            into[rows] = by_head.unflatten(0, (-1, group)).sum(1).transpose(0, 1)
-    return grads[0], grads[1], grads[2]
+        grad_query[rows] = (scores @ _by_query_head(key[rows], query)).transpose(0, 1)
+        for into, by_head in ((grad_key, scores.mT @ query[rows].transpose(0, 1)), (grad_value, weights.mT @ above)):
+            into[rows] = by_head.unflatten(0, (key.shape[1], -1)).sum(1).transpose(0, 1)
+    return grad_query, grad_key, grad_value
