@@ -227,7 +227,7 @@ class Generators:
         self._report("actor_lost", worker.name, str(worker.error))
         if worker.actor is not None:
             ray.kill(worker.actor)
-        worker.actor = None
+        worker.actor = worker.version = None
         self._queue.give_back(worker.name)
 
     async def _revive(self, worker: Worker) -> bool:

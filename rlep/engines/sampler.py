@@ -20,7 +20,7 @@ from rlep.engines.crossing import Crossing, token_versions
 from rlep.engines.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.rest import Rest
 from rlep.engines.runtime import remove_runtime
-from rlep.engines.sampler_requests import engine_errors, finish_reason, sample, score
+from rlep.engines.sampler_requests import engine_errors, finish_reason, first_of, sample, score
 from rlep.engines.sampler_setup import SamplerOptions, prepare_environment, start_engine
 from rlep.engines.segment import (
     Group,
@@ -77,6 +77,7 @@ class Sampler:
         self._samples: set[asyncio.Task[Any]] = set()
         self._scores: set[asyncio.Task[Any]] = set()
         self._loading = asyncio.Lock()
+        self._transferring = asyncio.Event()
         self._rest = Rest()
         self._crossing = Crossing() if options.on_update != "wait" else None
 
@@ -181,6 +182,7 @@ class Sampler:
             with engine_errors():
                 # Without its cache a response that goes on is read again under the new weights.
                 await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
+                self._transferring.set()
                 try:
                     async with self._rest.waking(engine):
                         await self._transfer(engine, publication)
@@ -190,6 +192,8 @@ class Sampler:
                     raise WeightSyncError(
                         f"loading policy version {publication.version} failed and must be repeated: {error}"
                     ) from error
+                finally:
+                    self._transferring.clear()
                 await engine.resume_generation()
             self._loaded = publication.version
 
@@ -243,7 +247,8 @@ class Sampler:
         self.policy_version = version
 
     async def health(self) -> SamplerHealth:
-        """Ask the engine itself; the answer comes between two of its steps.
+        """Ask the engine itself; the answer comes between two of its steps. In a transfer, which waits for others and has
+        a deadline of its own, it takes none: then it is enough that its processes live.
 
         Raises:
             ActorLost: the engine died.
@@ -251,7 +256,7 @@ class Sampler:
         engine = self._running()
         with engine_errors():
             await engine.check_health()
-            await engine.is_paused()
+            await first_of(engine.is_paused(), self._transferring.wait())
         return SamplerHealth(self.policy_version, len(self._samples))
 
     async def close(self) -> None:

@@ -138,10 +138,19 @@ async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group
     sender.close()
 
 
-async def test_a_learner_that_never_comes_is_an_error_after_the_deadline(rig: Rig) -> None:
-    absent = rig.new_group(deadline_s=2.0)
+async def test_a_learner_that_never_comes_is_an_error_after_the_deadline_and_the_engine_is_no_less_alive(
+    rig: Rig,
+) -> None:
+    absent = rig.new_group(deadline_s=10.0)
+    loading = asyncio.create_task(rig.sampler.load_weights(rig.offer(absent.group, 5)))
+    while rig.sampler.policy_version is not None:  # noqa: ASYNC110 - there is no event to wait for from outside
+        await asyncio.sleep(0.01)
+    for _ in range(20):
+        assert (await rig.sampler.health()).policy_version is None
+        await asyncio.sleep(0.05)
+    assert not loading.done()
     with pytest.raises(WeightSyncError, match=r"rank 1 of 2 did not meet the others"):
-        await rig.sampler.load_weights(rig.offer(absent.group, 5))
+        await loading
     sender = rig.new_group()
     await rig.transfer(sender, 5)
     assert await rig.sampler.confirm(rig.offer(sender.group, 5)) <= rig.tolerance
