@@ -141,7 +141,9 @@ class LearnerConfig(ActorConfig):
     threads: Count = 0
     """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
     collective_timeout_s: Seconds = 300
-    """A rank that stays silent in a collective for this long fails the group."""
+    """A rank that its peers wait for in a collective for this long fails the group."""
+    silence_s: Seconds = 60
+    """A rank that answers no heartbeat for this long while it works is taken for dead, and all are started again."""
     deadline_s: Seconds = 3600
     """Longest wait for one score, update, weight publication or checkpoint."""
     restarts: Count = 2

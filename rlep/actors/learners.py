@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -19,130 +15,20 @@ from ray.exceptions import RayTaskError
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocated import Colocated
 from rlep.actors.crew import ActorStatus, RoleStatus, State
+from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
 from rlep.actors.room import Seat
-from rlep.actors.supervised import close_actor
+from rlep.actors.supervised import close_actor, watched
 from rlep.config_roles import LearnerConfig
-from rlep.directories import private_directory
 from rlep.engines.options import LearnerOptions
 from rlep.engines.segment import Group, GroupBackend, Publication
-from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError, WeightSyncError
-from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
-
-if TYPE_CHECKING:
-    from rlep.engines.segment_writer import SegmentWriter
-    from rlep.engines.weights import WeightSender
-
-Probes = Sequence[tuple[Int32Array, Int32Array]]
-"""(prompt ``[P]``, response ``[T]``) token ids."""
-Dtype = Literal["float32", "bfloat16", "float16"]
+from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
+from rlep.types import Float32Array, SequenceBatch, UpdateOutcome
 
 WRITTEN_POLL_S = 0.2
 """How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
 
 SETTLE_S = 5.0
 """Once one rank has failed, time for the others to fail as well: one that does not is the one they waited for."""
-
-
-@ray.remote
-class LearnerActor:
-    """One rank. ``start``, ``score``, ``update``, ``publish``, ``open_group``, ``send``, ``save`` and ``load`` are collective."""
-
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._segments: Path | None = None
-        self._writer: SegmentWriter | None = None
-        self._sender: WeightSender | None = None
-
-    def ping(self) -> int:
-        """The process id."""
-        return os.getpid()
-
-    def devices(self) -> str:
-        """``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
-        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-    def meeting_point(self) -> str:
-        """Where the ranks meet: a free port of rank 0's machine."""
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return f"tcp://{address}:{probe.getsockname()[1]}"
-
-    def start(self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str) -> None:
-        """Join the group and load the base weights."""
-        if options.threads:
-            os.environ["OMP_NUM_THREADS"] = str(options.threads)
-        from rlep.engines.learner import LearnerRank
-        from rlep.engines.segment_writer import SegmentWriter
-
-        self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
-        if self._rank == 0:
-            self._segments = private_directory("weights", in_memory=True)
-            self._writer = SegmentWriter(self._segments)
-
-    def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
-        """See ``LearnerRank.score``; rank 0 answers."""
-        logprobs = self._learner.score(batch, rollout=rollout)
-        return logprobs if self._rank == 0 else None
-
-    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, keep: bool) -> UpdateOutcome | None:
-        """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
-        step = self._learner.sft_update if supervised else partial(self._learner.update, keep=keep)
-        report = step(batch, rollout=rollout)
-        if self._rank:
-            return None
-        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
-
-    def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None) -> Publication | None:
-        """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Rank 0 answers."""
-        publication = self._learner.publish(group or self._writer, version, probes, dtype)
-        return None if self._rank else publication
-
-    def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group | None:
-        """Leave the last group with the generators and begin a new one, which they may join; rank 0 answers."""
-        if self._rank:
-            return None
-        from rlep.engines.weights import WeightSender
-
-        if self._sender is not None:
-            self._sender.close()
-        self._sender = WeightSender(ray.util.get_node_ip_address(), backend, world_size, deadline_s)
-        return self._sender.group
-
-    def send(self, group: Group, dtype: Dtype) -> None:
-        """Broadcast the weights to ``group``, which must be the open one."""
-        if self._rank == 0 and (self._sender is None or self._sender.group != group):
-            self._learner.send(None, dtype)  # the other ranks gather already
-            raise WeightSyncError(f"the learner is not in the group of {group.host}:{group.port}")
-        self._learner.send(self._sender, dtype)
-
-    def save(self, directory: Path) -> None:
-        """See ``LearnerRank.save``."""
-        self._learner.save(directory)
-
-    def written(self) -> bool:
-        """See ``LearnerRank.written``."""
-        return self._learner.written()
-
-    def load(self, directory: Path) -> None:
-        """See ``LearnerRank.load``."""
-        self._learner.load(directory)
-
-    def sleep(self) -> None:
-        """See ``LearnerRank.sleep``."""
-        self._learner.sleep()
-
-    def wake(self) -> None:
-        """See ``LearnerRank.wake``."""
-        self._learner.wake()
-
-    def close(self) -> None:
-        """Remove the segments and leave the groups."""
-        if self._sender is not None:
-            self._sender.close()
-        if self._segments is not None:
-            shutil.rmtree(self._segments, ignore_errors=True)
-        self._learner.close()
 
 
 class Learners:
@@ -176,7 +62,7 @@ class Learners:
         for failed in placed:
             if isinstance(failed, BaseException):
                 raise failed
-        meeting = await call(self._ranks[0].meeting_point.remote(), "learner-0.meeting_point", 60)
+        meeting = await call(self._ranks[0].run.remote("meeting_point"), "learner-0.meeting_point", 60)
         deadline = self._config.start_deadline_s
         await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
         if self._shared is not None:
@@ -283,9 +169,7 @@ class Learners:
         """The answers of all ranks. Raises ``LearnerLost`` with what every rank that did not answer was asked."""
         deadline = deadline_s or self._config.deadline_s
         calls = {
-            f"learner-{n}.{method}": asyncio.ensure_future(
-                call(getattr(rank, method).remote(*args), f"learner-{n}.{method}", deadline)
-            )
+            f"learner-{n}.{method}": asyncio.ensure_future(self._one(n, rank, method, args, deadline))
             for n, rank in enumerate(self._ranks)
         }
         try:
@@ -297,17 +181,31 @@ class Learners:
             for waiting in calls.values():
                 waiting.cancel()
 
+    async def _one(
+        self, number: int, rank: ActorHandle[Any], method: str, args: tuple[object, ...], deadline_s: float
+    ) -> Any:
+        """One rank's answer, for as long as its process shows that it is alive."""
+        name = f"learner-{number}"
+        calling = asyncio.ensure_future(call(rank.run.remote(method, *args), f"{name}.{method}", deadline_s))
+        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
+        try:
+            return await watched(calling, rank, name, self._config.silence_s)
+        finally:
+            calling.cancel()
+
 
 def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:
-    """One line on every rank that did not answer, silent ones first; below it the traceback of one that raised."""
+    """One line on every rank that did not answer, late and silent ones first; below it the traceback of one that raised."""
     silent = [f"{name}: no answer" for name, waiting in calls.items() if not waiting.done()]
     errors = {name: waiting.exception() for name, waiting in calls.items() if waiting.done()}
-    failed, traceback = [], ""
+    late: list[str] = []
+    failed: list[str] = []
+    traceback = ""
     for name, error in errors.items():
         if isinstance(error, RayTaskError):
             cause = (str(error.cause).splitlines() or [""])[0]
             failed.append(f"{name}: {type(error.cause).__name__}: {cause}")
             traceback = traceback or f"\n{error}"
-        elif error is not None:
-            failed.append(str(error))  # it has the name
-    return "; ".join([*silent, *failed]) + traceback
+        elif error is not None:  # it has the name
+            (late if isinstance(error, DeadlineExceeded) else failed).append(str(error))
+    return "; ".join([*late, *silent, *failed]) + traceback

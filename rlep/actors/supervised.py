@@ -20,6 +20,14 @@ GRACE_S = 20.0
 """Time an actor gets to close by itself before it is killed."""
 
 
+async def watched(calling: asyncio.Future[Any], handle: ActorHandle[Any], name: str, silence_s: float) -> Any:
+    """The result of a running call to an actor whose ``ping`` answers meanwhile; raises what the heartbeat raises."""
+    beat_s = min(HEARTBEAT_S, silence_s)
+    while not (await asyncio.wait({calling}, timeout=beat_s))[0]:
+        await call(handle.ping.remote(), f"{name}'s heartbeat", silence_s)
+    return await calling
+
+
 class Supervised:
     """Calls an actor; a lost or silent one is replaced and the call made again, at most ``restarts`` times in all.
 
@@ -66,18 +74,11 @@ class Supervised:
             )
             calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
             try:
-                await self._watch(handle, calling)
-                return await calling
+                return await watched(calling, handle, self.name, self._silence_s)
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)
             finally:
                 calling.cancel()
-
-    async def _watch(self, handle: ActorHandle[Any], calling: asyncio.Task[Any]) -> None:
-        """Return when the call is done; raises what the heartbeat raises."""
-        beat_s = min(HEARTBEAT_S, self._silence_s)
-        while not (await asyncio.wait({calling}, timeout=beat_s))[0]:
-            await call(handle.ping.remote(), f"{self.name}'s heartbeat", self._silence_s)
 
     def replace(self, handle: ActorHandle[Any], error: Exception) -> None:
         """Forget a lost actor so that the next call starts another; raises ``error`` when no restart is left."""

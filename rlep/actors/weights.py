@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rlep.actors.generators import Generators
-from rlep.actors.learners import Dtype, Learners, Probes
+from rlep.actors.learner_actor import Dtype, Probes
+from rlep.actors.learners import Learners
 from rlep.engines.segment import Group, GroupBackend, Publication
 from rlep.errors import LearnerLost, WeightSyncError
 

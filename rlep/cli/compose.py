@@ -17,7 +17,8 @@ from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Elastic, Role
 from rlep.actors.crew import RoleStatus
 from rlep.actors.generators import Generators
-from rlep.actors.learners import Learners, Probes
+from rlep.actors.learner_actor import Probes
+from rlep.actors.learners import Learners
 from rlep.actors.pool import PoolService
 from rlep.actors.progress import RunProgress
 from rlep.actors.timeline import write_trace

@@ -19,7 +19,7 @@ import torch
 from rlep.actors.cluster import Cluster
 from rlep.actors.colocated import GUEST, Colocated
 from rlep.actors.generators import Generators
-from rlep.actors.learners import LearnerActor
+from rlep.actors.learner_actor import LearnerActor
 from rlep.actors.room import Seat
 from rlep.algorithms.spans import Span
 from rlep.cli.compose import Stage, read_inputs, stage

@@ -17,7 +17,8 @@ from rlep.actors.pool import open_pool
 from rlep.cli.compose import pool_directory, stage
 from rlep.config import Config
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.errors import ActorLost, LearnerLost, PlacementError, PoolError
+from rlep.engines.weights import probe_batch
+from rlep.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
 from rlep.services.pool.values import PoolOptions
 from rlep.settings import load_config
 from rlep.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
@@ -37,6 +38,12 @@ def completion(prompt: Prompt, sample: int, text: str) -> Completion:
 async def start_verifiers(config: Config) -> None:
     async with stage(config) as actors:
         actors.verifiers()
+        await actors.started()
+
+
+async def start_learners(config: Config) -> None:
+    async with stage(config) as actors:
+        actors.learners()
         await actors.started()
 
 
@@ -94,6 +101,14 @@ async def test_stopped_while_the_cluster_starts_it_is_ended_with_its_files(tmp_p
     assert homes() == []
 
 
+async def test_a_model_that_no_rank_can_read_is_what_the_caller_hears(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2")
+    weights = config.model.path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ModelError, match=f"cannot read weights from {weights}"):
+        await start_learners(config)
+
+
 async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tmp_path: Path) -> None:
     def ranks() -> dict[int, psutil.Process]:
         found = psutil.Process().children(recursive=True)
@@ -114,6 +129,20 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
         assert learners.status().actors[0].restarts == 2
         with pytest.raises(LearnerLost, match="no restart left"):
             await learners.restart()
+
+
+async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_waits(tmp_path: Path) -> None:
+    config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.silence_s=5")
+    batch = probe_batch([(np.arange(4, dtype=np.int32), np.arange(7, dtype=np.int32))] * 4)
+    async with stage(config) as actors:
+        learners = actors.learners()
+        await actors.started()
+        before = await learners.score(batch)
+        os.kill(await learners._ranks[1].ping.remote(), signal.SIGSTOP)
+        with pytest.raises(LearnerLost, match=r"^learner-1's heartbeat did not answer within 5 s; learner-0\.score: "):
+            await learners.score(batch)
+        await learners.restart()
+        assert (await learners.score(batch)).tobytes() == before.tobytes()
 
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlep.actors.learners import Dtype, Probes
+from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.weights import GroupOptions, GroupSession
 from rlep.engines.segment import Group, GroupBackend, Publication
 from rlep.errors import LearnerLost, WeightSyncError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,10 +39,21 @@ def raises(cause: Exception) -> Answer:
     return fails(RayTaskError("save", f"\x1b[36mray::save()\x1b[39m\n  File a.py, line 3\n{cause}", cause))
 
 
-def learners_of(*ranks: Answer, deadline_s: float = 60.0) -> Learners:
-    cluster = SimpleNamespace(timeline=Timeline())
-    learners = Learners(cast(Any, cluster), LearnerConfig(deadline_s=deadline_s), Path("model"), LearnerOptions())
-    learners._ranks = [cast(Any, SimpleNamespace(save=SimpleNamespace(remote=lambda _, r=rank: r()))) for rank in ranks]
+async def alive() -> int:
+    return 1
+
+
+def rank_of(answer: Answer, ping: Answer) -> Any:
+    """As an actor handle."""
+    return SimpleNamespace(run=SimpleNamespace(remote=lambda *_: answer()), ping=SimpleNamespace(remote=ping))
+
+
+def learners_of(
+    *ranks: Answer, deadline_s: float = 60.0, silence_s: float = 60.0, pings: Sequence[Answer] = ()
+) -> Learners:
+    config = LearnerConfig(deadline_s=deadline_s, silence_s=silence_s)
+    learners = Learners(cast(Any, SimpleNamespace(timeline=Timeline())), config, Path("model"), LearnerOptions())
+    learners._ranks = list(map(rank_of, ranks, pings or [alive] * len(ranks)))
     return learners
 
 
@@ -78,6 +89,31 @@ async def test_a_deadline_names_the_ranks_that_let_it_pass() -> None:
     assert await lost(learners_of(silent, silent, deadline_s=0.1)) == (
         "learner-0.save did not answer within 0 s; learner-1.save did not answer within 0 s"
     )
+
+
+async def test_a_rank_whose_heartbeat_stops_is_lost_long_before_the_deadline_and_named_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SETTLE_S", 0.1)
+    assert await lost(learners_of(silent, silent, silence_s=0.2, pings=[alive, silent])) == (
+        "learner-1's heartbeat did not answer within 0 s; learner-0.save: no answer"
+    )
+
+
+async def test_a_rank_that_is_busy_for_longer_than_silence_is_not_lost() -> None:
+    beats, enough = [], asyncio.Event()
+
+    async def busy() -> object:
+        return await asyncio.wait_for(enough.wait(), 60)
+
+    async def beating() -> int:
+        beats.append(1)
+        if len(beats) == 3:
+            enough.set()
+        return 1
+
+    await learners_of(busy, silence_s=0.3, pings=[beating]).save(Path("checkpoint"))
+    assert len(beats) >= 3
 
 
 async def test_what_a_rank_says_by_itself_is_raised_at_once() -> None:

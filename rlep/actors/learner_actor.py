@@ -1,0 +1,152 @@
+"""One learner rank as a Ray actor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+
+from rlep.directories import private_directory
+from rlep.engines.heap import keep_freed_memory
+from rlep.engines.options import LearnerOptions
+from rlep.engines.segment import Group, GroupBackend, Publication
+from rlep.errors import WeightSyncError
+from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+
+if TYPE_CHECKING:
+    from rlep.engines.segment_writer import SegmentWriter
+    from rlep.engines.weights import WeightSender
+
+Probes = Sequence[tuple[Int32Array, Int32Array]]
+"""(prompt ``[P]``, response ``[T]``) token ids."""
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@ray.remote
+class LearnerActor:
+    """A rank in a thread of its own, so that ``ping`` answers whatever the rank does."""
+
+    def __init__(self, rank: int) -> None:
+        keep_freed_memory()  # a thread takes its memory from the heap that it finds when it starts
+        self._rank = Rank(rank)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
+
+    async def ping(self) -> int:
+        """The process id."""
+        return os.getpid()
+
+    async def devices(self) -> str:
+        """``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    async def run(self, method: str, *args: object) -> Any:
+        """A method of ``Rank``, after those asked for before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._rank, method), *args)
+
+    async def close(self) -> None:
+        """Remove the segments and leave the groups."""
+        await self.run("close")
+
+
+class Rank:
+    """Every method belongs to one thread. These are collective: ``start``, ``score``, ``update``, ``publish``, ``open_group``,
+    ``send``, ``save``, ``load``.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._open = ExitStack()
+        self._writer: SegmentWriter | None = None
+        self._sender: WeightSender | None = None
+
+    def meeting_point(self) -> str:
+        """Where the ranks meet: a free port of rank 0's machine."""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return f"tcp://{address}:{probe.getsockname()[1]}"
+
+    def start(self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str) -> None:
+        """Join the group and load the base weights."""
+        if options.threads:
+            os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        from rlep.engines.learner import LearnerRank
+        from rlep.engines.segment_writer import SegmentWriter
+
+        self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
+        self._open.callback(self._learner.close)
+        if self._rank == 0:
+            segments = private_directory("weights", in_memory=True)
+            self._open.callback(shutil.rmtree, segments, ignore_errors=True)
+            self._writer = SegmentWriter(segments)
+
+    def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
+        """See ``LearnerRank.score``; rank 0 answers."""
+        logprobs = self._learner.score(batch, rollout=rollout)
+        return logprobs if self._rank == 0 else None
+
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, keep: bool) -> UpdateOutcome | None:
+        """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
+        step = self._learner.sft_update if supervised else partial(self._learner.update, keep=keep)
+        report = step(batch, rollout=rollout)
+        if self._rank:
+            return None
+        return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
+
+    def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None) -> Publication | None:
+        """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Rank 0 answers."""
+        publication = self._learner.publish(group or self._writer, version, probes, dtype)
+        return None if self._rank else publication
+
+    def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group | None:
+        """Leave the last group with the generators and begin a new one, which they may join; rank 0 answers."""
+        if self._rank:
+            return None
+        from rlep.engines.weights import WeightSender
+
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = WeightSender(ray.util.get_node_ip_address(), backend, world_size, deadline_s)
+        return self._sender.group
+
+    def send(self, group: Group, dtype: Dtype) -> None:
+        """Broadcast the weights to ``group``, which must be the open one."""
+        if self._rank == 0 and (self._sender is None or self._sender.group != group):
+            self._learner.send(None, dtype)  # the other ranks gather already
+            raise WeightSyncError(f"the learner is not in the group of {group.host}:{group.port}")
+        self._learner.send(self._sender, dtype)
+
+    def save(self, directory: Path) -> None:
+        """See ``LearnerRank.save``."""
+        self._learner.save(directory)
+
+    def written(self) -> bool:
+        """See ``LearnerRank.written``."""
+        return self._learner.written()
+
+    def load(self, directory: Path) -> None:
+        """See ``LearnerRank.load``."""
+        self._learner.load(directory)
+
+    def sleep(self) -> None:
+        """See ``LearnerRank.sleep``."""
+        self._learner.sleep()
+
+    def wake(self) -> None:
+        """See ``LearnerRank.wake``."""
+        self._learner.wake()
+
+    def close(self) -> None:
+        """Remove the segments and leave the groups, as far as the rank came."""
+        if self._sender is not None:
+            self._sender.close()
+        self._open.close()
