@@ -77,7 +77,7 @@ class Sampler:
         self._samples: set[asyncio.Task[Any]] = set()
         self._scores: set[asyncio.Task[Any]] = set()
         self._loading = asyncio.Lock()
-        self._transferring = asyncio.Event()
+        self._among_peers = asyncio.Event()
         self._rest = Rest()
         self._crossing = Crossing() if options.on_update != "wait" else None
 
@@ -182,7 +182,8 @@ class Sampler:
             with engine_errors():
                 # Without its cache a response that goes on is read again under the new weights.
                 await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
-                self._transferring.set()
+                if isinstance(publication.source, Group):
+                    self._among_peers.set()
                 try:
                     async with self._rest.waking(engine):
                         await self._transfer(engine, publication)
@@ -193,7 +194,7 @@ class Sampler:
                         f"loading policy version {publication.version} failed and must be repeated: {error}"
                     ) from error
                 finally:
-                    self._transferring.clear()
+                    self._among_peers.clear()
                 await engine.resume_generation()
             self._loaded = publication.version
 
@@ -247,16 +248,15 @@ class Sampler:
         self.policy_version = version
 
     async def health(self) -> SamplerHealth:
-        """Ask the engine itself; the answer comes between two of its steps. In a transfer, which waits for others and has
-        a deadline of its own, it takes none: then it is enough that its processes live.
+        """Ask the engine itself; the answer comes between two of its steps. While it waits for its peers in a group, which
+        has a deadline of its own, it takes none: then it is enough that its processes live.
 
-        Raises:
-            ActorLost: the engine died.
+        Raises ``ActorLost`` when the engine died.
         """
         engine = self._running()
         with engine_errors():
             await engine.check_health()
-            await first_of(engine.is_paused(), self._transferring.wait())
+            await first_of(engine.is_paused(), self._among_peers.wait())
         return SamplerHealth(self.policy_version, len(self._samples))
 
     async def close(self) -> None:
