@@ -111,6 +111,10 @@ class EngineWeights:
 
     async def _loaded(self, worker: Worker, publication: Publication, deadline_s: float) -> bool:
         """Whether it serves the publication now; whoever fails otherwise than by refusing it is lost."""
+        async with worker.loading:
+            return await self._take(worker, publication, deadline_s)
+
+    async def _take(self, worker: Worker, publication: Publication, deadline_s: float) -> bool:
         actor = worker.actor
         if actor is None or worker.lost.is_set():
             return False

@@ -165,7 +165,8 @@ class Generators:
                     worker.room.clear()
                     await worker.room.wait()
         back = self._queue.give_back(worker.name)
-        actor, worker.actor = worker.actor, None
+        async with worker.loading:  # to the end of a transfer, in which others wait for it
+            actor, worker.actor = worker.actor, None
         if actor is not None and back:
             ray.kill(actor)
         elif actor is not None:

@@ -96,6 +96,8 @@ class GroupSession:
             self._members = members
         group = self._group
         offer = await self._sender.publish(version, self._probes, self._dtype, group)
+        if gone := sorted(set(members) - set(self._takers.living())):
+            raise WeightSyncError(f"{', '.join(gone)} left before the transfer")  # the others would wait for them
         parts = {
             member: replace(offer, source=replace(group, first_rank=1 + number * options.workers))
             for number, member in enumerate(members)

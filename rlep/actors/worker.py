@@ -21,6 +21,8 @@ class Worker:
         self.room = asyncio.Event()
         self.ready = asyncio.Event()
         """Set while it serves a policy version."""
+        self.loading = asyncio.Lock()
+        """Held while it takes weights, which others may take with it in a group."""
         self.error: Exception | None = None
         self.gap: float | None = None
         """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""

@@ -27,6 +27,8 @@ class Side:
     take_fails: list[Exception] = field(default_factory=list)
     send_fails: list[Exception] = field(default_factory=list)
     comes_back_as: tuple[str, ...] = ()
+    leaves: str = ""
+    """Who leaves while the learner makes ready."""
 
     async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group:
         self.opened.append(Group(backend, "::1", len(self.opened), "token", 1, world_size, deadline_s))
@@ -34,6 +36,7 @@ class Side:
 
     async def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None = None) -> Publication:
         assert group is not None
+        self.members = tuple(member for member in self.members if member != self.leaves)
         return Publication(version, (), group, (), 1e-4)
 
     async def send(self, group: Group, dtype: Dtype, deadline_s: float) -> None:
@@ -86,6 +89,13 @@ async def test_a_generator_that_dies_during_a_transfer_is_left_out_of_the_next_a
     assert await session(side).publish(3, 5) == 1e-6
     assert [group.world_size for group in side.opened] == [5, 3]
     assert side.taken[1] == {"generator-0.0": (1, 1)}
+
+
+async def test_who_leaves_before_the_transfer_is_not_waited_for() -> None:
+    side = Side(leaves="generator-1.0")
+    assert await session(side).publish(3, 5) == 1e-6
+    assert [group.world_size for group in side.opened] == [5, 3]
+    assert side.taken == [{"generator-0.0": (1, 1)}]
 
 
 async def test_the_same_members_meet_anew_after_a_failure() -> None:
