@@ -165,8 +165,10 @@ class Generators:
                     worker.room.clear()
                     await worker.room.wait()
         back = self._queue.give_back(worker.name)
-        async with worker.loading:  # to the end of a transfer, in which others wait for it
-            actor, worker.actor = worker.actor, None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.transfer_deadline_s), worker.loading:
+                pass  # in a group the others wait for it, to the end of a transfer
+        actor, worker.actor = worker.actor, None
         if actor is not None and back:
             ray.kill(actor)
         elif actor is not None:
