@@ -112,21 +112,18 @@ class EngineWeights:
     async def _loaded(self, worker: Worker, publication: Publication, deadline_s: float) -> bool:
         """Whether it serves the publication now; whoever fails otherwise than by refusing it is lost."""
         async with worker.loading:
-            return await self._take(worker, publication, deadline_s)
-
-    async def _take(self, worker: Worker, publication: Publication, deadline_s: float) -> bool:
-        actor = worker.actor
-        if actor is None or worker.lost.is_set():
-            return False
-        try:
-            with self._span(worker.name, "load weights"):
-                gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
-        except WeightSyncError as error:
-            worker.error = error
-            return False
-        except (RlepError, RayError) as error:
-            worker.lose(actor, error)
-            return False
-        worker.gap, worker.version, worker.asleep = float(gap), publication.version, False
-        worker.ready.set()
-        return True
+            actor = worker.actor
+            if actor is None or worker.lost.is_set():
+                return False
+            try:
+                with self._span(worker.name, "load weights"):
+                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
+            except WeightSyncError as error:
+                worker.error = error
+                return False
+            except (RlepError, RayError) as error:
+                worker.lose(actor, error)
+                return False
+            worker.gap, worker.version, worker.asleep = float(gap), publication.version, False
+            worker.ready.set()
+            return True

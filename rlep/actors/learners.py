@@ -169,7 +169,16 @@ class Learners:
         """The answers of all ranks. Raises ``LearnerLost`` with what every rank that did not answer was asked."""
         deadline = deadline_s or self._config.deadline_s
         calls = {
-            f"learner-{n}.{method}": asyncio.ensure_future(self._one(n, rank, method, args, deadline))
+            f"learner-{n}.{method}": asyncio.ensure_future(
+                watched(
+                    rank,
+                    rank.run.remote(method, *args),
+                    f"learner-{n}",
+                    method,
+                    deadline_s=deadline,
+                    silence_s=self._config.silence_s,
+                )
+            )
             for n, rank in enumerate(self._ranks)
         }
         try:
@@ -180,18 +189,6 @@ class Learners:
         finally:
             for waiting in calls.values():
                 waiting.cancel()
-
-    async def _one(
-        self, number: int, rank: ActorHandle[Any], method: str, args: tuple[object, ...], deadline_s: float
-    ) -> Any:
-        """One rank's answer, for as long as its process shows that it is alive."""
-        name = f"learner-{number}"
-        calling = asyncio.ensure_future(call(rank.run.remote(method, *args), f"{name}.{method}", deadline_s))
-        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
-        try:
-            return await watched(calling, rank, name, self._config.silence_s)
-        finally:
-            calling.cancel()
 
 
 def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:

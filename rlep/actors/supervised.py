@@ -20,12 +20,18 @@ GRACE_S = 20.0
 """Time an actor gets to close by itself before it is killed."""
 
 
-async def watched(calling: asyncio.Future[Any], handle: ActorHandle[Any], name: str, silence_s: float) -> Any:
-    """The result of a running call to an actor whose ``ping`` answers meanwhile; raises what the heartbeat raises."""
-    beat_s = min(HEARTBEAT_S, silence_s)
-    while not (await asyncio.wait({calling}, timeout=beat_s))[0]:
-        await call(handle.ping.remote(), f"{name}'s heartbeat", silence_s)
-    return await calling
+async def watched(
+    handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, silence_s: float
+) -> Any:
+    """As ``call``, of an actor whose ``ping`` answers meanwhile; raises what the heartbeat raises."""
+    calling = asyncio.create_task(call(reference, f"{name}.{method}", deadline_s))
+    calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
+    try:
+        while not (await asyncio.wait({calling}, timeout=min(HEARTBEAT_S, silence_s)))[0]:
+            await call(handle.ping.remote(), f"{name}'s heartbeat", silence_s)
+        return await calling
+    finally:
+        calling.cancel()
 
 
 class Supervised:
@@ -69,16 +75,13 @@ class Supervised:
         """The method's result; the deadline holds for each attempt."""
         while True:
             handle = await self.handle()
-            calling = asyncio.create_task(
-                call(getattr(handle, method).remote(*args), f"{self.name}.{method}", deadline_s)
-            )
-            calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
+            reference = getattr(handle, method).remote(*args)
             try:
-                return await watched(calling, handle, self.name, self._silence_s)
+                return await watched(
+                    handle, reference, self.name, method, deadline_s=deadline_s, silence_s=self._silence_s
+                )
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)
-            finally:
-                calling.cancel()
 
     def replace(self, handle: ActorHandle[Any], error: Exception) -> None:
         """Forget a lost actor so that the next call starts another; raises ``error`` when no restart is left."""
