@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import LearnerOptions, PolicyOptions
-from rlep.types import SequenceBatch
+from rlep.core.types import SequenceBatch
+from rlep.engines.learner.options import LearnerOptions, PolicyOptions
+from rlep.engines.learner.rank import LearnerRank
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.algorithms.packing import take
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import LearnerOptions, OptimizerOptions
-from rlep.engines.report import model_flops
-from rlep.types import SequenceBatch
+from rlep.core.types import SequenceBatch
+from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
+from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.learner.update_report import model_flops
 
 SEQUENCES, GROUP, SHORTEST, LONGEST, PROMPT = 128, 8, 20, 250, 10
 PADDED_ROWS = 16

@@ -35,24 +35,24 @@ from typing import Any
 
 from safetensors import safe_open
 
-from rlep.actors.generators import Generators
+from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
-from rlep.actors.pool import PoolService
-from rlep.actors.verifiers import Verifiers
-from rlep.actors.weights import WeightPublisher
+from rlep.actors.pool_actor import PoolService
+from rlep.actors.verifiers import VerifierPool
+from rlep.actors.weight_sync import WeightPublisher
 from rlep.algorithms.in_flight import InFlight
-from rlep.cli.compose import Inputs, read_inputs, stage
-from rlep.cli.engine_options import generator_dtype
-from rlep.cli.progress import Bars
-from rlep.config import Config
+from rlep.cli.progress import TerminalProgress
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.types import Completion, Reissued, Request, Sampling, Verdict
+from rlep.data.prompts import PromptOrder
 from rlep.driver import ports
 from rlep.driver.context import Run, Step
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.prompts import PromptOrder
+from rlep.launch.compose import Inputs, read_inputs, stage
+from rlep.launch.engine_options import generator_dtype
 from rlep.quickstart.task import build_task
-from rlep.settings import load_config
-from rlep.types import Completion, Reissued, Request, Sampling, Verdict
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
 BASE = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "base.toml"
@@ -72,7 +72,7 @@ THREADS = ((1, 1), (2, 2), (1, 2))
 class Recorded:
     """Generators whose answers are kept, and given again by ``again``."""
 
-    inner: Generators
+    inner: GeneratorPool
     answers: dict[str, Completion] = field(default_factory=dict)
     again: bool = False
 
@@ -101,7 +101,7 @@ class Cast:
     config: Config
     inputs: Inputs
     generators: Recorded
-    verifiers: Verifiers
+    verifiers: VerifierPool
     learners: Learners
     weights: WeightPublisher
     pool: PoolService | None
@@ -113,7 +113,9 @@ class Cast:
             "replay": self.config.replay.model_copy(update={"count": replays}),
         }
         config = self.config.model_copy(update=sections)
-        run = Run(config, ports.Roles(self.generators, self.verifiers), Bars(), "", "", generator_dtype(config))
+        run = Run(
+            config, ports.Roles(self.generators, self.verifiers), TerminalProgress(), "", "", generator_dtype(config)
+        )
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
         trainers = ports.Trainers(self.learners, self.weights, self.pool)
         assert self.inputs.train is not None

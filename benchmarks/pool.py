@@ -43,17 +43,17 @@ import numpy as np
 from rlep import PoolClient
 from rlep.actors.cluster import Cluster
 from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
-from rlep.config_roles import ClusterConfig
+from rlep.config.roles import ClusterConfig
+from rlep.core.heap import keep_freed_memory
+from rlep.core.types import Float64Array, Int32Array, Int64Array, Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.cache import RecordCache
-from rlep.services.pool.codec import encode
-from rlep.services.pool.connection import connect
-from rlep.services.pool.memory import keep_freed_memory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool, entry_of
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.sample import Sample
-from rlep.services.pool.store import Entry
+from rlep.services.pool.storage.codec import encode
+from rlep.services.pool.storage.connection import connect
+from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import PoolOptions
-from rlep.types import Float64Array, Int32Array, Int64Array, Provenance, Sampling, Trajectory, Verdict
 
 RESULTS = Path(__file__).parent / "results" / "pool.json"
 PROMPTS, MEAN_TOKENS, VOCABULARY, WORDS = 17_000, 830, 151_936, 20_000
@@ -225,7 +225,7 @@ class Bench:
 
     def inserts(self) -> Times:
         """The store's insert beside a plain pipeline."""
-        batch: list[Entry] = []
+        batch: list[NewRecord] = []
 
         def renew() -> None:
             batch[:] = self.answers.entries(INSERTED)
@@ -266,13 +266,13 @@ class Answers:
         self._records = [_record(words[_spoken(generator, length, frequency)], generator) for length in lengths]
         self._numbers, self._draw = itertools.count(), random.Random(1)
 
-    def entries(self, count: int) -> list[Entry]:
+    def entries(self, count: int) -> list[NewRecord]:
         """New answers of random prompts."""
         found = []
         for number in itertools.islice(self._numbers, count):
             label, record = self._draw.choice(self._records)
             content_id = hashlib.blake2b(b"%d" % number, digest_size=16).digest()
-            found.append(Entry(self._draw.choice(NAMES), content_id, label, record))
+            found.append(NewRecord(self._draw.choice(NAMES), content_id, label, record))
         return found
 
 

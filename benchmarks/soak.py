@@ -38,7 +38,7 @@ from typing import Any
 
 import psutil
 
-from rlep.jsonl import read_lines
+from rlep.core.jsonl import read_lines
 from rlep.quickstart.task import build_task
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlep.services.pool.async_client import AsyncPoolClient
-    from rlep.services.pool.client import PoolClient
-    from rlep.services.pool.tls import ClientTls
+    from rlep.services.pool.rpc.async_client import AsyncPoolClient
+    from rlep.services.pool.rpc.client import PoolClient
+    from rlep.services.pool.rpc.tls import ClientTls
 
 __all__ = ["AsyncPoolClient", "ClientTls", "PoolClient"]
-_HOMES = {"AsyncPoolClient": "async_client", "PoolClient": "client", "ClientTls": "tls"}
+_HOMES = {"AsyncPoolClient": "rpc.async_client", "PoolClient": "rpc.client", "ClientTls": "rpc.tls"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlep.config import Config
+from rlep.config.schema import Config
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 BEGIN = "<!-- keys: written by scripts/config_table.py -->"

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import redis
 
-from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 
 EVERY = 3
 """Steps between two lines."""

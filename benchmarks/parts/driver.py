@@ -17,12 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from rlep.actors.work_queue import WorkQueue
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import AddReport, Advance, Roles, Trainers
-from rlep.driver.step import run_step
-from rlep.driver.step_metrics import step_metrics
-from rlep.settings import parse_config
-from rlep.types import (
+from rlep.config.settings import parse_config
+from rlep.core.types import (
     Completion,
     Float32Array,
     Prompt,
@@ -36,6 +32,10 @@ from rlep.types import (
     Verdict,
     prompt_id_of,
 )
+from rlep.driver.context import Run, Step
+from rlep.driver.ports import AddReport, Advance, Roles, Trainers
+from rlep.driver.step import run_step
+from rlep.driver.step_metrics import step_metrics
 
 GENERATORS, SLOTS = 64, 256
 FRESH, REPLAYS, LENGTH, LIMIT = 16, 2, 1000, 3072

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from rlep.cli.compose import read_inputs, stage
-from rlep.cli.engine_options import sampler_options
-from rlep.config import Config
-from rlep.engines.sampler_setup import engine_arguments, prepare_environment
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.types import Request, Sampling
+from rlep.engines.sampler.setup import engine_arguments, prepare_environment
+from rlep.launch.compose import read_inputs, stage
+from rlep.launch.engine_options import sampler_options
 from rlep.quickstart.task import build_task
-from rlep.settings import load_config
-from rlep.types import Request, Sampling
 
 BASE = Path(__file__).resolve().parents[2] / "rlep" / "quickstart" / "base.toml"
 SAMPLES, ROUNDS = 512, 5

@@ -28,9 +28,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment_writer import SegmentWriter
-from rlep.engines.weights import publication, write_weights
+from rlep.engines.learner.weight_sender import publication, write_weights
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.weights.shared_memory import SegmentWriter
 
 ROUNDS, FIRST = 5, 2
 OPTIONS = SamplerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)

@@ -11,10 +11,10 @@ from ray.exceptions import RayError
 
 from rlep.actors.cluster import Cluster
 from rlep.actors.control import Elastic
-from rlep.actors.crew import RoleStatus
+from rlep.actors.replicas import RoleStatus
 from rlep.algorithms.autoscaling import Autoscaling, Limits, Load
-from rlep.config_roles import GeneratorConfig
-from rlep.errors import RlepError
+from rlep.config.roles import GeneratorConfig
+from rlep.core.errors import RlepError
 
 LOOK_S = 1.0
 """Time between two looks."""

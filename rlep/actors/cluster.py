@@ -19,11 +19,11 @@ from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from rlep.actors.contact import Contact, write_private
-from rlep.actors.room import Room, Seat, make_room
+from rlep.actors.placement import BundleSlot, Room, make_room
 from rlep.actors.timeline import Timeline
-from rlep.config_roles import ActorConfig, ClusterConfig
-from rlep.directories import private_directory
-from rlep.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
+from rlep.config.roles import ActorConfig, ClusterConfig
+from rlep.core.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
+from rlep.core.paths import private_directory
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
@@ -123,7 +123,7 @@ class Cluster:
         return self._rooms[name]
 
     async def place(
-        self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, seat: Seat | None = None
+        self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, seat: BundleSlot | None = None
     ) -> ActorHandle[Any]:
         """Create the named actor and wait until it has a process; with ``seat`` in that room.
 

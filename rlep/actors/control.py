@@ -21,12 +21,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.crew import RoleStatus
-from rlep.actors.progress import RunProgress
+from rlep.actors.replicas import RoleStatus
+from rlep.actors.run_progress import RunProgress
 from rlep.actors.supervised import Supervised
-from rlep.algorithms.spans import Span, StepPicture
-from rlep.config_roles import ActorConfig
-from rlep.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
+from rlep.config.roles import ActorConfig
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
+from rlep.metrics.spans import Span, StepPicture
 
 ACTOR_NAME = "control"
 ROLE = ActorConfig(cpus=0)

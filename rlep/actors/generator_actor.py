@@ -8,9 +8,9 @@ from pathlib import Path
 
 import ray
 
-from rlep.engines.sampler import Sampler, SamplerHealth, SamplerOptions, prepare_environment
-from rlep.engines.segment import Publication
-from rlep.types import Completion, Request, Sampling
+from rlep.core.types import Completion, Request, Sampling
+from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
+from rlep.engines.weights.publication import Publication
 
 
 @ray.remote

@@ -13,22 +13,22 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.colocated import GUEST, Colocated
-from rlep.actors.crew import ActorStatus, Crew, RoleStatus
-from rlep.actors.engine_weights import EngineWeights
+from rlep.actors.colocation import GUEST, Colocated
 from rlep.actors.generator_actor import GeneratorActor
-from rlep.actors.room import Seat
+from rlep.actors.generator_replica import GeneratorReplica
+from rlep.actors.placement import BundleSlot
+from rlep.actors.replica_weights import EngineWeights
+from rlep.actors.replicas import ActorStatus, Crew, RoleStatus
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
-from rlep.actors.work_queue import Job, WorkQueue
-from rlep.actors.worker import Worker
-from rlep.config_roles import GeneratorConfig
-from rlep.engines.sampler_setup import SamplerOptions
-from rlep.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
-from rlep.types import Completion, Reissued, Request, Sampling
+from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.config.roles import GeneratorConfig
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
+from rlep.core.types import Completion, Reissued, Request, Sampling
+from rlep.engines.sampler.setup import SamplerOptions
 
 
-class Generators:
-    """All generators of a run behind the driver's ``Generators`` port."""
+class GeneratorPool:
+    """All generators of a run behind the driver's ``GeneratorPool`` port."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Generators:
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
         self._queue = WorkQueue(config.lease_s, hedge=config.hedge)
-        self._crew = Crew("generator", lambda name: Worker(name, config.restarts), self._join, self._leave)
+        self._crew = Crew("generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave)
         self._weights = EngineWeights(lambda: self._workers, self._span, config)
         self.publish, self.take, self.living = self._weights.publish, self._weights.take, self._weights.living
         self.sleep, self.wake = self._weights.sleep, self._weights.wake
@@ -81,7 +81,7 @@ class Generators:
         """What every generator does now."""
         return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
 
-    def _status_of(self, worker: Worker) -> ActorStatus:
+    def _status_of(self, worker: GeneratorReplica) -> ActorStatus:
         return ActorStatus(
             worker.name,
             "lost" if worker.spent and worker.state != "leaving" else worker.state,
@@ -97,7 +97,7 @@ class Generators:
         return self._cluster.gap(self._config) if self._shared is None else "waits for the learner's devices"
 
     @property
-    def _workers(self) -> list[Worker]:
+    def _workers(self) -> list[GeneratorReplica]:
         return self._crew.members
 
     async def generate(
@@ -142,7 +142,7 @@ class Generators:
         for worker in self._workers:
             self._cluster.forget(worker.name)
 
-    async def _join(self, worker: Worker) -> None:
+    async def _join(self, worker: GeneratorReplica) -> None:
         """Bring a newcomer to the present weights, then let it work."""
         try:
             await self._start(worker)
@@ -153,7 +153,7 @@ class Generators:
         worker.supervisor = asyncio.create_task(self._supervise(worker))
         self._report("actor_started", worker.name, "")
 
-    async def _leave(self, worker: Worker, grace_s: float) -> None:
+    async def _leave(self, worker: GeneratorReplica, grace_s: float) -> None:
         """Let a generator finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
         worker.state = "leaving"
         if worker.supervisor is not None:
@@ -176,21 +176,21 @@ class Generators:
         self._cluster.forget(worker.name)
         self._report("actor_drained", worker.name, f"{back} requests handed back" if back else "")
 
-    async def _start(self, worker: Worker) -> None:
+    async def _start(self, worker: GeneratorReplica) -> None:
         worker.lost, worker.room, worker.ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
         worker.state, worker.asleep = "placing", False
         async with nullcontext() if self._shared is None else self._shared.starting():
             await self._started(worker)
 
-    async def _place(self, worker: Worker) -> ActorHandle[Any]:
+    async def _place(self, worker: GeneratorReplica) -> ActorHandle[Any]:
         given = (self._model, self._options, self._cluster.home)
         if self._shared is not None:
             devices, seat = await self._shared.devices_of(worker.name), self._shared.seat_of(worker.name)
             return await self._cluster.place(GeneratorActor, worker.name, GUEST, *given, devices, seat=seat)
-        seat = Seat(self._cluster.reserve(worker.name, [self._config]))
+        seat = BundleSlot(self._cluster.reserve(worker.name, [self._config]))
         return await self._cluster.place(GeneratorActor, worker.name, self._config, *given, seat=seat)
 
-    async def _started(self, worker: Worker) -> None:
+    async def _started(self, worker: GeneratorReplica) -> None:
         deadline = self._config.start_deadline_s
         actor = await self._place(worker)
         worker.state = "starting"
@@ -213,7 +213,7 @@ class Generators:
             worker.ready.set()
         worker.actor, worker.state = actor, "serving"
 
-    async def _supervise(self, worker: Worker) -> None:
+    async def _supervise(self, worker: GeneratorReplica) -> None:
         while True:
             assert worker.actor is not None
             tasks = [asyncio.create_task(work(worker, worker.actor)) for work in (self._pump, self._watch)]
@@ -226,14 +226,14 @@ class Generators:
             if not await self._revive(worker):
                 return
 
-    async def _retire(self, worker: Worker) -> None:
+    async def _retire(self, worker: GeneratorReplica) -> None:
         self._report("actor_lost", worker.name, str(worker.error))
         if worker.actor is not None:
             ray.kill(worker.actor)
         worker.actor = worker.version = None
         self._queue.give_back(worker.name)
 
-    async def _revive(self, worker: Worker) -> bool:
+    async def _revive(self, worker: GeneratorReplica) -> bool:
         """Start a lost generator again; False when its restarts are spent."""
         while worker.restarts_left:
             worker.restarts_left -= 1
@@ -249,7 +249,7 @@ class Generators:
         self._check_others(worker)
         return False
 
-    def _check_others(self, worker: Worker) -> None:
+    def _check_others(self, worker: GeneratorReplica) -> None:
         """End the rollout when ``worker`` was the last hope."""
         if all(other.spent for other in self._workers if other is not worker):
             self._queue.fail(self._nobody_left())
@@ -257,7 +257,7 @@ class Generators:
     def _nobody_left(self) -> ActorLost:
         return ActorLost("; ".join(["no generator is left", *(f"{w.name}: {w.error}" for w in self._workers[:1])]))
 
-    async def _pump(self, worker: Worker, actor: ActorHandle[Any]) -> None:
+    async def _pump(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
         """Keep the generator's slots filled from the queue."""
         while True:
             await worker.ready.wait()
@@ -277,7 +277,9 @@ class Generators:
                 self._streams.add(stream)
                 stream.add_done_callback(self._streams.discard)
 
-    async def _stream(self, worker: Worker, actor: ActorHandle[Any], job: Job, requests: list[Request]) -> None:
+    async def _stream(
+        self, worker: GeneratorReplica, actor: ActorHandle[Any], job: GenerateCall, requests: list[Request]
+    ) -> None:
         generate = actor.generate.options(num_returns="streaming")
         try:
             with self._span(worker.name, "generate", len(requests)):
@@ -301,13 +303,13 @@ class Generators:
                 self._streams.add(stopping)
                 stopping.add_done_callback(self._streams.discard)
 
-    async def _stop(self, worker: Worker, actor: ActorHandle[Any], requests: list[str]) -> None:
+    async def _stop(self, worker: GeneratorReplica, actor: ActorHandle[Any], requests: list[str]) -> None:
         with suppress(RlepError, RayError):
             await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.silence_s)
             self._queue.stopped(worker.name, requests)
             worker.room.set()
 
-    async def _watch(self, worker: Worker, actor: ActorHandle[Any]) -> None:
+    async def _watch(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
         """Replace a generator that is silent or whose engine is dead."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)

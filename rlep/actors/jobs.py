@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from rlep.errors import ConfigError, DeadlineExceeded
+from rlep.core.errors import ConfigError, DeadlineExceeded
 
 EXCLUDED = [
     "/.venv/",

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
-from rlep.directories import private_directory
-from rlep.engines.heap import keep_freed_memory
-from rlep.engines.options import LearnerOptions
-from rlep.engines.segment import Group, GroupBackend, Publication
-from rlep.errors import WeightSyncError
-from rlep.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+from rlep.core.errors import WeightSyncError
+from rlep.core.heap import keep_freed_memory
+from rlep.core.paths import private_directory
+from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
 
 if TYPE_CHECKING:
-    from rlep.engines.segment_writer import SegmentWriter
-    from rlep.engines.weights import WeightSender
+    from rlep.engines.learner.weight_sender import WeightSender
+    from rlep.engines.weights.shared_memory import SegmentWriter
 
 Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
@@ -36,7 +36,7 @@ class LearnerActor:
     """A rank in a thread of its own, so that ``ping`` answers whatever the rank does."""
 
     def __init__(self, rank: int) -> None:
-        keep_freed_memory()  # a thread takes its memory from the heap that it finds when it starts
+        keep_freed_memory(None, one_arena=True)  # a thread takes its memory from the heap that it finds when it starts
         self._rank = Rank(rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
 
@@ -79,8 +79,8 @@ class Rank:
         """Join the group and load the base weights."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
-        from rlep.engines.learner import LearnerRank
-        from rlep.engines.segment_writer import SegmentWriter
+        from rlep.engines.learner.rank import LearnerRank
+        from rlep.engines.weights.shared_memory import SegmentWriter
 
         self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
         self._open.callback(self._learner.close)
@@ -102,23 +102,23 @@ class Rank:
             return None
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
-    def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None) -> Publication | None:
+    def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> Publication | None:
         """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Rank 0 answers."""
         publication = self._learner.publish(group or self._writer, version, probes, dtype)
         return None if self._rank else publication
 
-    def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group | None:
+    def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup | None:
         """Leave the last group with the generators and begin a new one, which they may join; rank 0 answers."""
         if self._rank:
             return None
-        from rlep.engines.weights import WeightSender
+        from rlep.engines.learner.weight_sender import WeightSender
 
         if self._sender is not None:
             self._sender.close()
         self._sender = WeightSender(ray.util.get_node_ip_address(), backend, world_size, deadline_s)
         return self._sender.group
 
-    def send(self, group: Group, dtype: Dtype) -> None:
+    def send(self, group: BroadcastGroup, dtype: Dtype) -> None:
         """Broadcast the weights to ``group``, which must be the open one."""
         if self._rank == 0 and (self._sender is None or self._sender.group != group):
             self._learner.send(None, dtype)  # the other ranks gather already

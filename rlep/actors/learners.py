@@ -13,16 +13,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.colocated import Colocated
-from rlep.actors.crew import ActorStatus, RoleStatus, State
+from rlep.actors.colocation import Colocated
 from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
-from rlep.actors.room import Seat
+from rlep.actors.placement import BundleSlot
+from rlep.actors.replicas import ActorStatus, RoleStatus, State
 from rlep.actors.supervised import close_actor, watched
-from rlep.config_roles import LearnerConfig
-from rlep.engines.options import LearnerOptions
-from rlep.engines.segment import Group, GroupBackend, Publication
-from rlep.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
-from rlep.types import Float32Array, SequenceBatch, UpdateOutcome
+from rlep.config.roles import LearnerConfig
+from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
+from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
+from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
 
 WRITTEN_POLL_S = 0.2
 """How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
@@ -68,11 +68,11 @@ class Learners:
         if self._shared is not None:
             self._shared.learner_up.set()
 
-    def _seat(self, rank: int) -> Seat:
+    def _seat(self, rank: int) -> BundleSlot:
         """All ranks get room together or not at all: half a learner would only keep others out."""
         if self._shared is not None:
             return self._shared.seat_of_rank(rank)
-        return Seat(self._cluster.reserve("learner", [self._config] * self._config.ranks), rank)
+        return BundleSlot(self._cluster.reserve("learner", [self._config] * self._config.ranks), rank)
 
     async def sleep(self) -> None:
         """Let go of the devices' memory until ``wake``. Raises ``LearnerLost``."""
@@ -98,17 +98,19 @@ class Learners:
         outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised, keep)
         return outcome
 
-    async def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None = None) -> Publication:
+    async def publish(
+        self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
+    ) -> Publication:
         """Write the weights where generators load them from, or say what ``send`` will send to ``group``."""
         publication: Publication = await self._all("publish", version, probes, dtype, group)
         return publication
 
-    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group:
+    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup:
         """A group that rank 0 will broadcast weights in; see ``WeightSender``."""
-        group: Group = await self._all("open_group", backend, world_size, deadline_s)
+        group: BroadcastGroup = await self._all("open_group", backend, world_size, deadline_s)
         return group
 
-    async def send(self, group: Group, dtype: Dtype, deadline_s: float) -> None:
+    async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None:
         """Broadcast the weights. Raises ``WeightSyncError`` when the group failed."""
         await self._all("send", group, dtype, deadline_s=deadline_s)
 

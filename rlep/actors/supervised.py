@@ -10,8 +10,8 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Report, call
-from rlep.actors.crew import ActorStatus, State
-from rlep.errors import ActorLost, DeadlineExceeded
+from rlep.actors.replicas import ActorStatus, State
+from rlep.core.errors import ActorLost, DeadlineExceeded
 
 HEARTBEAT_S = 5.0
 """Time between two pings of an actor that is at work."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlep.algorithms.spans import DRIVER, STEP, Span, StepPicture, chrome_trace, picture_of
+from rlep.metrics.spans import DRIVER, STEP, Span, StepPicture, chrome_trace, picture_of
 
 MOST_SPANS = 50_000
 """The oldest go first; a step of 8 generators has some hundred."""

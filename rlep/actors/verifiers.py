@@ -12,13 +12,13 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.crew import ActorStatus, Crew, RoleStatus, State
+from rlep.actors.replicas import ActorStatus, Crew, RoleStatus, State
 from rlep.actors.supervised import Supervised
-from rlep.config_roles import VerifierConfig
-from rlep.errors import ActorLost
+from rlep.config.roles import VerifierConfig
+from rlep.core.errors import ActorLost
+from rlep.core.types import Completion, Prompt, Verdict
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
-from rlep.types import Completion, Prompt, Verdict
 
 BATCH = 64
 """Answers in one call: enough to make the call itself cheap, few enough to spread one prompt's answers."""
@@ -51,7 +51,7 @@ def limits_of(config: VerifierConfig) -> Limits:
     return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
 
 
-class Seat:
+class VerifierReplica:
     """The driver's side of one verifier."""
 
     def __init__(self, name: str, cluster: Cluster, config: VerifierConfig) -> None:
@@ -77,12 +77,12 @@ class Seat:
         return self.actor.spent
 
 
-class Verifiers:
-    """All verifiers of a run behind the driver's ``Verifiers`` port."""
+class VerifierPool:
+    """All verifiers of a run behind the driver's ``VerifierPool`` port."""
 
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
         self._cluster, self._config = cluster, config
-        self._crew = Crew("verifier", lambda name: Seat(name, cluster, config), self._join, self._leave)
+        self._crew = Crew("verifier", lambda name: VerifierReplica(name, cluster, config), self._join, self._leave)
         self.scale, self.drain = self._crew.scale, self._crew.drain
         self._freed = asyncio.Event()
         self._waiting = 0
@@ -109,7 +109,7 @@ class Verifiers:
         """End all verifiers."""
         await asyncio.gather(*(seat.actor.close() for seat in self._crew.members))
 
-    def _status_of(self, seat: Seat) -> ActorStatus:
+    def _status_of(self, seat: VerifierReplica) -> ActorStatus:
         return ActorStatus(
             seat.name,
             "lost" if seat.spent else seat.state,
@@ -118,7 +118,7 @@ class Verifiers:
             error=self._cluster.gap(self._config) if seat.state == "placing" else seat.actor.error,
         )
 
-    async def _join(self, seat: Seat) -> None:
+    async def _join(self, seat: VerifierReplica) -> None:
         try:
             await seat.actor.handle()
         except BaseException:
@@ -129,7 +129,7 @@ class Verifiers:
         self._freed.set()
         self._cluster.report("actor_started", seat.name, "")
 
-    async def _leave(self, seat: Seat, grace_s: float) -> None:
+    async def _leave(self, seat: VerifierReplica, grace_s: float) -> None:
         """Let a verifier finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
         seat.state, seat.actor.restarts_left = "leaving", 0
         with suppress(TimeoutError):
@@ -158,16 +158,18 @@ class Verifiers:
                 seat.busy -= 1
                 self._freed.set()
 
-    async def _call(self, seat: Seat, reference: str, texts: list[str], truncated: list[bool]) -> list[Verdict]:
+    async def _call(
+        self, seat: VerifierReplica, reference: str, texts: list[str], truncated: list[bool]
+    ) -> list[Verdict]:
         # Each answer, of this call and of one before it, may last until its wall-clock limit.
         deadline = 60 + limits_of(self._config).wall_seconds * (BATCH + len(texts))
         verdicts: list[Verdict] = await seat.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
         return verdicts
 
-    async def _free_seat(self) -> Seat:
+    async def _free_seat(self) -> VerifierReplica:
         """The least busy verifier, once one has room. Two calls each: one works while one travels."""
 
-        def free() -> list[Seat]:
+        def free() -> list[VerifierReplica]:
             if all(seat.spent for seat in self._crew.members):
                 raise ActorLost("; ".join(["no verifier is left", *(s.actor.error for s in self._crew.members[:1])]))
             serving = [seat for seat in self._crew.members if seat.state == "serving" and not seat.spent]

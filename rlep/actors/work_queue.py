@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rlep.actors.hedging import Hedging
-from rlep.types import Completion, Reissued, Request, Sampling
+from rlep.core.types import Completion, Reissued, Request, Sampling
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class GenerateCall:
     """One ``generate`` call: its sampling, what is still missing, and its finished completions (or its failure)."""
 
     sampling: Sampling
@@ -25,10 +25,10 @@ class Job:
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class QueuedRequest:
     """One request on its way; ``leases``: worker → when its lease ends, for all that may be working on it."""
 
-    job: Job
+    job: GenerateCall
     request: Request
     leases: dict[str, float] = field(default_factory=dict)
     hedge: str = ""
@@ -49,40 +49,40 @@ class WorkQueue:
         """
         self._lease_s, self._clock = lease_s, clock
         self._hedging = Hedging(hedge)
-        self._pending: deque[Entry] = deque()
-        self._late: dict[str, Entry] = {}
+        self._pending: deque[QueuedRequest] = deque()
+        self._late: dict[str, QueuedRequest] = {}
         """Requests that are held, but under no lease any more."""
-        self._ends: deque[tuple[float, str, Entry]] = deque()
+        self._ends: deque[tuple[float, str, QueuedRequest]] = deque()
         """(time, worker, request) of every lease, in order of time: all last equally long."""
-        self._leased: dict[str, dict[str, Entry]] = {}
-        self._open: dict[str, Entry] = {}
+        self._leased: dict[str, dict[str, QueuedRequest]] = {}
+        self._open: dict[str, QueuedRequest] = {}
         self._changed = asyncio.Event()
         self._in_vain: dict[str, list[str]] = {}
         """Worker → requests that it holds and another has answered."""
         self.reissued = Reissued()
 
-    def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> Job:
+    def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> GenerateCall:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
         wanted = list(requests)
         missing = {request.id: request for request in wanted}
         clashes = [request.id for request in wanted if request.id in self._open]
         if len(missing) != len(wanted) or clashes:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
-        job = Job(sampling, missing, in_flight)
-        entries = [Entry(job, request) for request in wanted]
+        job = GenerateCall(sampling, missing, in_flight)
+        entries = [QueuedRequest(job, request) for request in wanted]
         self._open.update((entry.request.id, entry) for entry in entries)
         self._pending.extend(entries)
         self._hedging.begin(job, len(wanted))
         self._changed.set()
         return job
 
-    def take(self, worker: str, limit: int) -> tuple[Job, list[Request]] | None:
+    def take(self, worker: str, limit: int) -> tuple[GenerateCall, list[Request]] | None:
         """Lease up to ``limit`` requests of one job to ``worker``; None when there is none for it.
 
         Those whose lease has ended come first, then those that wait, then those that are slow.
         """
         held = self._leased.setdefault(worker, {})
-        taken: list[Entry] = []
+        taken: list[QueuedRequest] = []
         while len(taken) < limit and (entry := self._offer(worker)) is not None:
             if taken and entry.job is not taken[0].job:
                 break
@@ -101,7 +101,7 @@ class WorkQueue:
             taken.append(entry)
         return (taken[0].job, [entry.request for entry in taken]) if taken else None
 
-    def finish(self, worker: str, job: Job, completion: Completion) -> bool:
+    def finish(self, worker: str, job: GenerateCall, completion: Completion) -> bool:
         """Deliver a worker's completion to its job. False where nobody waits for it any more: it is dropped and counted."""
         identity = completion.request_id
         entry = self._leased.get(worker, {}).get(identity)
@@ -154,7 +154,7 @@ class WorkQueue:
         self._changed.set()
         return len(back)
 
-    def cancel(self, job: Job) -> dict[str, list[str]]:
+    def cancel(self, job: GenerateCall) -> dict[str, list[str]]:
         """Forget a job; returns who may stop working on what of it, as worker → request ids: those leases are over."""
         self._hedging.end(job)
         for identity in job.missing:
@@ -197,7 +197,7 @@ class WorkQueue:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), None if until is None else until - self._clock())
 
-    def _offer(self, worker: str) -> Entry | None:
+    def _offer(self, worker: str) -> QueuedRequest | None:
         """The next request for ``worker``."""
         self._end_leases()
         late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
@@ -216,11 +216,11 @@ class WorkQueue:
             if held:
                 self._expire(entry)
 
-    def _expire(self, entry: Entry) -> None:
+    def _expire(self, entry: QueuedRequest) -> None:
         if max(entry.leases.values()) <= self._clock():
             self._late[entry.request.id] = entry
 
-    def _release(self, worker: str, entry: Entry) -> None:
+    def _release(self, worker: str, entry: QueuedRequest) -> None:
         entry.leases.pop(worker, None)
         self._leased.get(worker, {}).pop(entry.request.id, None)
 

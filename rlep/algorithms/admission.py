@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlep.errors import ConfigError
-from rlep.types import Trajectory
+from rlep.core.errors import ConfigError
+from rlep.core.types import Trajectory
 
 Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap", "too_few"]
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlep.errors import ConfigError
-from rlep.types import BoolArray, Float64Array, Int64Array
+from rlep.core.errors import ConfigError
+from rlep.core.types import BoolArray, Float64Array, Int64Array
 
 
 def group_advantages(

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlep.errors import ConfigError
-from rlep.types import Group
+from rlep.core.errors import ConfigError
+from rlep.core.types import Group
 
 
 def keep_group(group: Group) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlep.errors import DataError
-from rlep.seeds import generator_for
-from rlep.types import BoolArray, Float64Array, Int64Array
+from rlep.core.errors import DataError
+from rlep.core.seeds import generator_for
+from rlep.core.types import BoolArray, Float64Array, Int64Array
 
 INTERVAL = "95% percentile bootstrap over questions, 2000 resamples"
 RESAMPLES = 2000

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlep.algorithms.loss_stats import COLUMNS, LossShares, shares, source_metrics
 from rlep.algorithms.objective import Aggregation, LossOptions, normalizers, sequence_weights
-from rlep.types import Float64Array, SequenceBatch
+from rlep.core.types import Float64Array, SequenceBatch
 
 __all__ = [
     "LossOptions",

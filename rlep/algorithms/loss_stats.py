@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 
-from rlep.types import Float64Array
+from rlep.core.types import Float64Array
 
 SOURCES = ("fresh", "replay")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rlep.errors import MixingError, StaleRolloutError
-from rlep.types import Group, Prompt, Trajectory
+from rlep.core.errors import MixingError, StaleRolloutError
+from rlep.core.types import Group, Prompt, Trajectory
 
 
 def mix(

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlep.errors import ConfigError
-from rlep.types import BoolArray, Float64Array, Int64Array, SequenceBatch
+from rlep.core.errors import ConfigError
+from rlep.core.types import BoolArray, Float64Array, Int64Array, SequenceBatch
 
 Aggregation = Literal["token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
 Level = Literal["token", "sequence"]

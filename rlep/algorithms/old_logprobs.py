@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from rlep.errors import ConfigError, MixingError
-from rlep.types import Float32Array, Sampling, SequenceBatch, Trajectory
+from rlep.core.errors import ConfigError, MixingError
+from rlep.core.types import Float32Array, Sampling, SequenceBatch, Trajectory
 
 OldLogprobs = Literal["recompute", "behaviour", "unit"]
 """``recompute``: under θ0, like fresh tokens, so the ratio starts at 1 (the authors). ``behaviour``: as stored, under

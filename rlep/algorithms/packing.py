@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlep.errors import ConfigError
-from rlep.types import BoolArray, Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, Trajectory
+from rlep.core.errors import ConfigError
+from rlep.core.types import BoolArray, Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, Trajectory
 
 Assignment = tuple[tuple[Int64Array, ...], ...]
 """``[ranks][micro-batches]`` arrays of sequence indices; every rank has the same number of micro-batches."""

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from rlep.algorithms.advantages import zero_variance
 from rlep.algorithms.loss_stats import SOURCES
-from rlep.types import BoolArray, Float64Array, Group
+from rlep.core.types import BoolArray, Float64Array, Group
 
 
 @dataclass(frozen=True, slots=True)

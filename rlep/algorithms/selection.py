@@ -14,9 +14,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlep.errors import ConfigError
-from rlep.seeds import seed_for
-from rlep.types import BoolArray, Int32Array, Int64Array
+from rlep.core.errors import ConfigError
+from rlep.core.seeds import seed_for
+from rlep.core.types import BoolArray, Int32Array, Int64Array
 
 Strategy = Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"]
 """``uniform`` is the paper's."""

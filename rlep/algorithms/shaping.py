@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlep.errors import ConfigError
-from rlep.types import STATUSES, BoolArray, Float64Array, Status, Trajectory
+from rlep.core.errors import ConfigError
+from rlep.core.types import STATUSES, BoolArray, Float64Array, Status, Trajectory
 
 
 def status_rewards(*, correct: float = 1.0, wrong: float = -1.0) -> dict[Status, float]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlep.types import Float64Array, Int64Array, SequenceBatch, Trajectory
+from rlep.core.types import Float64Array, Int64Array, SequenceBatch, Trajectory
 
 
 def token_staleness(trajectories: Sequence[Trajectory], policy_version: int) -> Int64Array:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rlep.cli.pool_commands import pool_app
+from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
 
 app = typer.Typer(
@@ -40,8 +40,8 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run director
 @command_errors
 def train(files: Files, overrides: Overrides = None) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
-    from rlep.cli.runs import train as run
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
+    from rlep.launch.runs import train as run
 
     run(load_config(files, overrides or ()))
 
@@ -50,8 +50,8 @@ def train(files: Files, overrides: Overrides = None) -> None:
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
     """Let the policy in model.path answer every training question and store the verified answers in the pool."""
-    from rlep.cli.runs import collect as run
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
+    from rlep.launch.runs import collect as run
 
     run(load_config(files, overrides or ()))
 
@@ -60,8 +60,8 @@ def collect(files: Files, overrides: Overrides = None) -> None:
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
     """Supervised fine-tuning on the pool, on the same learner: the control for what replay itself brings."""
-    from rlep.cli.runs import sft as run
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
+    from rlep.launch.runs import sft as run
 
     run(load_config(files, overrides or ()))
 
@@ -78,8 +78,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure avg@n, maj@n, best@n and pass@k of a model on held-out questions."""
-    from rlep.cli.runs import evaluate as run
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
+    from rlep.launch.runs import evaluate as run
 
     run(load_config(config or (), overrides or ()), model, data, out, as_json=as_json)
 
@@ -108,7 +108,7 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
 ) -> None:
     """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs nothing but CPUs."""
-    from rlep.quickstart.workflow import run
+    from rlep.cli.quickstart import run
 
     run(directory, seed=seed, steps=steps)
 
@@ -120,7 +120,7 @@ def report(
 ) -> None:
     """Compare runs: one self-contained HTML page and a PNG."""
     from rlep.cli.tables import show_summary
-    from rlep.services.report import build_report, summary
+    from rlep.report import build_report, summary
 
     files = build_report(runs, out)
     show_summary(summary(runs))
@@ -132,7 +132,7 @@ def report(
 def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Say what a config will do, in numbers, before anything starts."""
     from rlep.cli.plan import show_plan
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
 
     show_plan(load_config(files, overrides or ()), as_json=as_json)
 
@@ -142,7 +142,7 @@ def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typ
 def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
     """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens; what is wrong, how to mend it."""
     from rlep.cli.doctor import examine
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
 
     raise typer.Exit(examine(load_config(files or (), overrides or ())))
 
@@ -169,7 +169,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """What every actor of a running run does: state, policy version, work in flight, speed, restarts, last error."""
-    from rlep.cli.control import show_status
+    from rlep.cli.live import show_status
 
     show_status(run, address=address, as_json=as_json)
 
@@ -198,7 +198,7 @@ def timeline(
     out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
 ) -> None:
     """Who did what in the last steps of a running run, as a Chrome trace that Perfetto opens; the last step in numbers."""
-    from rlep.cli.control import save_timeline
+    from rlep.cli.live import save_timeline
 
     save_timeline(run, out, address=address)
 
@@ -214,7 +214,7 @@ def scale(
     grace: Grace = 60,
 ) -> None:
     """Change the number of generators or verifiers of a running run; the newest leave first."""
-    from rlep.cli.control import change_count
+    from rlep.cli.live import change_count
 
     change_count(run, role, count, address=address, grace_s=grace)
 
@@ -229,7 +229,7 @@ def drain(
     grace: Grace = 60,
 ) -> None:
     """Let one generator or verifier of a running run leave; it finishes what it holds, or hands it back."""
-    from rlep.cli.control import drain_actor
+    from rlep.cli.live import drain_actor
 
     drain_actor(run, actor, address=address, grace_s=grace)
 
@@ -238,7 +238,7 @@ def drain(
 @command_errors
 def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
     """Print the resolved config as JSON."""
-    from rlep.settings import dump_config, load_config
+    from rlep.config.settings import dump_config, load_config
 
     typer.echo(dump_config(load_config(files or (), overrides or ())), nl=False)
 
@@ -247,7 +247,7 @@ def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 @command_errors
 def config_check(files: Files, overrides: Overrides = None) -> None:
     """Fail, with the reason, where the config cannot be run."""
-    from rlep.settings import load_config
+    from rlep.config.settings import load_config
 
     load_config(files, overrides or ())
     typer.echo("ok")
@@ -259,7 +259,7 @@ def config_schema() -> None:
     """Print the JSON schema: every key with its meaning, unit, default and bounds."""
     import json
 
-    from rlep.config import Config
+    from rlep.config.schema import Config
 
     typer.echo(json.dumps(Config.model_json_schema(), indent=2))
 

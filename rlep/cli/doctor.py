@@ -17,12 +17,12 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from rlep.config import Config
-from rlep.directories import SHARED_MEMORY
-from rlep.errors import RlepError
-from rlep.services.pool.checks import check_server
-from rlep.services.pool.connection import Link, connect
-from rlep.services.pool.redis_process import find_binary, version_of
+from rlep.config.schema import Config
+from rlep.core.errors import RlepError
+from rlep.core.paths import SHARED_MEMORY
+from rlep.services.pool.embedded.redis_process import find_binary, version_of
+from rlep.services.pool.storage.checks import check_server
+from rlep.services.pool.storage.connection import RetryingRedis, connect
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 GIB = 2**30
@@ -181,7 +181,7 @@ def _redis(config: Config) -> Iterator[Finding]:
         else:
             named = os.environ.get("RLEP_REDIS_PASSWORD_FILE")
             client = connect(config.pool.url, password_file=Path(named) if named else None, timeout=5.0)
-            check_server(Link(client, deadline=10.0), allow_volatile=False, read_only=False)
+            check_server(RetryingRedis(client, deadline=10.0), allow_volatile=False, read_only=False)
             yield Finding("Redis", "ok", f"{config.pool.url} answers, keeps what it acknowledges")
     except RlepError as error:
         yield Finding("Redis", "wrong", str(error))

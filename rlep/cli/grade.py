@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from rlep.cli.progress import Bars
-from rlep.errors import DataError
+from rlep.cli.progress import TerminalProgress
+from rlep.core.errors import DataError
+from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.rows import grade_rows
 
 
 def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None:
@@ -27,7 +27,7 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None
         lines = stack.enter_context(file.open(encoding="utf-8", errors="surrogateescape"))
         verifier = stack.enter_context(build_verifier(profile, workers=workers))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
-        bars = stack.enter_context(Bars())
+        bars = stack.enter_context(TerminalProgress())
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
                 written.write(row + "\n")

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from rlep.actors.pool import open_pool
-from rlep.cli.compose import check_context, pool_directory, read_prompts
-from rlep.cli.engine_options import check_options
+from rlep.actors.pool_actor import open_pool
 from rlep.cli.tables import show_table
-from rlep.config import Config
-from rlep.driver.plan import Coverage, Known, Plan, make_plan, read_collection
+from rlep.config.schema import Config
+from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
+from rlep.driver.run_plan import Known, PoolCoverage, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.prompts import PromptSet, load_prompts
+from rlep.launch.compose import check_context, pool_directory, read_prompts
+from rlep.launch.engine_options import check_options
 from rlep.services.pool.values import PoolOptions
 
 
@@ -74,7 +74,7 @@ def _prompts(
     return read_prompts(config, paths, tokenizer)
 
 
-def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> Coverage | None:
+def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCoverage | None:
     if config.pool.url is not None:
         missing.append("pool.url is not asked; `rlep pool stats` asks it")
         return None
@@ -89,10 +89,10 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> Covera
     with open_pool(config.pool, directory, None, options) as pool:
         held = {prompt: len(pool.content_ids(prompt)) for prompt in pool.prompt_ids()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)
-    return Coverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))
+    return PoolCoverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))
 
 
-def lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
+def lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     """(what, value) in the order of a step."""
     found = [("training data", str(plan.data) if plan.data else "not there")]
     found += _step_lines(plan, config) + _replay_lines(plan) + _evaluation_lines(plan)
@@ -101,7 +101,7 @@ def lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
     return [*found, ("cluster", f"{plan.cpus:g} CPUs, {plan.gpus:g} GPUs")]
 
 
-def _step_lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
+def _step_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     step = plan.step
     epoch = "" if step.steps_per_epoch is None else f", {step.steps_per_epoch:,} an epoch"
     found = [
@@ -127,7 +127,7 @@ def _replays_text(replays: int, config: Config) -> str:
     return f"{'up to ' if replays else ''}{replays} replays{falling}"
 
 
-def _replay_lines(plan: Plan) -> list[tuple[str, str]]:
+def _replay_lines(plan: RunPlan) -> list[tuple[str, str]]:
     replay = plan.replay
     if replay is None:
         return []
@@ -138,7 +138,7 @@ def _replay_lines(plan: Plan) -> list[tuple[str, str]]:
     return found
 
 
-def _evaluation_lines(plan: Plan) -> list[tuple[str, str]]:
+def _evaluation_lines(plan: RunPlan) -> list[tuple[str, str]]:
     evaluation = plan.evaluation
     if not evaluation.times:
         return [("evaluation", "none (data.evaluation is empty)")]
@@ -152,7 +152,7 @@ def _evaluation_lines(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _memory_lines(plan: Plan, config: Config) -> list[tuple[str, str]]:
+def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     memory = plan.memory
     if memory is None:
         return []

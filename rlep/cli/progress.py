@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rlep.actors.progress import Phase
+from rlep.actors.run_progress import Phase
 
 
 class Advance(Protocol):
@@ -19,7 +19,7 @@ class Advance(Protocol):
     def __call__(self, by: int = 1) -> None: ...
 
 
-class Bars:
+class TerminalProgress:
     """The driver's ``Progress`` port on standard error."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Bars:
             disable=not sys.stderr.isatty(),
         )
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> TerminalProgress:
         self._progress.start()
         return self
 

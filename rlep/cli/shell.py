@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import typer
 
-from rlep.errors import RlepError
+from rlep.core.errors import RlepError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlep.algorithms.spans import StepPicture
+from rlep.metrics.spans import StepPicture
 
 if TYPE_CHECKING:
     from rlep.actors.control import RunStatus
-    from rlep.actors.progress import RunProgress
+    from rlep.actors.run_progress import RunProgress
 
 
 def heading(status: RunStatus) -> str:

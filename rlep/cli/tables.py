@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from rlep.services.report import Summary
+    from rlep.report import Summary
 
 WIDEST = 160
 """Columns a table may take: a narrower terminal wraps its lines, rather than rich its cells."""

@@ -17,10 +17,10 @@ from rich.live import Live
 from rich.text import Text
 
 from rlep.actors.contact import read_contact
-from rlep.cli.control import LOOK_S, run_cluster
+from rlep.cli.live import LOOK_S, run_cluster
 from rlep.cli.status import actor_rows, backlog, errors, heading, last_step, phases
 from rlep.cli.tables import WIDEST, table_of
-from rlep.errors import ConfigError, RlepError
+from rlep.core.errors import ConfigError, RlepError
 
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster

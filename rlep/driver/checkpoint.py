@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rlep.config import CheckpointConfig
+from rlep.config.schema import CheckpointConfig
+from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver.ports import Learner
-from rlep.errors import CheckpointError, DeadlineExceeded
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.algorithms.admission import Admission, Coverage, admit
+from rlep.core.errors import PoolError
+from rlep.core.jsonl import JsonLines, read_lines
+from rlep.core.types import Prompt, Sampling, Trajectory
 from rlep.driver.checkpoint import write_json
 from rlep.driver.context import Clock, Run
 from rlep.driver.ports import ReplayPool
-from rlep.driver.rollout import Bars, raise_first, requests_for, verified
+from rlep.driver.rollout import RolloutBars, raise_first, requests_for, verified
 from rlep.driver.run_directory import RunDirectory
-from rlep.errors import PoolError
-from rlep.jsonl import JsonLines, read_lines
-from rlep.types import Prompt, Sampling, Trajectory
 
 CHUNK = 64
 """Questions in one wave; two waves run at once, so that generators do not idle at a wave's end."""
@@ -33,7 +33,7 @@ class Collected:
     correct: int
 
 
-class Collection:
+class Collector:
     """One collection over an open run directory; continued where it stopped, question by question."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Collection:
             await raise_first(self._waves(left, shown))
         return await self._finish(asked=len(left))
 
-    async def _waves(self, prompts: Sequence[Prompt], shown: Bars) -> None:
+    async def _waves(self, prompts: Sequence[Prompt], shown: RolloutBars) -> None:
         free = asyncio.Semaphore(2)
         async with asyncio.TaskGroup() as group:
             for start in range(0, len(prompts), CHUNK):
@@ -71,7 +71,7 @@ class Collection:
                 wave = group.create_task(self._wave(prompts[start : start + CHUNK], shown))
                 wave.add_done_callback(lambda _: free.release())
 
-    async def _wave(self, prompts: Sequence[Prompt], shown: Bars) -> None:
+    async def _wave(self, prompts: Sequence[Prompt], shown: RolloutBars) -> None:
         rule = self._run.config.collection
         sampling = Sampling(rule.temperature, rule.top_p, 0, self._run.config.rollout.max_tokens)
         requests = requests_for(
@@ -126,13 +126,13 @@ class Collection:
         return collected
 
     @contextmanager
-    def _bars(self, samples: int) -> Iterator[Bars]:
+    def _bars(self, samples: int) -> Iterator[RolloutBars]:
         progress = self._run.progress
         with (
             progress.phase("collect", samples, "answers") as written,
             progress.phase("verify", samples, "answers") as ok,
         ):
-            yield Bars(written, ok)
+            yield RolloutBars(written, ok)
 
 
 async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:

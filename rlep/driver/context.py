@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rlep.algorithms.dynamic_sampling import RefillReport
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.core.types import Prompt, Trajectory
 from rlep.driver.ports import Progress, Roles, Trainers
-from rlep.types import Prompt, Trajectory
 
 
 @dataclass(frozen=True, slots=True)

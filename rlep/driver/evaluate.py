@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
+from rlep.core.types import Int32Array, Prompt, Sampling, Trajectory
 from rlep.driver.context import Clock, Run
 from rlep.driver.rollout import bars, requests_for, verified
-from rlep.types import Int32Array, Prompt, Sampling, Trajectory
 
 Decode = Callable[[Int32Array], str]
 """Response tokens ``[T]`` to text."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlep.config import Config
-from rlep.errors import ModelError
+from rlep.config.schema import Config
+from rlep.core.errors import ModelError
 
 GIB = 2**30
 GPU_GIB = 80

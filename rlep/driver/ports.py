@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlep.types import (
+from rlep.core.types import (
     Completion,
     Float32Array,
     Prompt,

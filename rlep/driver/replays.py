@@ -8,11 +8,11 @@ import numpy as np
 
 from rlep.algorithms.packing import answer_batch
 from rlep.algorithms.selection import Candidate, reasoning_digest, select
+from rlep.core.errors import MixingError
+from rlep.core.seeds import seed_for
+from rlep.core.types import Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.ports import ReplayPool
-from rlep.errors import MixingError
-from rlep.seeds import seed_for
-from rlep.types import Float64Array, Prompt, Trajectory
 
 EVERY = (1 << 31) - 1
 """More answers than a prompt can have: a sample of so many is all that the pool holds."""

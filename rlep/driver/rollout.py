@@ -11,11 +11,11 @@ from typing import Any
 
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.selection import replayed_prompts
+from rlep.core.seeds import seed_for
+from rlep.core.types import Completion, Group, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
 from rlep.driver.context import Answers, Clock, Run, Step
 from rlep.driver.ports import Advance, Progress
 from rlep.driver.replays import drawn_replays, wanted_replays
-from rlep.seeds import seed_for
-from rlep.types import Completion, Group, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
 
 
 def requests_for(
@@ -95,7 +95,7 @@ async def verified(
     requests: Sequence[Request],
     sampling: Sampling,
     *,
-    bars: Bars,
+    bars: RolloutBars,
     clock: Clock,
     in_flight: int | None = None,
 ) -> Answers:
@@ -133,7 +133,7 @@ async def verified(
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class RolloutBars:
     """The progress bars of a rollout."""
 
     rollout: Advance
@@ -141,14 +141,14 @@ class Bars:
 
 
 @contextmanager
-def bars(progress: Progress, samples: int, name: str = "rollout") -> Iterator[Bars]:
+def bars(progress: Progress, samples: int, name: str = "rollout") -> Iterator[RolloutBars]:
     """Two bars over ``samples`` answers: written and verified."""
     written: Advance
     with progress.phase(name, samples, "answers") as written, progress.phase("verify", samples, "answers") as judged:
-        yield Bars(written, judged)
+        yield RolloutBars(written, judged)
 
 
-def fresh_answers(step: Step, prompts: Sequence[Prompt], shown: Bars) -> Answers:
+def fresh_answers(step: Step, prompts: Sequence[Prompt], shown: RolloutBars) -> Answers:
     """The step's G answers to each prompt, as they are verified."""
     run, rollout = step.run, step.run.config.rollout
     sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)

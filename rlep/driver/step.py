@@ -24,11 +24,11 @@ from rlep.algorithms.old_logprobs import old_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.selection import ReplaySchedule
 from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.core.types import Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, UpdateOutcome
 from rlep.driver.context import Step
-from rlep.driver.refill import refilled
 from rlep.driver.rollout import ended, mixed_groups
-from rlep.types import Float32Array, Float64Array, Group, Int64Array, Prompt, SequenceBatch, UpdateOutcome
+from rlep.driver.wings.refill import refilled
 
 
 @dataclass(frozen=True, slots=True, eq=False)

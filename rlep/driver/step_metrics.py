@@ -1,4 +1,4 @@
-"""The numbers of one step, by the names of ``rlep.metrics``: among them the proof that replays reached the loss."""
+"""The numbers of one step, by the names of ``rlep.metrics.catalogue``: among them the proof that replays reached the loss."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from rlep.algorithms.loss_stats import SOURCES
 from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
 from rlep.algorithms.staleness import importance_weights, token_staleness
+from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, Trajectory, UpdateCost, UpdateOutcome, Verdict
 from rlep.driver.replays import wanted_replays
 from rlep.driver.step import StepOutcome
-from rlep.metrics import MetricValue
-from rlep.types import LATENCY_BOUNDS, STATUSES, Group, Trajectory, UpdateCost, UpdateOutcome, Verdict
+from rlep.metrics.catalogue import MetricValue
 
 _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's tokens of that source
     "update/clip_fraction_low": "clip_fraction_low",

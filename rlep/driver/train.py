@@ -11,7 +11,9 @@ from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.algorithms.in_flight import InFlight
-from rlep.driver.ahead import Ahead, Planned
+from rlep.core.errors import CheckpointError, ConfigError, LearnerLost
+from rlep.core.types import Int64Array, Prompt, UpdateOutcome
+from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
@@ -19,10 +21,8 @@ from rlep.driver.ports import Trainers
 from rlep.driver.run_directory import RunDirectory, how_to_accept
 from rlep.driver.step import replays_at, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.errors import CheckpointError, ConfigError, LearnerLost
-from rlep.metrics import MetricValue, evaluation_metrics, metric_for
-from rlep.prompts import PromptOrder, PromptSet
-from rlep.types import Int64Array, Prompt, UpdateOutcome
+from rlep.driver.wings.prefetch import Planned, PrefetchedRollouts
+from rlep.metrics.catalogue import MetricValue, evaluation_metrics, metric_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Training:
             if streamed and not ahead
             else None
         )
-        self._ahead = Ahead(self._planned, limit=ahead, steps=run.config.run.steps)
+        self._ahead = PrefetchedRollouts(self._planned, limit=ahead, steps=run.config.run.steps)
         self._unlogged: dict[str, MetricValue] = {}
         """What goes into the next step's line, because this step's is already written."""
 

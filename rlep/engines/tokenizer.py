@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rlep.errors import ModelError
-from rlep.types import Int32Array, Message
+from rlep.core.errors import ModelError
+from rlep.core.types import Int32Array, Message
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A model directory without any of these has no tokenizer."""

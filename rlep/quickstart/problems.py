@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rlep.seeds import generator_for, seed_for
+from rlep.core.seeds import generator_for, seed_for
 
 NAMES = ("Ann", "Ben", "Cal", "Dee", "Eve", "Fay")
 NOUNS = ("pens", "cups", "keys", "nuts", "hats", "figs")

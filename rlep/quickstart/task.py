@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from rlep.prompt_files import Row, write_verl
+from rlep.core.types import Message
+from rlep.data.prompt_files import PromptRow, write_verl
 from rlep.quickstart.problems import Problem, draw_task
-from rlep.types import Message
 
 TRAIN_COUNT = 512
 HELDOUT_COUNT = 200
@@ -73,7 +73,7 @@ def _is_whole(manifest: Path, seed: int) -> bool:
 
 
 def _write_problems(path: Path, problems: list[Problem], split: str) -> None:
-    rows = [Row((Message("user", problem.question),), str(problem.answer), DATA_SOURCE) for problem in problems]
+    rows = [PromptRow((Message("user", problem.question),), str(problem.answer), DATA_SOURCE) for problem in problems]
     temporary = _temporary(path)
     write_verl(temporary, rows, split=split)
     os.replace(temporary, path)

@@ -17,23 +17,23 @@ import ray
 import torch
 
 from rlep.actors.cluster import Cluster
-from rlep.actors.colocated import GUEST, Colocated
-from rlep.actors.generators import Generators
+from rlep.actors.colocation import GUEST, Colocated
+from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import LearnerActor
-from rlep.actors.room import Seat
-from rlep.algorithms.spans import Span
-from rlep.cli.compose import Stage, read_inputs, stage
-from rlep.cli.progress import Bars
-from rlep.config import Config
-from rlep.config_roles import ActorConfig, ClusterConfig, GeneratorConfig, LearnerConfig
+from rlep.actors.placement import BundleSlot
+from rlep.cli.progress import TerminalProgress
+from rlep.config.roles import ActorConfig, ClusterConfig, GeneratorConfig, LearnerConfig
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError, PlacementError
+from rlep.core.types import Completion, Reissued, Request, Sampling
+from rlep.data.prompts import PromptSet
 from rlep.driver import ports
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.step import run_step
-from rlep.errors import ConfigError, PlacementError
-from rlep.prompts import PromptSet
-from rlep.settings import load_config
-from rlep.types import Completion, Reissued, Request, Sampling
+from rlep.launch.compose import RunActors, read_inputs, stage
+from rlep.metrics.spans import Span
 from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
 
 STEPS = 2
@@ -65,8 +65,8 @@ class Answers:
 class Cast:
     """The actors of a stage as a run is given them."""
 
-    actors: Stage
-    generators: Generators
+    actors: RunActors
+    generators: GeneratorPool
     answers: Answers
     trainers: Trainers
     run: Run
@@ -84,14 +84,14 @@ class Cast:
         await self.trainers.learner.written()
 
 
-async def cast_of(actors: Stage, config: Config, prompts: PromptSet, known: dict[str, Completion]) -> Cast:
+async def cast_of(actors: RunActors, config: Config, prompts: PromptSet, known: dict[str, Completion]) -> Cast:
     generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
     actors.control()
     await actors.started()
     weights = actors.weights(learners, generators, prompts.prompts)
     writers, learner, published = actors.ports(generators, learners, weights)
     answers = Answers(writers, known)
-    run = Run(config, Roles(answers, verifiers), Bars(), "tok", "base", "float32")
+    run = Run(config, Roles(answers, verifiers), TerminalProgress(), "tok", "base", "float32")
     return Cast(actors, generators, answers, Trainers(learner, published, None), run)
 
 
@@ -241,12 +241,12 @@ async def test_generators_see_the_gpus_of_their_ranks_and_rooms_are_refused_or_g
     shared.close()
     assert groups_held() == 0
 
-    pair = Seat(cluster.reserve("generator-7", [ActorConfig(cpus=1, gpus=2)]))
+    pair = BundleSlot(cluster.reserve("generator-7", [ActorConfig(cpus=1, gpus=2)]))
     probe = await cluster.place(Probe, "generator-7", ActorConfig(cpus=1, gpus=2), seat=pair)
     assert len(set((await probe.devices.remote()).split(","))) == 2
     with pytest.raises(PlacementError, match=r"ask for 4 CPU, 5 GPU together \(generator-7 1 CPU, 2 GPU, learner 3"):
         cluster.reserve("learner", [ActorConfig(cpus=1, gpus=1)] * 3)
-    idle = Seat(cluster.reserve("generator-6", [ActorConfig(cpus=0)]))
+    idle = BundleSlot(cluster.reserve("generator-6", [ActorConfig(cpus=0)]))
     assert await (await cluster.place(Probe, "generator-6", ActorConfig(cpus=0), seat=idle)).ping.remote()
     cluster.forget("generator-6")
     cluster.forget("generator-7")
@@ -265,7 +265,7 @@ async def test_generators_see_the_gpus_of_their_ranks_and_rooms_are_refused_or_g
     }
     for number, (message, bundles) in enumerate(lacking.items(), start=8):
         name = f"generator-{number}"
-        seat = Seat(cluster.reserve(name, bundles, one_node=True))
+        seat = BundleSlot(cluster.reserve(name, bundles, one_node=True))
         with pytest.raises(PlacementError, match=message):
             await cluster.place(Probe, name, bundles[0], seat=seat)
         cluster.forget(name)

@@ -19,14 +19,14 @@ import ray
 from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster
 from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
-from rlep.actors.crew import ActorStatus
-from rlep.actors.generators import Generators
+from rlep.actors.generators import GeneratorPool
 from rlep.actors.hedging import Hedging
-from rlep.actors.verifiers import Verifiers
-from rlep.cli.compose import read_inputs, stage
-from rlep.errors import ConfigError, PlacementError
-from rlep.settings import load_config
-from rlep.types import Completion, Prompt, Request, Sampling
+from rlep.actors.replicas import ActorStatus
+from rlep.actors.verifiers import VerifierPool
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError, PlacementError
+from rlep.core.types import Completion, Prompt, Request, Sampling
+from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, small_task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,8 +39,8 @@ class Cast:
     """What the tests of this file share."""
 
     cluster: Cluster
-    generators: Generators
-    verifiers: Verifiers
+    generators: GeneratorPool
+    verifiers: VerifierPool
     prompts: tuple[Prompt, ...]
     happened: list[tuple[str, str, str]]
 

@@ -16,14 +16,14 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlep.actors.generators import Generators
+from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
-from rlep.actors.weights import WeightPublisher
-from rlep.cli.compose import Stage, read_inputs, stage
-from rlep.config import Config
-from rlep.errors import ActorLost, DeadlineExceeded
-from rlep.settings import load_config
-from rlep.types import Completion, Request, Sampling
+from rlep.actors.weight_sync import WeightPublisher
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ActorLost, DeadlineExceeded
+from rlep.core.types import Completion, Request, Sampling
+from rlep.launch.compose import RunActors, read_inputs, stage
 from tests.small import BASE, small_task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -35,8 +35,8 @@ class Cast:
     """What the tests of this file share."""
 
     config: Config
-    actors: Stage
-    generators: Generators
+    actors: RunActors
+    generators: GeneratorPool
     learners: Learners
     weights: WeightPublisher
     prompts: list[np.ndarray]

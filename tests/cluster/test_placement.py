@@ -13,15 +13,15 @@ import psutil
 import pytest
 import ray
 
-from rlep.actors.pool import open_pool
-from rlep.cli.compose import pool_directory, stage
-from rlep.config import Config
+from rlep.actors.pool_actor import open_pool
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
+from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
+from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.engines.weights import probe_batch
-from rlep.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
+from rlep.launch.compose import pool_directory, stage
 from rlep.services.pool.values import PoolOptions
-from rlep.settings import load_config
-from rlep.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from tests.small import BASE, small_task
 
 

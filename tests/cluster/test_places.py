@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from rlep.actors.cluster import DEEPEST_SOCKET
-from rlep.directories import private_directory
-from rlep.engines.runtime import list_shared_memory, make_runtime
+from rlep.core.paths import private_directory
+from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
 
 
 def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
@@ -82,7 +82,7 @@ SLOW_TO_CLOSE = """
 import asyncio, os, signal
 from rlep.actors.cluster import Cluster
 from rlep.cli.shell import command_errors, run_async
-from rlep.config_roles import ClusterConfig
+from rlep.config.roles import ClusterConfig
 
 async def connected():
     cluster = Cluster(ClusterConfig(cpus=1), "terminated")

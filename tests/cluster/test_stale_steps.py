@@ -10,24 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.actors.generators import Generators
-from rlep.cli.compose import read_inputs, stage
-from rlep.cli.progress import Bars
+from rlep.actors.generators import GeneratorPool
+from rlep.cli.progress import TerminalProgress
+from rlep.config.settings import load_config
+from rlep.core.jsonl import read_lines
+from rlep.core.types import Prompt
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Trained, Training, TrainingData
-from rlep.jsonl import read_lines
-from rlep.settings import load_config
-from rlep.types import Prompt
+from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, PROMPTS, small_task
 
 STEPS, FRESH = 4, 16
 
 
-async def kill_one(generators: Generators) -> None:
+async def kill_one(generators: GeneratorPool) -> None:
     """End a generator's process as a machine would that is switched off."""
     actor = next(worker.actor for worker in generators._workers if worker.actor is not None)
     os.kill(await actor.ping.remote(), signal.SIGKILL)
@@ -80,7 +80,7 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
             return Trained(outcomes[-1].updates, step_metrics(outcomes[-1]), ())
 
         weights = actors.weights(learners, generators, inputs.train.prompts)
-        run = Run(config, Roles(generators, verifiers), Bars(), inputs.tokenizer.digest, "base", "float32")
+        run = Run(config, Roles(generators, verifiers), TerminalProgress(), inputs.tokenizer.digest, "base", "float32")
         data = TrainingData(inputs.train, inputs.held_out, "", inputs.tokenizer.decode)
         await Training(run, Trainers(learners, weights, None), data, store, train, ahead=1).run()
     store.close()

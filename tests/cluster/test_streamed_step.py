@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from rlep.actors.generators import Generators
+from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
-from rlep.actors.verifiers import Verifiers
-from rlep.actors.weights import WeightPublisher
-from rlep.cli.compose import read_inputs, stage
-from rlep.cli.progress import Bars
-from rlep.config import Config
+from rlep.actors.verifiers import VerifierPool
+from rlep.actors.weight_sync import WeightPublisher
+from rlep.cli.progress import TerminalProgress
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.types import Completion, Float32Array, Reissued, Request, Sampling, SequenceBatch, UpdateOutcome
+from rlep.data.prompts import PromptSet
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.step import StepOutcome, run_step
-from rlep.prompts import PromptSet
-from rlep.settings import load_config
-from rlep.types import Completion, Float32Array, Reissued, Request, Sampling, SequenceBatch, UpdateOutcome
+from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2
@@ -32,7 +32,7 @@ IN_FLIGHT = 6
 class Answers:
     """Real generators; ``again`` gives their answers again, those of later sets only once the first update was made."""
 
-    inner: Generators
+    inner: GeneratorPool
     updated: asyncio.Event = field(default_factory=asyncio.Event)
     again: bool = False
     held: int = 0
@@ -99,7 +99,7 @@ class Cast:
     config: Config
     prompts: PromptSet
     generators: Answers
-    verifiers: Verifiers
+    verifiers: VerifierPool
     learner: Watched
     weights: WeightPublisher
 
@@ -107,7 +107,7 @@ class Cast:
         """A step on the same prompts whatever its number."""
         self.generators.updated.clear()
         config = self.config.model_copy(update={"update": self.config.update.model_copy(update={"stream": stream})})
-        run = Run(config, Roles(self.generators, self.verifiers), Bars(), "tok", "base", "float32")
+        run = Run(config, Roles(self.generators, self.verifiers), TerminalProgress(), "tok", "base", "float32")
         step = Step(run, Trainers(self.learner, self.weights, None), number, 0, lambda *_: ())
         return await run_step(replace(step, in_flight=IN_FLIGHT), self.prompts.prompts[:PROMPTS])
 

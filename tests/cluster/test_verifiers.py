@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from rlep.actors.verifiers import limits_of
-from rlep.cli.compose import stage
-from rlep.config_roles import VerifierConfig
+from rlep.config.roles import VerifierConfig
+from rlep.config.settings import load_config
+from rlep.core.types import Completion, Prompt, Verdict
+from rlep.launch.compose import stage
 from rlep.services.verifier.jail import Limits
-from rlep.settings import load_config
-from rlep.types import Completion, Prompt, Verdict
 from tests.small import BASE, small_task
 
 COUNT = 320

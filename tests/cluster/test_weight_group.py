@@ -12,11 +12,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from rlep.actors.generators import Generators
-from rlep.actors.weights import WeightPublisher
-from rlep.cli.compose import read_inputs, stage
-from rlep.settings import load_config
-from rlep.types import Prompt, Request, Sampling
+from rlep.actors.generators import GeneratorPool
+from rlep.actors.weight_sync import WeightPublisher
+from rlep.config.settings import load_config
+from rlep.core.types import Prompt, Request, Sampling
+from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, small_task
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ DEADLINE_S = 240.0
 class Cast:
     """What the tests of this file share."""
 
-    generators: Generators
+    generators: GeneratorPool
     weights: WeightPublisher
     prompts: tuple[Prompt, ...]
 

@@ -16,9 +16,9 @@ import ray
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.cli.compose import read_inputs
+from rlep.config.settings import load_config
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.settings import load_config
+from rlep.launch.compose import read_inputs
 
 MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
 ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]

@@ -14,11 +14,12 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from rlep.cli import app, compose
+import rlep.cli.quickstart as workflow
+from rlep.cli import app
 from rlep.cli.doctor import findings_of
-from rlep.config import Config
-from rlep.quickstart import workflow
-from rlep.settings import load_config
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.launch import compose
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,9 +16,9 @@ from rlep.actors.cluster import Cluster
 from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
 from rlep.actors.control import Command, Look, RunStatus, Scale
 from rlep.actors.jobs import submit_job
-from rlep.cli import app, control
-from rlep.config_roles import ClusterConfig
-from rlep.errors import ActorLost, ConfigError
+from rlep.cli import app, live
+from rlep.config.roles import ClusterConfig
+from rlep.core.errors import ActorLost, ConfigError
 
 COMMANDS = [["status"], ["top"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
 
@@ -105,10 +105,10 @@ async def test_a_run_that_ends_under_a_command_is_said_once(monkeypatch: pytest.
         raise AssertionError
 
     monkeypatch.setattr(actors_control, "ask", ask)
-    monkeypatch.setattr(control, "NEWS_S", 0.0)
+    monkeypatch.setattr(live, "NEWS_S", 0.0)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     try:
-        await control._answer(Cluster(ClusterConfig(), "ending"), Scale("generators", 3, 60.0))
+        await live._answer(Cluster(ClusterConfig(), "ending"), Scale("generators", 3, 60.0))
     except ConfigError as error:  # pytest.raises would hold the task, whose end is looked at
         said = str(error)
     for _ in range(3):  # rounds of the loop in which a command that was left alone ends

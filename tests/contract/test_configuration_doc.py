@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rlep.config import Config
+from rlep.config.schema import Config
 from rlep.driver.run_directory import CHANGEABLE
 from scripts.config_table import DOCUMENT, document
 

@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from rlep.settings import load_config
+from rlep.config.settings import load_config
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -5,39 +5,56 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "rlep"
 
-BASE = {"types", "errors", "seeds"}
-LOW = BASE | {"jsonl", "directories"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "types": BASE,
-    "errors": BASE,
-    "seeds": BASE,
-    "jsonl": BASE,
-    "directories": BASE,
-    "config": {"errors", "config"},
-    "algorithms": BASE,
-    "prompts": LOW,
-    "metrics": LOW,
-    "engines": LOW | {"algorithms", "config"},
-    "services": LOW | {"algorithms", "config"},
-    "actors": LOW | {"engines", "services", "algorithms", "config", "prompts", "metrics"},
-    "driver": LOW | {"algorithms", "config", "prompts", "metrics"},
+    "core": set(),
+    "config": set(),
+    "data": set(),
+    "metrics": set(),
+    "report": {"metrics"},
+    "algorithms": set(),
+    "services": set(),
+    "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},
+    "services/pool/storage": {"algorithms"},
+    "services/pool/rpc": {"services/pool", "services/pool/storage"},
+    "services/pool/rpc/proto": set(),
+    "services/pool/files": {"services/pool", "services/pool/storage"},
+    "services/pool/embedded": set(),
+    "services/pool/maintenance": {"services/pool", "services/pool/storage"},
+    "services/verifier": set(),
+    "engines": set(),
+    "engines/weights": set(),
+    "engines/learner": {"algorithms", "engines/weights"},
+    "engines/sampler": {"engines/weights"},
+    "engines/cpu": {"engines/learner", "engines/sampler"},
+    "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
+    "driver": {"config", "data", "metrics", "algorithms"},
+    "driver/wings": {"driver"},
+    "launch": {
+        "actors",
+        "algorithms",
+        "config",
+        "data",
+        "driver",
+        "driver/",
+        "engines",
+        "engines/",
+        "metrics",
+        "report",
+        "services/",
+    },
+    "quickstart": {"data"},
+    "cli": set(),
+    "cli/pool": set(),
 }
-"""Layer -> the layers it may import beside itself. ``cli`` and ``quickstart`` compose the rest and may import all."""
-COMPOSE = {"cli", "quickstart"}
-MODULES_OF = {
-    "config": {"config", "config_roles", "settings"},
-    "prompts": {"prompts", "prompt_files"},
-    "metrics": {"metrics", "trackers"},
-    "cli": {"cli", "__main__", "__init__"},
-}
-"""Layers of several top-level modules; every other layer is the module or package of its name."""
-
+COMPOSE = {"cli", "cli/pool"}
+"""Folder -> the folders it may import, beside itself and ``core``; ``name/`` stands for all folders below. ``cli`` may import all."""
 HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("actors/",),
     "redis": ("services/",),
@@ -48,12 +65,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc": ("services/",),
     "grpc_health": ("services/",),
     "grpc_reflection": ("services/",),
-    "fastapi": ("services/",),
-    "uvicorn": ("services/",),
     "vllm": ("engines/",),
     "torch.distributed": ("engines/",),
-    "torch": ("engines/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base.py"),
-    "transformers": ("engines/", "quickstart/base.py", "quickstart/tokenizer.py"),
+    "torch": ("engines/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base_model.py"),
+    "transformers": ("engines/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
 }
 """Third-party package -> where it may be imported, lazily or not."""
 
@@ -66,18 +81,17 @@ HEAVY = {
     "math_verify",
     "sympy",
     "transformers",
-    "fastapi",
     "matplotlib",
     "pyarrow",
 }
 
 
-def layer_of(module: str) -> str:
-    """The layer of a top-level module of the package, ``types`` for ``rlep.types``."""
-    for layer, modules in MODULES_OF.items():
-        if module in modules:
-            return layer
-    return module
+def folder_of(parts: Sequence[str]) -> str:
+    """The deepest folder of the table that holds a module, given as its path's parts; ``cli`` for the package's own files."""
+    for end in range(len(parts), 0, -1):
+        if (folder := "/".join(parts[:end])) in MAY_IMPORT:
+            return folder
+    return "cli" if parts in ([], ["__init__.py"], ["__main__.py"], ["__version__"]) else parts[0]
 
 
 def imports_of(path: Path, package: Path) -> list[tuple[int, str]]:
@@ -104,26 +118,28 @@ def violations(package: Path) -> list[str]:
     found = []
     for path in sorted(package.rglob("*.py")):
         relative = path.relative_to(package)
-        layer = layer_of(relative.parts[0].removesuffix(".py"))
-        if layer not in MAY_IMPORT and layer not in COMPOSE:
-            found.append(f"{relative}: '{layer}' is in no layer of this test")
+        folder = folder_of(relative.parts)
+        if folder not in MAY_IMPORT:
+            found.append(f"{relative}: '{folder}' is not a folder of this test")
             continue
         for line, name in imports_of(path, package):
-            reason = forbidden(layer, relative.as_posix(), name)
+            reason = forbidden(folder, relative.as_posix(), name)
             if reason:
                 found.append(f"{relative}:{line}: {reason}")
     return found
 
 
-def forbidden(layer: str, file: str, name: str) -> str | None:
-    """Why a file of a layer may not import a dotted name, or None."""
+def forbidden(folder: str, file: str, name: str) -> str | None:
+    """Why a file of a folder may not import a dotted name, or None."""
     if is_within(name, "rlep"):
-        target = layer_of(name.split(".", 2)[1]) if "." in name else "cli"
-        if name == "rlep.__version__" or layer in COMPOSE or target == layer or target in MAY_IMPORT[layer]:
+        target = folder_of(name.split(".")[1:])
+        allowed = {folder, "core", *MAY_IMPORT[folder]}
+        tree = any(target.startswith(entry) for entry in allowed if entry.endswith("/"))
+        if name == "rlep.__version__" or folder in COMPOSE or target in allowed or tree:
             return None
-        return f"{layer} imports {name}"
-    if layer in BASE and name.split(".", 1)[0] not in sys.stdlib_module_names | {"numpy"}:
-        return f"{layer} imports {name}; only numpy and the standard library are allowed"
+        return f"{folder} imports {name}"
+    if folder == "core" and name.split(".", 1)[0] not in sys.stdlib_module_names | {"numpy"}:
+        return f"{folder} imports {name}; only numpy and the standard library are allowed"
     for third_party, homes in HOMES.items():
         if is_within(name, third_party):
             return None if file.startswith(homes) else f"{name} is imported outside {', '.join(homes)}"
@@ -138,18 +154,22 @@ def test_every_import_keeps_to_the_layers() -> None:
     ("file", "source", "expected"),
     [
         ("driver/step.py", "import ray", "driver/step.py:1: ray is imported outside actors/"),
-        ("driver/step.py", "from rlep.actors import pool", "driver/step.py:1: driver imports rlep.actors.pool"),
-        ("driver/step.py", "from ..actors import pool", "driver/step.py:1: driver imports rlep.actors.pool"),
+        ("driver/step.py", "from rlep.actors import pool", "driver/step.py:1: driver imports rlep.actors.pool_actor"),
+        ("driver/step.py", "from ..actors import pool", "driver/step.py:1: driver imports rlep.actors.pool_actor"),
         ("driver/step.py", "def f():\n    import torch", "driver/step.py:2: torch is imported outside engines/"),
         (
-            "engines/sampler.py",
+            "engines/sampler/engine.py",
             "from rlep.services.pool import store",
-            "engines/sampler.py:1: engines imports rlep.services",
+            "engines/sampler/engine.py:1: engines/sampler imports rlep.services",
         ),
         ("algorithms/loss.py", "from torch.distributed import fsdp", "algorithms/loss.py:1: torch.distributed.fsdp is"),
-        ("algorithms/mixing.py", "import rlep.config", "algorithms/mixing.py:1: algorithms imports rlep.config"),
-        ("types.py", "import pydantic", "types.py:1: types imports pydantic; only numpy"),
-        ("extra.py", "import os", "extra.py: 'extra' is in no layer"),
+        (
+            "algorithms/mixing.py",
+            "import rlep.config.schema",
+            "algorithms/mixing.py:1: algorithms imports rlep.config.schema",
+        ),
+        ("core/types.py", "import pydantic", "core/types.py:1: core imports pydantic; only numpy"),
+        ("extra.py", "import os", "extra.py: 'extra.py' is not a folder"),
     ],
 )
 def test_a_forbidden_import_is_found(tmp_path: Path, file: str, source: str, expected: str) -> None:
@@ -165,9 +185,9 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, source: str, exp
     ("file", "source"),
     [
         ("driver/step.py", "from rlep.algorithms import mixing\nfrom .ports import Pool\nimport numpy"),
-        ("actors/pool.py", "import ray\nfrom rlep.services.pool import store"),
+        ("actors/pool.py", "import ray\nfrom rlep.services.pool.storage import store"),
         ("algorithms/loss.py", "import torch"),
-        ("cli.py", "from rlep.actors import pool\nfrom rlep.driver import train"),
+        ("cli/grade.py", "from rlep.actors import pool\nfrom rlep.driver import train"),
     ],
 )
 def test_an_allowed_import_is_not_reported(tmp_path: Path, file: str, source: str) -> None:
@@ -180,11 +200,11 @@ def test_an_allowed_import_is_not_reported(tmp_path: Path, file: str, source: st
 @pytest.mark.parametrize(
     "start",
     [
-        "import rlep, rlep.config",
-        "import rlep.types, rlep.errors, rlep.seeds",
+        "import rlep, rlep.config.schema",
+        "import rlep.core.types, rlep.core.errors, rlep.core.seeds",
         "sys.argv = ['rlep', '--help']\nfrom rlep.cli import main\nmain()",
     ],
-    ids=["config", "base", "help"],
+    ids=["config", "core", "help"],
 )
 def test_starting_loads_no_heavy_package(start: str) -> None:
     program = (

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlep.jsonl import read_lines
+from rlep.core.jsonl import read_lines
 from tests.conftest import shared_segments
 from tests.small import BASE, options, small_task
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from rlep.jsonl import read_lines
+from rlep.core.jsonl import read_lines
 from tests.small import BASE, options, rlep, small_task
 
 ROOT = Path(__file__).parents[2]

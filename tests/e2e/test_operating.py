@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlep.jsonl import read_lines
+from rlep.core.jsonl import read_lines
 from tests.small import BASE, options, rlep, small_task
 
 

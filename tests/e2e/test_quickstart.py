@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlep.jsonl import read_lines
+from rlep.core.jsonl import read_lines
 from tests.small import rlep
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlep.jsonl import read_lines
+from rlep.core.jsonl import read_lines
 from tests.small import BASE, FRESH, PROMPTS, REPLAYS, options, rlep, small_task
 
 

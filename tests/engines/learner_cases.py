@@ -17,7 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlep.types import Float32Array, SequenceBatch
+from rlep.core.types import Float32Array, SequenceBatch
 
 VOCABULARY = 37
 SIZES = {

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import LearnerOptions, OptimizerOptions
-from rlep.types import SequenceBatch
+from rlep.core.types import SequenceBatch
+from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
+from rlep.engines.learner.rank import LearnerRank
 
 Command = tuple[Any, ...]
 PLAIN = OptimizerOptions(lr=1e-3, warmup=0, clip_norm=0.0)

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlep.types import Float32Array, Int32Array
+from rlep.core.types import Float32Array, Int32Array
 
 VOCABULARY = 42
 CONTEXT = 96

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 
 
 async def own(model: Path, options: SamplerOptions) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlep.engines.broadcast import Link
-from rlep.engines.segment import Group, TensorSpec
-from rlep.engines.weights import WeightSender
-from rlep.errors import WeightSyncError
+from rlep.core.errors import WeightSyncError
+from rlep.engines.learner.weight_sender import WeightSender
+from rlep.engines.weights.broadcast import BroadcastMember
+from rlep.engines.weights.publication import BroadcastGroup, TensorSpec
 
 CPU = torch.device("cpu")
 WEIGHTS: dict[str, Tensor] = {
@@ -37,8 +37,8 @@ def meeting(members: int, deadline_s: float = 60.0) -> Iterator[tuple[WeightSend
         sender.close()
 
 
-def receiving(group: Group, rank: int, layout: list[TensorSpec], rounds: int = 1) -> list[dict[str, Tensor]]:
-    link = Link(group, rank)
+def receiving(group: BroadcastGroup, rank: int, layout: list[TensorSpec], rounds: int = 1) -> list[dict[str, Tensor]]:
+    link = BroadcastMember(group, rank)
     received = [dict(link.receive(layout, CPU)) for _ in range(rounds)]
     link.close()
     return received
@@ -75,9 +75,9 @@ def test_a_member_that_never_comes_is_an_error_on_both_sides() -> None:
             other.result(60)
 
 
-def leaving(group: Group) -> None:
+def leaving(group: BroadcastGroup) -> None:
     """Take one weight, then go."""
-    link = Link(group, 1)
+    link = BroadcastMember(group, 1)
     next(iter(link.receive(LARGE, CPU)))
     link.close()
     del link
@@ -92,7 +92,7 @@ def test_a_member_that_goes_in_the_middle_is_an_error_that_names_the_weight() ->
 
 def test_a_silent_member_is_an_error_after_the_deadline() -> None:
     with meeting(1, deadline_s=3.0) as (sender, threads):
-        silent: Future[Link] = threads.submit(Link, sender.group, 1)
+        silent: Future[BroadcastMember] = threads.submit(BroadcastMember, sender.group, 1)
         with pytest.raises(WeightSyncError, match=r"first (was not transferred within 3 s|broke)"):
             sender.send(LARGE, zeros(LARGE))
         silent.result(60).close()
@@ -111,7 +111,7 @@ def test_weights_that_do_not_follow_the_layout_are_not_sent() -> None:
 def test_who_does_not_know_the_groups_name_does_not_get_in() -> None:
     with meeting(1, deadline_s=2.0) as (sender, threads):
         group = sender.group
-        guess = Group(group.backend, group.host, group.port, "0" * 32, 1, group.world_size, group.deadline_s)
+        guess = BroadcastGroup(group.backend, group.host, group.port, "0" * 32, 1, group.world_size, group.deadline_s)
         other = threads.submit(receiving, guess, 1, LAYOUT)
         with pytest.raises(WeightSyncError, match="did not meet"):
             sender.send(LAYOUT, WEIGHTS.items())

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlep.engines import causal
-from rlep.engines.causal import causal_attention, plan_of, turns_of
+from rlep.engines.cpu import causal
+from rlep.engines.cpu.causal import causal_attention, plan_of, turns_of
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([11, 9, 7, 4, 4, 1], dtype=np.int64)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 
-from rlep.engines import attention
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import PolicyOptions
+from rlep.engines.learner import attention
+from rlep.engines.learner.options import PolicyOptions
+from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
 from tests.engines.learner_process import gradients_of_first_update, single_ranks
 

@@ -13,7 +13,7 @@ import torch
 from tests.engines.sampler_cases import VOCABULARY
 
 if TYPE_CHECKING:
-    from rlep.engines.draws import DrawnAhead
+    from rlep.engines.cpu.draws import DrawnAhead
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -25,7 +25,7 @@ STEPS = 200  # numbers are drawn anew three times
 def ours(environment: None) -> DrawnAhead:
     """In this process, with vLLM's kernels."""
     importlib.import_module("vllm._custom_ops")
-    from rlep.engines.draws import AHEAD, DrawnAhead
+    from rlep.engines.cpu.draws import AHEAD, DrawnAhead
 
     assert STEPS > 3 * AHEAD
     return DrawnAhead()
@@ -86,8 +86,8 @@ def test_only_the_sampler_of_a_cpu_is_replaced_and_that_of_the_second_model_runn
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-    from rlep.engines.draws import DrawnAhead
-    from rlep.engines.transfer import WorkerExtension
+    from rlep.engines.cpu.draws import DrawnAhead
+    from rlep.engines.sampler.vllm_worker import WorkerExtension
 
     def after(sampler: object) -> object:
         WorkerExtension.draw_ahead(SimpleNamespace(model_runner=SimpleNamespace(sampler=sampler)))  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from rlep.engines.attention import PACKED_ATTENTION, layout_of
-from rlep.engines.fused import _RootMeanSquare, fuse
+from rlep.engines.cpu.fused import _RootMeanSquare, fuse
+from rlep.engines.learner.attention import PACKED_ATTENTION, layout_of
 from tests.engines.learner_cases import ARCHITECTURES, VOCABULARY
 
 LENGTHS = np.array([17, 16, 9, 2], dtype=np.int64)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlep.engines import gated
-from rlep.engines.gated import compute_gated_in_blocks
+from rlep.engines.cpu import gated
+from rlep.engines.cpu.gated import compute_gated_in_blocks
 from tests.engines.learner_cases import SIZES
 
 

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import take
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import LearnerOptions, OptimizerOptions, PolicyOptions
-from rlep.engines.report import peak_flops
-from rlep.errors import ConfigError, ModelError, UpdateError
+from rlep.core.errors import ConfigError, ModelError, UpdateError
+from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.learner.update_report import peak_flops
 from tests.engines.learner_cases import (
     padded_gradients,
     padded_logprobs,

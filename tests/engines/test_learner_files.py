@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlep.engines import checkpoint
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import OptimizerOptions, PolicyOptions
-from rlep.engines.segment import Segment, check_segment, read_layout
-from rlep.engines.segment_writer import SegmentWriter
-from rlep.errors import CheckpointError, DeadlineExceeded, ModelError, WeightSyncError
-from rlep.types import Int32Array, SequenceBatch
+from rlep.core.errors import CheckpointError, DeadlineExceeded, ModelError, WeightSyncError
+from rlep.core.types import Int32Array, SequenceBatch
+from rlep.engines.learner import trainer_state
+from rlep.engines.learner.options import OptimizerOptions, PolicyOptions
+from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.weights.publication import Segment, check_segment, read_layout
+from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
 from tests.engines.learner_process import same, single_ranks, weights_of
 
@@ -61,13 +61,13 @@ def test_training_goes_on_while_the_state_of_the_save_is_written(
     learner = start()
     learner.update(first, rollout=0)
     wanted, steps = weights_of(learner), learner._optimizer.steps
-    may_write, write_model = threading.Event(), checkpoint.write_model
+    may_write, write_model = threading.Event(), trainer_state.write_model
 
     def late(*arguments: Any) -> None:
         assert may_write.wait(60)
         write_model(*arguments)
 
-    monkeypatch.setattr("rlep.engines.learner.write_model", late)
+    monkeypatch.setattr("rlep.engines.learner.rank.write_model", late)
     learner.save(tmp_path)
     learner.update(second, rollout=0)
     assert not learner.written()
@@ -106,7 +106,7 @@ def test_a_full_disk_is_told_in_one_line_with_the_rank_that_met_it(start: Start,
 
 def test_a_save_that_takes_too_long_is_told(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     may_write = threading.Event()
-    monkeypatch.setattr("rlep.engines.learner.write_model", lambda *_: may_write.wait(60))
+    monkeypatch.setattr("rlep.engines.learner.rank.write_model", lambda *_: may_write.wait(60))
     learner = start()
     learner.save(tmp_path)
     with pytest.raises(DeadlineExceeded, match="not written within 0 s"):
@@ -135,7 +135,7 @@ def test_the_saved_model_is_one_that_transformers_loads(
     architecture: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = write_tiny_model(tmp_path / "base", architecture)
-    monkeypatch.setattr(checkpoint, "MAX_FILE_BYTES", 20_000)
+    monkeypatch.setattr(trainer_state, "MAX_FILE_BYTES", 20_000)
     learner = start(directory)
     batch = ragged_batch()
     learner.update(batch, rollout=0)

@@ -11,11 +11,11 @@ import pytest
 from torch import Tensor
 
 from rlep.algorithms.objective import LossOptions
-from rlep.engines.learner import LearnerRank
-from rlep.engines.options import OptimizerOptions
-from rlep.engines.policy import named_shards
-from rlep.errors import UpdateError
-from rlep.types import Float32Array
+from rlep.core.errors import UpdateError
+from rlep.core.types import Float32Array
+from rlep.engines.learner.options import OptimizerOptions
+from rlep.engines.learner.policy import named_shards
+from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner_cases import ragged_batch, write_tiny_model
 from tests.engines.learner_process import run_ranks, same, save_batch, single_ranks, weights_of
 

@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from rlep.engines.optimizer import ShardedAdamW
-from rlep.engines.options import OptimizerOptions
-from rlep.engines.weights import gathered
+from rlep.engines.learner.optimizer import ShardedAdamW
+from rlep.engines.learner.options import OptimizerOptions
+from rlep.engines.learner.weight_sender import gathered
 
 Shards = tuple[tuple[str, DTensor], ...]
 

@@ -15,14 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config
 
-from rlep.engines import attention, head
-from rlep.engines.attention import layout_of
-from rlep.engines.causal import plan_of
-from rlep.engines.head import token_logprobs
-from rlep.engines.options import PolicyOptions
-from rlep.engines.policy import build_policy, named_shards, read_weights
-from rlep.engines.rows import pack_row
-from rlep.errors import ModelError
+from rlep.core.errors import ModelError
+from rlep.engines.cpu.causal import plan_of
+from rlep.engines.learner import attention, head
+from rlep.engines.learner.attention import layout_of
+from rlep.engines.learner.head import token_logprobs
+from rlep.engines.learner.options import PolicyOptions
+from rlep.engines.learner.packed_row import pack_row
+from rlep.engines.learner.policy import build_policy, named_shards, read_weights
 from tests.engines.learner_cases import ARCHITECTURES, SIZES, padded_logprobs, ragged_batch, write_tiny_model
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlep.engines import products
-from rlep.engines.products import linear, product
+from rlep.engines.cpu import products
+from rlep.engines.cpu.products import linear, product
 
 OLD, NEW = 5, 7
 

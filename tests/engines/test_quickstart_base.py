@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from rlep.core.seeds import generator_for
+from rlep.core.types import Message
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.quickstart.base import Stage, demonstration, save_base, train_base
+from rlep.quickstart.base_model import PretrainStage, demonstration, save_base, train_base
 from rlep.quickstart.problems import Problem
 from rlep.quickstart.task import TaskFiles, build_task, task_problems
-from rlep.seeds import generator_for
-from rlep.types import Message
 
 SAMPLES = 64
 LONGEST_ANSWER = 48
@@ -119,7 +119,7 @@ def test_the_base_solves_some_and_could_solve_most(files: TaskFiles, tokenizer: 
 
 @pytest.mark.usefixtures("one_thread")
 def test_a_base_trained_anew_learns_the_same_and_is_saved_whole(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    stages = (Stage("lessons", 2, 4e-3), Stage("teacher", 1, 2e-3))
+    stages = (PretrainStage("lessons", 2, 4e-3), PretrainStage("teacher", 1, 2e-3))
     progress: list[tuple[str, int]] = []
     model = train_base(lambda stage, done: progress.append((stage, done)), stages=stages)
     assert progress == [("lessons", 1), ("lessons", 2), ("teacher", 1)]

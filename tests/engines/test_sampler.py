@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 from transformers import Qwen2ForCausalLM
 
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import Probe, Publication, Segment, TensorSpec
-from rlep.engines.segment_writer import SegmentWriter
-from rlep.errors import ActorLost, ModelError, WeightSyncError
-from rlep.types import Completion, Request, Sampling
+from rlep.core.errors import ActorLost, ModelError, WeightSyncError
+from rlep.core.types import Completion, Request, Sampling
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.weights.publication import Probe, Publication, Segment, TensorSpec
+from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, sequence, true_logprobs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]

@@ -12,12 +12,12 @@ import pytest
 import pytest_asyncio
 from transformers import Qwen2ForCausalLM
 
-from rlep.engines.crossing import OnUpdate
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import Probe, Publication, TensorSpec
-from rlep.engines.segment_writer import SegmentWriter
-from rlep.errors import WeightSyncError
-from rlep.types import Completion, Int32Array, Request, Sampling
+from rlep.core.errors import WeightSyncError
+from rlep.core.types import Completion, Int32Array, Request, Sampling
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.weight_change import OnUpdate
+from rlep.engines.weights.publication import Probe, Publication, TensorSpec
+from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]

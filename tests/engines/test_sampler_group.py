@@ -16,10 +16,10 @@ import pytest_asyncio
 import torch
 from transformers import Qwen2ForCausalLM
 
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import Group, Probe, Publication, Segment, TensorSpec
-from rlep.engines.weights import LOGPROB_TOLERANCE, WeightSender
-from rlep.errors import WeightSyncError
+from rlep.core.errors import WeightSyncError
+from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.weights.publication import BroadcastGroup, Probe, Publication, Segment, TensorSpec
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -49,7 +49,7 @@ class Rig:
         """Of the handshake."""
         return LOGPROB_TOLERANCE[self.options.dtype]
 
-    def offer(self, group: Group, version: int) -> Publication:
+    def offer(self, group: BroadcastGroup, version: int) -> Publication:
         """The present weights."""
         probes = tuple(
             Probe(prompt, response, true_logprobs(self.model, prompt, response))

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 import psutil
 import pytest
 
-from rlep.engines.lifeline import Lifeline
+from rlep.engines.sampler.lifeline import Lifeline
 
 
 def rest(_lifeline: Lifeline) -> None:

@@ -12,8 +12,8 @@ from typing import Literal
 import psutil
 import pytest
 
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.errors import ConfigError, ModelError
+from rlep.core.errors import ConfigError, ModelError
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from tests.engines.sampler_cases import build_model
 
 REPOSITORY = Path(__file__).parents[2]

@@ -19,12 +19,12 @@ import pytest_asyncio
 import torch
 from transformers import Qwen2ForCausalLM
 
-from rlep.engines.sampler import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.segment import OF_ONE_TOKEN, Probe, Publication, Segment, TensorSpec
-from rlep.engines.segment_writer import SegmentWriter
-from rlep.engines.weights import LOGPROB_TOLERANCE
-from rlep.errors import ActorLost, WeightSyncError
-from rlep.types import Completion, Request, Sampling
+from rlep.core.errors import ActorLost, WeightSyncError
+from rlep.core.types import Completion, Request, Sampling
+from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.weights.publication import OF_ONE_TOKEN, Probe, Publication, Segment, TensorSpec
+from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.small import workers_of
 

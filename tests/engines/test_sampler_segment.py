@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlep.engines.segment import (
+from rlep.core.errors import ModelError, WeightSyncError
+from rlep.engines.weights.publication import (
     Segment,
     TensorSpec,
     check_layout,
@@ -21,8 +22,7 @@ from rlep.engines.segment import (
     checkpoint_layout,
     read_layout,
 )
-from rlep.engines.segment_writer import SegmentWriter
-from rlep.errors import ModelError, WeightSyncError
+from rlep.engines.weights.shared_memory import SegmentWriter
 
 WEIGHTS: dict[str, Tensor] = {
     "matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),  # not contiguous

@@ -35,7 +35,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-    from rlep.engines.scheduling import WholeResponses
+    from rlep.engines.cpu.scheduling import WholeResponses
 
     def vllm(self: Any, scheduler_output: Any, output: Any) -> dict[int, EngineCoreOutputs]:
         assert output.logprobs is None  # nothing is cut up that nobody reads
@@ -85,7 +85,7 @@ def slots(groups: int = 1) -> tuple[Any, list[int]]:
 def test_vllm_is_asked_for_room_only_where_a_new_block_is_needed() -> None:
     from vllm.v1.request import RequestStatus
 
-    from rlep.engines.scheduling import use_room_left
+    from rlep.engines.cpu.scheduling import use_room_left
 
     manager, asked = slots()
     use_room_left(manager)
@@ -101,7 +101,7 @@ def test_vllm_is_asked_for_room_only_where_a_new_block_is_needed() -> None:
 
 
 def test_models_with_several_kinds_of_attention_keep_vllms_way() -> None:
-    from rlep.engines.scheduling import use_room_left
+    from rlep.engines.cpu.scheduling import use_room_left
 
     manager, _ = slots(groups=2)
     before = manager.allocate_slots

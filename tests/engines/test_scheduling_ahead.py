@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlep.engines.runtime import remove_runtime
-from rlep.engines.sampler import SamplerOptions, prepare_environment
-from rlep.engines.sampler_setup import engine_arguments
+from rlep.engines.sampler.engine import SamplerOptions, prepare_environment
+from rlep.engines.sampler.runtime import remove_runtime
+from rlep.engines.sampler.setup import engine_arguments
 from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model
 
 pytestmark = pytest.mark.timeout(300)
@@ -200,7 +200,7 @@ def test_one_step_ahead_whole_answers_are_those_that_vllm_gives_token_by_token(
 ) -> None:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    from rlep.engines.scheduling import WholeResponsesAsync
+    from rlep.engines.cpu.scheduling import WholeResponsesAsync
 
     drawn = random.Random(seed)
     aborted = {drawn.randrange(5, 90): f"r{drawn.randrange(1, 41)}" for _ in range(8)}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from rlep.core.errors import ModelError
+from rlep.core.types import Message
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
-from rlep.errors import ModelError
 from rlep.quickstart.task import build_task
-from rlep.types import Message
 
 QUESTION = "Ann has 8 bags of 7 pens. Buys 6 more. Gives 4 away. How many?"
 USER = Message("user", QUESTION)

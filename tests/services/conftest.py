@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.errors import ConfigError
-from rlep.services.pool import interchange
+from rlep.core.errors import ConfigError
+from rlep.core.types import Provenance, Sampling, Status, Trajectory, Verdict
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis, find_binary
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
-from rlep.types import Provenance, Sampling, Status, Trajectory, Verdict
 
 TOKENIZER = "tokenizer-digest"
 MakeTrajectory = Callable[..., Trajectory]
@@ -132,7 +131,7 @@ def twin(open_pool: OpenPool, request: pytest.FixtureRequest) -> Pool:
 @pytest.fixture
 def ten_questions(open_pool: OpenPool, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch) -> Pool:
     """Ten questions of three answers; exports take two questions a shard: five shards."""
-    monkeypatch.setattr(interchange, "SHARD_RECORDS", 6)
+    monkeypatch.setattr(records, "SHARD_RECORDS", 6)
     pool = open_pool()
     pool.add([trajectory(f"q{i}", [i, k]) for i in range(10) for k in range(3)])
     return pool

@@ -11,10 +11,10 @@ import numpy as np
 from typer.testing import CliRunner, Result
 
 from rlep.cli import app
+from rlep.core.types import Provenance, Sampling, Trajectory, Verdict, prompt_id_of
 from rlep.engines.tokenizer import Tokenizer
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.types import Provenance, Sampling, Trajectory, Verdict, prompt_id_of
 
 MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
 ROWS = [{"problem": f"{n}+1=", "answer": str(n + 1)} for n in range(4)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlep.services.pool.examine import examine
+from rlep.services.pool.maintenance.check_records import examine
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import AddReport
 from tests.services.pool_writer import BATCH, batch_of

@@ -24,13 +24,14 @@ from typing import Any, Literal, NamedTuple
 
 import redis
 
-from rlep.cli import main, pool_serve
-from rlep.services.pool import wire
-from rlep.services.pool.client import PoolClient
-from rlep.services.pool.connection import Link, connect, until_deadline
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.service import PoolServicer
-from rlep.services.pool.store import Store
+from rlep.cli import main
+from rlep.cli.pool import serve as pool_serve
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.rpc import wire
+from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.rpc.service import PoolServicer
+from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
+from rlep.services.pool.storage.store import Store
 from tests.services import pool_writer
 from tests.services.pool_history import History
 
@@ -121,7 +122,7 @@ class Traps:
 
 def _lay_on_scripts(traps: Traps) -> None:
     """Traps on the way of ``add.lua`` to Redis: a process that is killed may have sent any part of its bytes."""
-    send, run = redis.connection.AbstractConnection.send_packed_command, Link._run
+    send, run = redis.connection.AbstractConnection.send_packed_command, RetryingRedis._run
 
     def sending(connection: Any, command: Any, check_health: bool = True) -> None:
         packed = command if isinstance(command, bytes) else b"".join(command)
@@ -137,14 +138,14 @@ def _lay_on_scripts(traps: Traps) -> None:
         if len(starts) > 1:
             traps.reached("scripts sent")
 
-    def running(link: Link, name: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+    def running(link: RetryingRedis, name: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
         answers = run(link, name, calls)
         if name == "add":
             traps.reached("scripts answered")
         return answers
 
     redis.connection.AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
-    Link._run = running  # type: ignore[method-assign,assignment]
+    RetryingRedis._run = running  # type: ignore[method-assign,assignment]
 
 
 def serve(directory: Path, address: str, traps: Sequence[Trap] = (), patience: float = 5.0) -> None:

@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rlep.services.pool.connection import connect
-from rlep.services.pool.proto.pool_pb2_grpc import PoolStub
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.server import PoolServer, ServerOptions
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
+from rlep.services.pool.rpc.server import PoolServer, ServerOptions
+from rlep.services.pool.storage.connection import connect
 
 Key = ec.EllipticCurvePrivateKey
 

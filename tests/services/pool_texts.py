@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlep.types import Int32Array, content_id_of
+from rlep.core.types import Int32Array, content_id_of
 
 
 class Letters:

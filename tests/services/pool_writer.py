@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
-from rlep.types import Provenance, Sampling, Trajectory, Verdict
 
 BATCH = 8
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from rlep.core.types import Trajectory
 from rlep.services.pool.pool import Pool
-from rlep.types import Trajectory
 from tests.services.pool_servers import reserved_address
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlep.errors import PoolError
+from rlep.core.errors import PoolError
+from rlep.core.types import Trajectory
 from rlep.services.pool.backup import backup, restore
 from rlep.services.pool.pool import Pool
-from rlep.types import Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.errors import ConfigError, PoolError, RecordRefused
+from rlep.core.errors import ConfigError, PoolError, RecordRefused
+from rlep.core.types import Status, Trajectory, Verdict
 from rlep.services.pool.backup import backup, restore
-from rlep.services.pool.examine import examine
-from rlep.services.pool.measure import distinctness, measure
+from rlep.services.pool.maintenance.check_records import examine
+from rlep.services.pool.maintenance.measure import distinctness, measure
+from rlep.services.pool.maintenance.prune import Criteria, prune
+from rlep.services.pool.maintenance.reverify import Difference, reverify
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.prune import Criteria, prune
-from rlep.services.pool.reverify import Difference, reverify
-from rlep.services.pool.scan import find, scan
-from rlep.services.pool.store import Entry
+from rlep.services.pool.storage.scan import find, scan
+from rlep.services.pool.storage.store import NewRecord
 from rlep.services.verifier.base import BaseVerifier
-from rlep.types import Status, Trajectory, Verdict
 from tests.services.pool_texts import Letters
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -197,8 +197,8 @@ def test_examining_names_damaged_records_and_mending_takes_them_out(
     (blob,) = pool.store.fetch([("q0", [bytes.fromhex(good.content_id)])])
     assert blob is not None
     flipped = blob[:-1] + bytes([blob[-1] ^ 1])
-    pool.add_entries([Entry("q1", b"\1" * 16, "p@1\nm@1", flipped), Entry("q1", b"\2" * 16, "p@1\nm@1", blob)])
-    pool.store.set_aside([Entry("q2", b"\3" * 16, "p@1\nm@1", b"nothing")])
+    pool.add_entries([NewRecord("q1", b"\1" * 16, "p@1\nm@1", flipped), NewRecord("q1", b"\2" * 16, "p@1\nm@1", blob)])
+    pool.store.set_aside([NewRecord("q2", b"\3" * 16, "p@1\nm@1", b"nothing")])
     found = examine(pool, mend=False)
     assert (found.records, found.quarantined, found.counted, found.damaged, found.removed) == (3, 2, 3, 3, 0)
     assert [(prompt_id, content_id[:2]) for prompt_id, content_id, _ in found.examples] == [

@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.cli.pool import places, printable
+from rlep.cli.pool.inspect import places, printable
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.store import Entry
+from rlep.services.pool.storage.store import NewRecord
 from tests.services.pool_commands import IDS, MODEL, ROWS, Commands
 
 
@@ -212,7 +212,7 @@ def test_doctor_finds_and_mends_a_damaged_record(filled: Commands) -> None:
     assert {finding["level"] for finding in findings.values()} == {"ok"}
     assert set(findings) == {"server", "memory", "pool", "counters", "records", "writes"}
     with filled.pool() as pool:
-        pool.add_entries([Entry(IDS[3], b"\7" * 16, "p@1\nmath@0", b"no record")])
+        pool.add_entries([NewRecord(IDS[3], b"\7" * 16, "p@1\nmath@0", b"no record")])
     result = filled.run("doctor")
     assert result.exit_code == 1
     assert f"1 damaged, 0 taken out: {'07' * 16} of prompt {IDS[3]}: record of 9 bytes" in result.stdout

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from rlep.errors import PoolError
+from rlep.core.errors import PoolError
+from rlep.core.types import Trajectory
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
-from rlep.types import Trajectory
 
 MakeTrajectory = Callable[..., Trajectory]
 TOKENIZER = "tokenizer-digest"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.errors import ConfigError, PoolError
+from rlep.core.errors import ConfigError, PoolError
+from rlep.core.types import Trajectory, content_id_of
 from rlep.services.pool import pool as pool_module
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.sample import Sample
-from rlep.types import Trajectory, content_id_of
+from rlep.services.pool.storage.sample import Sample
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]

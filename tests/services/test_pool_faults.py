@@ -18,11 +18,11 @@ import psutil
 import pytest
 import redis
 
-from rlep.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
 from rlep.services.pool.values import AddReport, PoolOptions
-from rlep.types import Trajectory
 from tests.services import pool_writer
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

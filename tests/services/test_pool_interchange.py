@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlep.errors import DataError, RecordRefused
-from rlep.jsonl import JsonLines
-from rlep.services.pool.interchange import JOURNAL, export_records, import_records
-from rlep.services.pool.interchange_manifest import Kind, sha256_of
+from rlep.core.errors import DataError, RecordRefused
+from rlep.core.jsonl import JsonLines
+from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool.files.manifest import Kind, sha256_of
+from rlep.services.pool.files.records import JOURNAL, export_records, import_records
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.store import Entry
-from rlep.types import Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool.storage.store import NewRecord
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
@@ -182,7 +182,7 @@ def test_a_damaged_record_ends_an_export_by_name(
 ) -> None:
     pool = open_pool()
     pool.add([trajectory("q0", [1]), trajectory("q0", [2])])
-    pool.add_entries([Entry("q1", b"\7" * 16, "p@1\nmath@1", b"no record")])
+    pool.add_entries([NewRecord("q1", b"\7" * 16, "p@1\nmath@1", b"no record")])
     with pytest.raises(RecordRefused, match=f"trajectory {'07' * 16} of prompt q1: record of 9 bytes is shorter"):
         export_records(pool, tmp_path, "parquet")
 

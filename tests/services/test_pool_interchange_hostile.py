@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlep.errors import DataError, PoolError
-from rlep.services.pool import interchange_jsonl
-from rlep.services.pool.interchange import export_records, import_records
-from rlep.services.pool.interchange_manifest import MAX_SHARD, sha256_of
+from rlep.core.errors import DataError, PoolError
+from rlep.services.pool.files import jsonl_shards
+from rlep.services.pool.files.manifest import MAX_SHARD, sha256_of
+from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.pool import Pool
 
 OpenPool = Callable[..., Pool]
@@ -234,6 +234,6 @@ def test_lines_that_are_no_json_or_too_long_end_an_import(
     sign(tmp_path)
     edit(tmp_path, shard(records=7))
     if b" " * 3000 in line:
-        monkeypatch.setattr(interchange_jsonl, "MAX_LINE_BYTES", 2000)
+        monkeypatch.setattr(jsonl_shards, "MAX_LINE_BYTES", 2000)
     with pytest.raises(DataError, match=reason):
         import_records(ten_questions, tmp_path)

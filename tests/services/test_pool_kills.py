@@ -18,9 +18,9 @@ import redis
 
 from rlep import PoolClient
 from rlep.services.pool import pool as pool_module
-from rlep.services.pool.connection import connect
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.services.pool.storage.connection import connect
 from rlep.services.pool.values import PoolOptions
 from tests.services.pool_history import Call, History, check
 from tests.services.pool_kills import (

@@ -17,9 +17,9 @@ import psutil
 import pytest
 import redis
 
-from rlep.errors import ConfigError, DeadlineExceeded, PoolError
-from rlep.services.pool.connection import connect
-from rlep.services.pool.redis_process import EmbeddedRedis, find_binary
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
+from rlep.services.pool.storage.connection import connect
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -62,7 +62,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
 OWNER = """
 import sys, time
 from pathlib import Path
-from rlep.services.pool.redis_process import EmbeddedRedis
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 server = EmbeddedRedis(Path(sys.argv[1]), Path(sys.argv[2])).start()
 print("started", flush=True)
 sys.stdin.read()

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from rlep import AsyncPoolClient, PoolClient
-from rlep.errors import ConfigError, PoolError, RecordRefused
-from rlep.services.pool.codec import encode
+from rlep.core.errors import ConfigError, PoolError, RecordRefused
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.sample import Sample
-from rlep.services.pool.server import PoolServer
-from rlep.services.pool.store import Fetching, Wanted
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.rpc.server import PoolServer
+from rlep.services.pool.storage.codec import encode
+from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.storage.store import Fetching, Wanted
 from rlep.services.pool.values import PoolOptions
-from rlep.types import Trajectory
 from tests.services.pool_servers import serving, stub
 
 MakeTrajectory = Callable[..., Trajectory]

@@ -14,14 +14,14 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from rlep import ClientTls, PoolClient
-from rlep.errors import ConfigError, DeadlineExceeded, PoolError
-from rlep.services.pool.access import Rates, Role, Tokens, is_loopback, split_address
-from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.server import PoolServer
-from rlep.services.pool.tls import ServerTls
-from rlep.services.pool.wire import SERVICE
-from rlep.types import Trajectory
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.rpc.access import Rates, Role, Tokens, is_loopback, split_address
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.rpc.server import PoolServer
+from rlep.services.pool.rpc.tls import ServerTls
+from rlep.services.pool.rpc.wire import SERVICE
 from tests.services.pool_servers import make_certificate, serving, stub
 
 MakeTrajectory = Callable[..., Trajectory]

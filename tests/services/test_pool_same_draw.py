@@ -11,11 +11,11 @@ import pytest
 
 from rlep import AsyncPoolClient, PoolClient
 from rlep.algorithms.selection import draw_uniform
+from rlep.core.types import Trajectory, prompt_id_of
 from rlep.services.pool import pool as pool_module
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.sample import Sample
-from rlep.types import Trajectory, prompt_id_of
+from rlep.services.pool.storage.sample import Sample
 from tests.services.pool_kills import processes, serve
 from tests.services.pool_servers import reserved_address
 

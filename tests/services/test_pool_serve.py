@@ -22,13 +22,13 @@ from typer.testing import CliRunner
 
 from rlep import PoolClient
 from rlep.cli import app
-from rlep.errors import DeadlineExceeded, PoolError
+from rlep.core.errors import DeadlineExceeded, PoolError
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.service import PoolServicer
-from rlep.services.pool.store import Entry
+from rlep.services.pool.rpc.service import PoolServicer
+from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import AddReport
-from rlep.types import Trajectory
 from tests.services.pool_servers import reserved_address, serving
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -73,7 +73,7 @@ def slow_add(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event,
     """Adding to a pool sets the first event and waits for the second."""
     add, begun, going_on = Pool.add_entries, threading.Event(), threading.Event()
 
-    def slow(pool: Pool, entries: Sequence[Entry], *, call: str | None = None) -> AddReport:
+    def slow(pool: Pool, entries: Sequence[NewRecord], *, call: str | None = None) -> AddReport:
         begun.set()
         assert going_on.wait(DEADLINE)
         return add(pool, entries, call=call)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlep.errors import ConfigError, PoolError, RecordRefused
-from rlep.services.pool.connection import Command, Link, connect
+from rlep.core.errors import ConfigError, PoolError, RecordRefused
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.redis_process import EmbeddedRedis
-from rlep.services.pool.store import Meta, Store
-from rlep.types import Trajectory
+from rlep.services.pool.storage.connection import Command, RetryingRedis, connect
+from rlep.services.pool.storage.store import Meta, Store
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
@@ -306,7 +306,7 @@ def test_a_reader_that_missed_more_changes_than_are_kept_reads_all_anew(
     assert sum(len(reader.content_ids(f"q{i}")) for i in range(9)) == 515
 
 
-class KilledLink(Link):
+class KilledLink(RetryingRedis):
     """Its process is killed before its second write."""
 
     writes = 0

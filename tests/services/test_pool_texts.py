@@ -7,18 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from rlep.errors import PoolError
-from rlep.prompt_files import Row, read_rows, write_verl
-from rlep.services.pool.interchange_texts import UNKNOWN, Question, import_texts, texts_of
+from rlep.core.errors import PoolError
+from rlep.core.types import Message, prompt_id_of
+from rlep.data.prompt_files import PromptRow, read_rows, write_verl
+from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
 from rlep.services.pool.pool import Pool
 from rlep.services.verifier.base import BaseVerifier
-from rlep.types import Message, prompt_id_of
 from tests.services.pool_texts import Letters
 
 OpenPool = Callable[..., Pool]
 LETTERS = Letters()
 SIX, SEVEN = prompt_id_of("3 + 3?", "6"), prompt_id_of("3 + 4?", "7")
-QUESTIONS = [Question(SIX, "6", (r"\boxed{6}", r"so \boxed{6}", r"\boxed{7}")), Question(SEVEN, "7", (r"\boxed{7}",))]
+QUESTIONS = [
+    TextAnswers(SIX, "6", (r"\boxed{6}", r"so \boxed{6}", r"\boxed{7}")),
+    TextAnswers(SEVEN, "7", (r"\boxed{7}",)),
+]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +88,7 @@ def test_an_answer_of_no_use_is_refused_before_it_is_graded(
     pool: Pool, grader: BaseVerifier, text: str, group: str, reason: str
 ) -> None:
     asked = Asked(grader)
-    report = import_texts(pool, [Question(SIX, "6", (text,))], LETTERS, asked, max_tokens=20, source="a")
+    report = import_texts(pool, [TextAnswers(SIX, "6", (text,))], LETTERS, asked, max_tokens=20, source="a")
     assert (report.inserted, dict(report.refused), report.examples) == (0, {group: 1}, [(f"{SIX}/0", reason)])
     assert asked.pairs == []
 
@@ -102,14 +105,14 @@ def test_what_is_written_for_the_authors_is_read_back(
     import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="a")
     prompts = {SIX: "3 + 3?", SEVEN: "3 + 4?"}
     rows = [
-        Row((Message("user", prompts[prompt_id]),), {SIX: "6", SEVEN: "7"}[prompt_id], "made", texts)
+        PromptRow((Message("user", prompts[prompt_id]),), {SIX: "6", SEVEN: "7"}[prompt_id], "made", texts)
         for prompt_id, texts in texts_of(pool, [SIX, SEVEN], LETTERS)
     ]
     path = tmp_path / f"pool.{suffix}"
     assert write_verl(path, rows, split="train", candidates=True) == 2
     again = open_pool(f"again-{suffix}", tokenizer=LETTERS.digest)
     questions = [
-        Question(prompt_id_of(row.question, row.reference), row.reference, row.candidates)
+        TextAnswers(prompt_id_of(row.question, row.reference), row.reference, row.candidates)
         for row in read_rows(path, candidates=True)
     ]
     report = import_texts(again, questions, LETTERS, grader, max_tokens=20, source="b")

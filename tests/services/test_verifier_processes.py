@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlep.errors import ConfigError, VerifierError
+from rlep.core.errors import ConfigError, VerifierError
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.pool import WorkerPool
-from rlep.services.verifier.supervisor import Job
 from rlep.services.verifier.user_function import FunctionVerifier, source_version
 from rlep.services.verifier.verifier import Verifier
+from rlep.services.verifier.worker_pool import WorkerPool
+from rlep.services.verifier.worker_process import GradingJob
 
 FUNCTIONS = "verifier_functions"
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def test_no_process_outlives_the_verifier() -> None:
 def test_a_call_that_meets_the_end_of_the_pool_is_refused_and_does_not_wait() -> None:
     pool = WorkerPool("math", Limits(), 1)
 
-    class EndsThePool(list[Job]):
+    class EndsThePool(list[GradingJob]):
         """Jobs that close the pool while they are being queued."""
 
         def __len__(self) -> int:
@@ -136,7 +136,7 @@ def test_a_call_that_meets_the_end_of_the_pool_is_refused_and_does_not_wait() ->
             return super().__len__()
 
     with pytest.raises(VerifierError, match="closed"):
-        pool.grade(EndsThePool([Job("x+1", "1+x")]))
+        pool.grade(EndsThePool([GradingJob("x+1", "1+x")]))
 
 
 def test_a_process_that_cannot_be_started_is_an_error_and_the_next_call_tries_again(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import settings
 
-from rlep.types import (
+from rlep.core.types import (
     FinishReason,
     Group,
     Prompt,

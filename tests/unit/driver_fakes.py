@@ -13,14 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from rlep.algorithms.selection import draw_uniform
-from rlep.config import Config
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Advance, Roles, Trainers
-from rlep.driver.train import TrainingData
-from rlep.errors import DeadlineExceeded, LearnerLost, UpdateError
-from rlep.prompts import PromptSet
-from rlep.seeds import generator_for
-from rlep.types import (
+from rlep.config.schema import Config
+from rlep.core.errors import DeadlineExceeded, LearnerLost, UpdateError
+from rlep.core.seeds import generator_for
+from rlep.core.types import (
     Completion,
     FinishReason,
     Float32Array,
@@ -34,6 +30,10 @@ from rlep.types import (
     UpdateOutcome,
     Verdict,
 )
+from rlep.data.prompts import PromptSet
+from rlep.driver.context import Run, Step
+from rlep.driver.ports import Advance, Roles, Trainers
+from rlep.driver.train import TrainingData
 from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlep.algorithms.loss_stats import SOURCES
-from rlep.config import Config
-from rlep.prompts import PromptReport, PromptSet
-from rlep.settings import parse_config
-from rlep.types import (
+from rlep.config.schema import Config
+from rlep.config.settings import parse_config
+from rlep.core.types import (
     Float32Array,
     Prompt,
     Provenance,
@@ -21,6 +20,7 @@ from rlep.types import (
     Verdict,
     prompt_id_of,
 )
+from rlep.data.prompts import PromptReport, PromptSet
 
 TOKENIZER = "tok"
 P, G, M, B = 4, 3, 2, 2

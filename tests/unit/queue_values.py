@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlep.actors.work_queue import Job
-from rlep.types import Completion, Request
+from rlep.actors.work_queue import GenerateCall
+from rlep.core.types import Completion, Request
 
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 
@@ -20,7 +20,7 @@ def completion_of(name: str, text: str = "") -> Completion:
     return Completion(name, "prompt", 0, NO_TOKENS, np.zeros(0, dtype=np.float32), "stop", 0, text)
 
 
-def delivered(job: Job) -> list[Completion | Exception]:
+def delivered(job: GenerateCall) -> list[Completion | Exception]:
     """What a job was given so far; taken out."""
     items = []
     while not job.finished.empty():

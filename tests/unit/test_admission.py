@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from rlep.algorithms.admission import Admission, Coverage, admit
-from rlep.errors import ConfigError
-from rlep.types import Trajectory
+from rlep.core.errors import ConfigError
+from rlep.core.types import Trajectory
 from tests.unit.algorithm_values import prompt_of, trajectory_of
 
 PROMPT, OTHER, SILENT = prompt_of("a"), prompt_of("b"), prompt_of("c")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
 from tests.golden.reference_update import advantages as reference
 from tests.unit.algorithm_values import PROPERTY
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from rlep.actors import autoscaler as module
 from rlep.actors.autoscaler import GRACE_S, REST_S, Autoscaler
 from rlep.actors.cluster import Cluster
-from rlep.actors.crew import ActorStatus, RoleStatus, State
+from rlep.actors.replicas import ActorStatus, RoleStatus, State
 from rlep.algorithms.autoscaling import Autoscaling, Limits, Load
-from rlep.config_roles import ClusterConfig, GeneratorConfig
-from rlep.errors import PlacementError
-from rlep.settings import parse_config
+from rlep.config.roles import ClusterConfig, GeneratorConfig
+from rlep.config.settings import parse_config
+from rlep.core.errors import PlacementError
 
 LIMITS = Limits(minimum=1, maximum=6, sequences=8, start_s=20, idle_s=100)
 

@@ -12,12 +12,21 @@ from pathlib import Path
 
 import pytest
 
+from rlep.core.types import (
+    Completion,
+    Float32Array,
+    Prompt,
+    Request,
+    Sampling,
+    SequenceBatch,
+    Trajectory,
+    UpdateOutcome,
+)
+from rlep.core.types import Verdict as Judged
 from rlep.driver import collect
-from rlep.driver.collect import Collection
+from rlep.driver.collect import Collector
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
-from rlep.types import Completion, Float32Array, Prompt, Request, Sampling, SequenceBatch, Trajectory, UpdateOutcome
-from rlep.types import Verdict as Judged
 from tests.unit.driver_fakes import (
     Added,
     FakeGenerators,
@@ -196,7 +205,7 @@ async def test_a_collection_asks_for_two_waves_at_a_time(
     scene = scene_with(flow)
     store = RunDirectory(tmp_path, scene.config, Facts("collect", "model", "tok", "data"))
     assert scene.pool is not None
-    running = asyncio.create_task(Collection(scene.run, scene.pool, store, prompts).run())
+    running = asyncio.create_task(Collector(scene.run, scene.pool, store, prompts).run())
     waves = 2 * 2 * samples
     await stopped(flow, asked=waves, written=waves, judged=0 if slow == "verifier" else waves)
     flow.go_on.set()

@@ -12,9 +12,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.errors import RecordRefused
-from rlep.services.pool.codec import MAX_TOKENS, decode, encode, parse
-from rlep.types import Provenance, Sampling, Trajectory, Verdict
+from rlep.core.errors import RecordRefused
+from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool.storage.codec import MAX_TOKENS, decode, encode, parse
 
 PROMPT = "0123456789abcdef0123456789abcdef"
 HEADER = 24

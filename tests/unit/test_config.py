@@ -8,11 +8,11 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlep.config import Config
-from rlep.config_roles import Section
+from rlep.config.roles import Section
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
 from rlep.driver.run_directory import CHANGEABLE
-from rlep.errors import ConfigError
-from rlep.settings import load_config
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.actors.crew import Crew, Rate
-from rlep.errors import ConfigError, PlacementError
+from rlep.actors.replicas import Crew, Rate
+from rlep.core.errors import ConfigError, PlacementError
 
 
 @dataclass

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, DeadlineExceeded, StaleRolloutError
+from rlep.core.jsonl import read_lines
+from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Trained, Training
-from rlep.errors import ConfigError, DeadlineExceeded, StaleRolloutError
-from rlep.jsonl import read_lines
-from rlep.types import Completion, Prompt, Request, Sampling
 from tests.unit.driver_fakes import FakeGenerators, Killed, Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import G, M, P, config_of, prompt_set, prompts_of
 

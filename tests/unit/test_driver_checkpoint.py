@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config import CheckpointConfig
+from rlep.config.schema import CheckpointConfig
+from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver import checkpoint as module
 from rlep.driver.checkpoint import Checkpoint, Checkpoints, RunState, read_checkpoint
-from rlep.errors import CheckpointError, DeadlineExceeded
 from tests.unit.driver_fakes import FakeLearner, Killed, World
 
 

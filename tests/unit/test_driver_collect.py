@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from rlep.core.errors import PoolError, VerifierError
+from rlep.core.jsonl import read_lines
+from rlep.core.types import Prompt, Trajectory
 from rlep.driver import collect
-from rlep.driver.collect import Collected, Collection
+from rlep.driver.collect import Collected, Collector
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.errors import PoolError, VerifierError
-from rlep.jsonl import read_lines
-from rlep.services.report.load import load_run
-from rlep.types import Prompt, Trajectory
+from rlep.report.load import load_run
 from tests.unit.driver_fakes import FakePool, Killed, Scene, World, scene_of
 from tests.unit.driver_values import config_of, prompts_of
 
@@ -46,7 +46,7 @@ async def collected(directory: Path, scene: Scene, prompts: tuple[Prompt, ...] =
     store = RunDirectory(directory, scene.config, FACTS)
     try:
         assert scene.pool is not None
-        return await Collection(scene.run, scene.pool, store, prompts, scene.failures).run()
+        return await Collector(scene.run, scene.pool, store, prompts, scene.failures).run()
     finally:
         store.close()
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.core.errors import CheckpointError, ConfigError
+from rlep.core.jsonl import read_lines
+from rlep.data.prompts import PromptSet
 from rlep.driver.checkpoint import Checkpoint, read_checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
-from rlep.errors import CheckpointError, ConfigError
-from rlep.jsonl import read_lines
-from rlep.prompts import PromptSet
 from tests.unit.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import config_of, prompt_set, prompts_of
 

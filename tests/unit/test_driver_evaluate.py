@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from rlep.core.errors import VerifierError
 from rlep.driver.evaluate import evaluate_policy, write_samples
-from rlep.errors import VerifierError
 from tests.unit.driver_fakes import Scene, scene_of
 from tests.unit.driver_values import prompts_of
 

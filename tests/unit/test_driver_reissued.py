@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rlep.core.jsonl import read_lines
+from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
-from rlep.jsonl import read_lines
-from rlep.types import Completion, Reissued, Request, Sampling
 from tests.unit.driver_fakes import FakeGenerators, FakeWeights, data_of, scene_of
 from tests.unit.driver_values import config_of, prompt_set, prompts_of
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from rlep.algorithms.selection import Strategy
-from rlep.config import ReplayConfig
+from rlep.config.schema import ReplayConfig
+from rlep.core.errors import ConfigError, MixingError
+from rlep.core.types import Trajectory, Verdict
 from rlep.driver.replays import drawn_replays
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Training, rlep_step
-from rlep.errors import ConfigError, MixingError
-from rlep.types import Trajectory, Verdict
 from tests.unit.driver_fakes import FakePool, Killed, Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import BASE, G, M, P, answer_of, config_of, prompt_set, prompts_of
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlep.core.errors import MixingError
 from rlep.driver.sft import sft_step
 from rlep.driver.step import run_step
-from rlep.errors import MixingError
-from rlep.metrics import metric_for
+from rlep.metrics.catalogue import metric_for
 from tests.unit.driver_fakes import FakePool, World, filled_pool, scene_of
 from tests.unit.driver_values import B, M, P, answer_of, prompts_of
 

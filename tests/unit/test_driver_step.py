@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlep.core.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
+from rlep.core.types import Group, Prompt, Status, UpdateCost, UpdateOutcome
 from rlep.driver.rollout import mixed_groups
 from rlep.driver.step import StepOutcome, replays_at, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
-from rlep.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
-from rlep.types import Group, Prompt, Status, UpdateCost, UpdateOutcome
 from tests.unit.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
 from tests.unit.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
 

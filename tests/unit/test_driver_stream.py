@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, LearnerLost
+from rlep.core.jsonl import read_lines
+from rlep.core.types import Completion, Request, Sampling
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Training, rlep_step
-from rlep.errors import ConfigError, LearnerLost
-from rlep.jsonl import read_lines
-from rlep.types import Completion, Request, Sampling
 from tests.unit.driver_fakes import FakeGenerators, Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import BASE, G, M, batch_bytes, config_of, prompt_set, prompts_of
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rlep.config import Config
+from rlep.config.schema import Config
+from rlep.core.errors import CheckpointError, ConfigError, DataError, LearnerLost
+from rlep.core.jsonl import read_lines
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
-from rlep.errors import CheckpointError, ConfigError, DataError, LearnerLost
-from rlep.jsonl import read_lines
 from tests.unit.driver_fakes import Killed, Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import P, batch_bytes, config_of, prompt_set, prompts_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlep.algorithms.dynamic_sampling import Refill, RefillReport, keep_group
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
 from tests.unit.algorithm_values import group_of
 
 

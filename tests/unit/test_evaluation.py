@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlep.algorithms.evaluation import Question, estimates, evaluate, ks_for, majority_correct, pass_at_k
-from rlep.errors import DataError
+from rlep.core.errors import DataError
 
 
 def question(verdicts: str, answers: str, source: str = "toy", name: str = "q") -> Question:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from rlep.actors.learner_actor import Dtype, Probes
-from rlep.actors.weights import GroupOptions, GroupSession
-from rlep.engines.segment import Group, GroupBackend, Publication
-from rlep.errors import LearnerLost, WeightSyncError
+from rlep.actors.weight_sync import GroupOptions, GroupSession
+from rlep.core.errors import LearnerLost, WeightSyncError
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
 
 pytestmark = pytest.mark.asyncio
 
@@ -21,7 +21,7 @@ class Side:
     """Learner and generators at once, which write down what happens; a scripted failure happens once."""
 
     members: tuple[str, ...] = ("generator-0.0", "generator-1.0")
-    opened: list[Group] = field(default_factory=list)
+    opened: list[BroadcastGroup] = field(default_factory=list)
     taken: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     """By publication: who took part, in which group (its number) and as which first rank."""
     take_fails: list[Exception] = field(default_factory=list)
@@ -30,16 +30,18 @@ class Side:
     leaves: str = ""
     """Who leaves while the learner makes ready."""
 
-    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> Group:
-        self.opened.append(Group(backend, "::1", len(self.opened), "token", 1, world_size, deadline_s))
+    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup:
+        self.opened.append(BroadcastGroup(backend, "::1", len(self.opened), "token", 1, world_size, deadline_s))
         return self.opened[-1]
 
-    async def publish(self, version: int, probes: Probes, dtype: Dtype, group: Group | None = None) -> Publication:
+    async def publish(
+        self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
+    ) -> Publication:
         assert group is not None
         self.members = tuple(member for member in self.members if member != self.leaves)
         return Publication(version, (), group, (), 1e-4)
 
-    async def send(self, group: Group, dtype: Dtype, deadline_s: float) -> None:
+    async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None:
         assert group == self.opened[-1]
         if self.send_fails:
             raise self.send_fails.pop(0)
@@ -49,8 +51,8 @@ class Side:
 
     async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
         sources = {name: one.source for name, one in publications.items()}
-        assert all(isinstance(source, Group) for source in sources.values())
-        self.taken.append({n: (s.port, s.first_rank) for n, s in sources.items() if isinstance(s, Group)})
+        assert all(isinstance(source, BroadcastGroup) for source in sources.values())
+        self.taken.append({n: (s.port, s.first_rank) for n, s in sources.items() if isinstance(s, BroadcastGroup)})
         if self.take_fails:
             self.members = self.comes_back_as or self.members
             raise self.take_fails.pop(0)

@@ -16,8 +16,8 @@ from rlep.algorithms.objective import LossOptions, normalizers
 from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
 from rlep.algorithms.selection import draw_uniform
 from rlep.algorithms.shaping import Shaping, rewards
-from rlep.errors import MixingError
-from rlep.types import Group
+from rlep.core.errors import MixingError
+from rlep.core.types import Group
 from tests.unit.algorithm_values import TOKENIZER, batch_of, fresh_of, group_of, prompt_of, replays_of, trajectory_of
 
 PROMPT = prompt_of()

@@ -14,9 +14,9 @@ from ray.exceptions import RayActorError, RayTaskError
 import rlep.actors.learners as module
 from rlep.actors.learners import Learners
 from rlep.actors.timeline import Timeline
-from rlep.config_roles import LearnerConfig
-from rlep.engines.options import LearnerOptions
-from rlep.errors import CheckpointError, LearnerLost
+from rlep.config.roles import LearnerConfig
+from rlep.core.errors import CheckpointError, LearnerLost
+from rlep.engines.learner.options import LearnerOptions
 
 pytestmark = pytest.mark.asyncio
 

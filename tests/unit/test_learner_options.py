@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlep.cli.engine_options import learner_options
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
+from rlep.launch.engine_options import learner_options
 from tests.unit.driver_values import config_of
 
 

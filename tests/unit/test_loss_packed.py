@@ -16,7 +16,7 @@ from torch import Tensor
 from rlep.algorithms.loss import LossSums, PackedTokens, kl_estimate, packed_policy_loss, packed_tokens
 from rlep.algorithms.objective import LossOptions, high_entropy_mask, normalizers
 from rlep.algorithms.packing import Budget, pack, take
-from rlep.types import SequenceBatch
+from rlep.core.types import SequenceBatch
 from tests.unit.algorithm_values import FEW, batch_of
 
 EVERYTHING = [

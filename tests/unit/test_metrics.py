@@ -17,20 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlep.errors import DataError
-from rlep.jsonl import JsonLines, read_lines
-from rlep.metrics import (
-    EVENTS,
-    METRICS,
-    PLACEHOLDERS,
-    EvaluationsLog,
-    EventLog,
-    MetricsLog,
-    evaluation_metrics,
-    flatten,
-    metric_for,
-    read_metrics,
-)
+from rlep.core.errors import DataError
+from rlep.core.jsonl import JsonLines, read_lines
+from rlep.metrics.catalogue import EVENTS, METRICS, PLACEHOLDERS, evaluation_metrics, flatten, metric_for
+from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog, read_metrics
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlep.algorithms.mixing import mix
-from rlep.errors import MixingError, StaleRolloutError
-from rlep.types import STATUSES, Group, Status, Trajectory
+from rlep.core.errors import MixingError, StaleRolloutError
+from rlep.core.types import STATUSES, Group, Status, Trajectory
 from tests.unit.algorithm_values import TOKENIZER, fresh_of, prompt_of, replays_of, trajectory_of
 
 PROMPT = prompt_of()

@@ -9,8 +9,8 @@ import pytest
 
 from rlep.algorithms.old_logprobs import incomparable, old_logprobs
 from rlep.algorithms.packing import sequence_batch
-from rlep.errors import ConfigError, MixingError
-from rlep.types import Group, Sampling
+from rlep.core.errors import ConfigError, MixingError
+from rlep.core.types import Group, Sampling
 from tests.unit.algorithm_values import TOKENIZER, fresh_of, prompt_of, trajectory_of
 
 PROMPT = prompt_of()

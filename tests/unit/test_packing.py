@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
-from rlep.errors import ConfigError
-from rlep.types import Group
+from rlep.core.errors import ConfigError
+from rlep.core.types import Group
 from tests.unit.algorithm_values import PROPERTY, batch_of, group_of, prompt_of, trajectory_of
 
 

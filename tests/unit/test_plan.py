@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config import Config
-from rlep.driver.plan import Coverage, Known, make_plan, read_collection
+from rlep.config.schema import Config
+from rlep.config.settings import load_config, parse_config
+from rlep.core.errors import ConfigError, DataError, ModelError
+from rlep.data.prompts import PromptReport
 from rlep.driver.plan_memory import GIB, ModelShape, plan_memory, read_shape
-from rlep.errors import ConfigError, DataError, ModelError
-from rlep.prompts import PromptReport
-from rlep.settings import load_config, parse_config
+from rlep.driver.run_plan import Known, PoolCoverage, make_plan, read_collection
 
 ROOT = Path(__file__).parents[2]
 RLEP = ROOT / "configs" / "rlep.toml"
@@ -60,7 +60,7 @@ def test_dynamic_sampling_may_write_ten_times_the_answers() -> None:
 
 def test_replay_share_with_a_full_pool_and_with_this_one() -> None:
     # 10 questions: 2 have nothing, 3 one answer (not eligible), 1 two, 4 five.
-    pool = Coverage("here", {0: 2, 1: 3, 2: 1, 5: 4})
+    pool = PoolCoverage("here", {0: 2, 1: 3, 2: 1, 5: 4})
     replay = make_plan(load_config([RLEP]), Known(pool=pool)).replay
     assert replay is not None
     assert replay.share_full == pytest.approx(2 / 18)
@@ -70,7 +70,7 @@ def test_replay_share_with_a_full_pool_and_with_this_one() -> None:
 
 
 def test_a_short_pool_gives_what_it_has() -> None:
-    assert Coverage("here", {1: 4, 3: 2}).drawn(2, 1) == 8  # 4 x 1 + 2 x 2
+    assert PoolCoverage("here", {1: 4, 3: 2}).drawn(2, 1) == 8  # 4 x 1 + 2 x 2
 
 
 def test_no_replay_is_planned_in_phase_1() -> None:
@@ -80,7 +80,7 @@ def test_no_replay_is_planned_in_phase_1() -> None:
 def test_coverage_is_read_from_what_a_collection_wrote(tmp_path: Path) -> None:
     file = tmp_path / "collection.json"
     file.write_text(json.dumps({"answers_per_question": [7, 0, 2]}))
-    assert read_collection(file) == Coverage(str(file), {0: 7, 1: 0, 2: 2})
+    assert read_collection(file) == PoolCoverage(str(file), {0: 7, 1: 0, 2: 2})
     file.write_text("{}")
     with pytest.raises(ConfigError, match="not what a collection writes"):
         read_collection(file)

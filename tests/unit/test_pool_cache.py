@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rlep.services.pool.cache import RecordCache
-from rlep.services.pool.codec import Sections
-from rlep.services.pool.draw import Drawn
+from rlep.services.pool.storage.codec import Sections
+from rlep.services.pool.storage.draw import Drawn
 
 
 def record(size: int) -> Sections:

@@ -7,12 +7,12 @@ import struct
 import numpy as np
 import pytest
 
-from rlep.errors import PoolError, RecordRefused
-from rlep.services.pool.codec import encode, parse
-from rlep.services.pool.proto import pool_pb2 as pb
-from rlep.services.pool.sample import Stored, columns, part_of
-from rlep.services.pool.wire import FRAME_BYTES, insert_calls, sample_frames, sample_of
-from rlep.types import Float32Array, Provenance, Sampling, Trajectory, Verdict
+from rlep.core.errors import PoolError, RecordRefused
+from rlep.core.types import Float32Array, Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.rpc.wire import FRAME_BYTES, insert_calls, sample_frames, sample_of
+from rlep.services.pool.storage.codec import encode, parse
+from rlep.services.pool.storage.sample import Stored, columns, part_of
 
 HEADER = 24
 IDS = [bytes([n]) * 16 for n in range(4)]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config import Config
-from rlep.settings import load_config
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.engines.segment import Probe, Publication, Segment
-from rlep.errors import WeightSyncError
-from rlep.types import Float32Array
+from rlep.core.errors import WeightSyncError
+from rlep.core.types import Float32Array
+from rlep.engines.weights.publication import Probe, Publication, Segment
 
 GIVEN = np.arange(3, dtype=np.int32)
 COUNTS = (8, 12)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.errors import DataError
-from rlep.prompt_files import BATCH_ROWS, MAX_LINE_BYTES, Row, read_rows, write_verl
-from rlep.types import Message
+from rlep.core.errors import DataError
+from rlep.core.types import Message
+from rlep.data.prompt_files import BATCH_ROWS, MAX_LINE_BYTES, PromptRow, read_rows, write_verl
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 MESSAGES = (Message("system", "Be brief."), Message("user", "What is 2 + 2?"))
@@ -40,7 +40,7 @@ def verl_row(**changes: object) -> dict[str, object]:
 
 def test_verl_parquet(tmp_path: Path) -> None:
     rows = list(read_rows(parquet(tmp_path / "verl.parquet", [verl_row()])))
-    assert rows == [Row(MESSAGES, "4", "math_dapo")]
+    assert rows == [PromptRow(MESSAGES, "4", "math_dapo")]
     assert rows[0].question == "Be brief.\n\nWhat is 2 + 2?"
 
 
@@ -59,7 +59,7 @@ def test_candidates_are_read_where_they_are_asked_for(tmp_path: Path, kind: str)
     assert [row.candidates for row in read_rows(path)] == [(), ()]
     plain: dict[str, object] = {"problem": "2 + 2?", "answer": "4", "candidates": ["4"]}
     path = parquet(tmp_path / "p.parquet", [plain]) if kind == "parquet" else jsonl(tmp_path / "p.jsonl", plain)
-    assert list(read_rows(path, candidates=True)) == [Row((Message("user", "2 + 2?"),), "4", "p", ("4",))]
+    assert list(read_rows(path, candidates=True)) == [PromptRow((Message("user", "2 + 2?"),), "4", "p", ("4",))]
     bare: dict[str, object] = {"problem": "2 + 2?", "answer": "4"}
     path = parquet(tmp_path / "b.parquet", [bare]) if kind == "parquet" else jsonl(tmp_path / "b.jsonl", bare)
     assert [row.candidates for row in read_rows(path, candidates=True)] == [()]
@@ -84,7 +84,7 @@ def test_candidates_that_are_no_texts_are_refused(tmp_path: Path, found: str) ->
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_candidates_are_written_as_the_authors_do(tmp_path: Path, kind: str) -> None:
     path = tmp_path / f"out.{kind}"
-    rows = [Row(MESSAGES, str(n), "here", ("a", "é\n")[: n % 3]) for n in range(70)]  # more than a row group
+    rows = [PromptRow(MESSAGES, str(n), "here", ("a", "é\n")[: n % 3]) for n in range(70)]  # more than a row group
     assert write_verl(path, iter(rows), split="train", candidates=True) == 70
     assert list(read_rows(path, candidates=True)) == rows
     if kind == "parquet":
@@ -105,7 +105,7 @@ def test_candidates_are_written_as_the_authors_do(tmp_path: Path, kind: str) -> 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_verl_variants(tmp_path: Path, kind: str, row: dict[str, object]) -> None:
     path = parquet(tmp_path / "v.parquet", [row]) if kind == "parquet" else jsonl(tmp_path / "v.jsonl", row)
-    assert list(read_rows(path)) == [Row(MESSAGES, "4", "math_dapo")]
+    assert list(read_rows(path)) == [PromptRow(MESSAGES, "4", "math_dapo")]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_verl_variants(tmp_path: Path, kind: str, row: dict[str, object]) -> Non
 )
 def test_plain_columns(tmp_path: Path, question: str, reference: str) -> None:
     raw = {"id": 3, "Solution": "long", question: "2 + 2?", reference: 4}
-    expected = [Row((Message("user", "2 + 2?"),), "4", "plain")]
+    expected = [PromptRow((Message("user", "2 + 2?"),), "4", "plain")]
     assert list(read_rows(parquet(tmp_path / "plain.parquet", [raw]))) == expected
     assert list(read_rows(jsonl(tmp_path / "plain.jsonl", raw))) == expected
 
@@ -163,7 +163,7 @@ def test_what_write_verl_writes_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]]
 ) -> None:
     path = tmp_path_factory.mktemp("verl") / "round.parquet"
-    rows = [Row((Message("user", question),), reference.strip(), "here") for question, reference in texts]
+    rows = [PromptRow((Message("user", question),), reference.strip(), "here") for question, reference in texts]
     write_verl(path, rows, split="train")
     assert list(read_rows(path)) == rows
     table = pq.read_table(path).to_pylist()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlep.errors import DataError
-from rlep.prompts import PromptOrder
+from rlep.core.errors import DataError
+from rlep.data.prompts import PromptOrder
 
 
 def test_an_epoch_offers_each_prompt_once_and_drops_the_rest() -> None:

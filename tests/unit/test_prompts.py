@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.errors import DataError
-from rlep.prompts import PromptSet, load_prompts
-from rlep.types import Int32Array, Message, prompt_id_of
+from rlep.core.errors import DataError
+from rlep.core.types import Int32Array, Message, prompt_id_of
+from rlep.data.prompts import PromptSet, load_prompts
 
 
 def one_token_per_word(messages: object) -> Int32Array:

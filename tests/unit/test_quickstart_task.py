@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.prompts import load_prompts
-from rlep.quickstart.base import BANDS, believed, demonstration, error_rate, teacher_values
+from rlep.core.seeds import generator_for
+from rlep.core.types import Int32Array
+from rlep.data.prompts import load_prompts
+from rlep.quickstart.base_model import BANDS, believed, demonstration, error_rate, teacher_values
 from rlep.quickstart.problems import LARGEST, Problem, draw_problem, reserved_for_tasks
 from rlep.quickstart.task import build_task, task_problems
-from rlep.seeds import generator_for
-from rlep.types import Int32Array
 
 ANN = Problem(8, 7, (6, -4), "Ann", "pens")
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from rlep.errors import DataError
-from rlep.metrics import EvaluationsLog, EventLog, MetricsLog, MetricValue
-from rlep.services.report import build_report, summary
-from rlep.services.report.charts_replay import coverage_text
-from rlep.services.report.load import load_runs
+from rlep.core.errors import DataError
+from rlep.metrics.catalogue import MetricValue
+from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
+from rlep.report import build_report, summary
+from rlep.report.charts_replay import coverage_text
+from rlep.report.load import load_runs
 
 PNG = b"\x89PNG\r\n\x1a\n"
 Curve = Sequence[tuple[int, float]]
@@ -329,7 +330,7 @@ def test_wrong_paths_are_refused(tmp_path: Path) -> None:
 
 def test_the_numbers_need_no_matplotlib(runs: list[Path]) -> None:
     code = (
-        "import sys, pathlib; from rlep.services.report import summary; "
+        "import sys, pathlib; from rlep.report import summary; "
         "summary([pathlib.Path(p) for p in sys.argv[1:]]); "
         "sys.exit(any(m in sys.modules for m in ('matplotlib', 'torch', 'ray', 'redis')))"
     )

@@ -9,22 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.metrics import metric_for
-from rlep.services.report import page as page_module
-from rlep.services.report.charts import PHASES, columns, seconds_by_phase
-from rlep.services.report.charts_replay import ramp, replay_share, shares
-from rlep.services.report.load import Line
-from rlep.services.report.theme import LIGHT
+from rlep.metrics.catalogue import metric_for
+from rlep.report import page as page_module
+from rlep.report.charts import PHASES, columns, seconds_by_phase
+from rlep.report.charts_replay import ramp, replay_share, shares
+from rlep.report.load import MetricsRow
+from rlep.report.theme import LIGHT
 
 
-def line(step: int, **lists: tuple[float, ...]) -> Line:
-    return Line(step, 0.0, {}, lists)
+def line(step: int, **lists: tuple[float, ...]) -> MetricsRow:
+    return MetricsRow(step, 0.0, {}, lists)
 
 
 def test_seconds_by_phase_leave_the_rest_to_other() -> None:
     parts = {"time/step": 4.0, "time/generate": 2.0, "time/update": 1.5}
     late = {"time/step": 1.0, "time/generate": 1.5}  # clocks overlap a little: the rest is never negative
-    stack = seconds_by_phase([Line(0, 0, parts, {}), Line(1, 0, late, {})])
+    stack = seconds_by_phase([MetricsRow(0, 0, parts, {}), MetricsRow(1, 0, late, {})])
     assert stack[:, 0].tolist() == [2.0, 0, 0, 0, 1.5, 0, 0.5]
     assert stack[-1, 1] == 0
 
@@ -46,7 +46,7 @@ def test_shares_of_histograms() -> None:
 
 def test_the_replays_share_of_the_advantage_mass() -> None:
     masses = [{"advantage/mass/fresh": 30.0, "advantage/mass/replay": 10.0}, {"advantage/mass/replay": 2.0}, {}]
-    found = replay_share([Line(i, 0, numbers, {}) for i, numbers in enumerate(masses)])
+    found = replay_share([MetricsRow(i, 0, numbers, {}) for i, numbers in enumerate(masses)])
     assert found[:2] == [0.25, 1.0]
     assert np.isnan(found[2])
 

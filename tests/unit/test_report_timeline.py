@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from rlep.actors.timeline import write_trace
-from rlep.algorithms.spans import Span
-from rlep.services.report import build_report
-from rlep.services.report.load import load_run
-from rlep.services.report.page import last_steps as rows_of
-from rlep.services.report.timeline import bars_of, last_picture, last_steps, tracks
+from rlep.metrics.spans import Span
+from rlep.report import build_report
+from rlep.report.load import load_run
+from rlep.report.page import last_steps as rows_of
+from rlep.report.timeline_chart import bars_of, last_picture, last_steps, tracks
 from tests.unit.test_report import write_run
 
 T = 1_000_000.0

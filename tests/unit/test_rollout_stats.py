@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlep.algorithms.rollout_stats import SourceStats, rollout_stats
-from rlep.types import Group
+from rlep.core.types import Group
 from tests.unit.algorithm_values import fresh_of, group_of, prompt_of, trajectory_of
 
 

@@ -22,9 +22,9 @@ from rlep.algorithms.selection import (
     replayed_prompts,
     select,
 )
-from rlep.errors import ConfigError
-from rlep.seeds import seed_for
-from rlep.types import prompt_id_of
+from rlep.core.errors import ConfigError
+from rlep.core.seeds import seed_for
+from rlep.core.types import prompt_id_of
 from tests.unit.algorithm_values import PROPERTY
 
 IDS = [prompt_id_of(str(number), "1") for number in range(2000)]

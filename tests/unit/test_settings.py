@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config import Config
-from rlep.errors import ConfigError
-from rlep.settings import differences, dump_config, load_config, parse_config
+from rlep.config.schema import Config
+from rlep.config.settings import differences, dump_config, load_config, parse_config
+from rlep.core.errors import ConfigError
 
 
 def written(directory: Path, name: str, text: str) -> Path:

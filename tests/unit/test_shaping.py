@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlep.algorithms.shaping import Shaping, overlong_penalty, rewards, status_rewards
-from rlep.errors import ConfigError
-from rlep.types import STATUSES
+from rlep.core.errors import ConfigError
+from rlep.core.types import STATUSES
 from tests.unit.algorithm_values import prompt_of, trajectory_of
 
 PROMPT = prompt_of()

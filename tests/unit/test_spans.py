@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.algorithms.spans import (
+from rlep.metrics.spans import (
     WAITS_FOR,
     Span,
     chrome_trace,

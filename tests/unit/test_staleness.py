@@ -12,8 +12,8 @@ import torch
 from rlep.algorithms.loss import truncated_importance
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.staleness import importance_weights, token_staleness
-from rlep.errors import MixingError, StaleRolloutError
-from rlep.types import Int32Array, SequenceBatch, Trajectory
+from rlep.core.errors import MixingError, StaleRolloutError
+from rlep.core.types import Int32Array, SequenceBatch, Trajectory
 from tests.unit.driver_values import TOKENIZER, answer_of, prompts_of
 
 (PROMPT,) = prompts_of(1)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlep.actors.timeline import MOST_SPANS, Timeline, write_trace
-from rlep.algorithms.spans import Span, busy_shares, chrome_trace
+from rlep.metrics.spans import Span, busy_shares, chrome_trace
 
 SPANS = [
     Span("learner", "update", 104.0, 108.0),

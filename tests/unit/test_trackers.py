@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlep.errors import ConfigError
-from rlep.trackers import BATCH, TensorBoardTracker, _remember, mlflow_name, open_trackers
+from rlep.core.errors import ConfigError
+from rlep.metrics.trackers import BATCH, TensorBoardTracker, _remember, mlflow_name, open_trackers
 
 
 def test_no_sinks_are_no_trackers(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlep.core.errors import DeadlineExceeded, LearnerLost, WeightSyncError
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
-from rlep.driver.turns import Turn, TurnGenerators, TurnLearner, Turns, TurnWeights
-from rlep.errors import DeadlineExceeded, LearnerLost, WeightSyncError
+from rlep.driver.wings.colocated import Turn, TurnGenerators, TurnLearner, Turns, TurnWeights
 from tests.unit.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import batch_bytes, config_of, prompt_set, prompts_of
 

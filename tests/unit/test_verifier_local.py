@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlep.cli.grade import grade_file
-from rlep.errors import ConfigError, DataError
+from rlep.core.errors import ConfigError, DataError
+from rlep.core.types import LATENCY_BOUNDS, Verdict
 from rlep.services.verifier import dapo
+from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.quantity import Quantity, canonical_unit, disagree, read
-from rlep.services.verifier.rows import grade_rows
 from rlep.services.verifier.stats import StatsRecorder
 from rlep.services.verifier.verifier import Verifier
-from rlep.types import LATENCY_BOUNDS, Verdict
 
 
 @pytest.mark.parametrize(

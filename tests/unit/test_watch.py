@@ -9,17 +9,17 @@ import pytest
 from rich.console import Console
 
 from rlep.actors.control import RunStatus
-from rlep.actors.crew import ActorStatus, RoleStatus
-from rlep.actors.progress import Phase, RunProgress
+from rlep.actors.replicas import ActorStatus, RoleStatus
+from rlep.actors.run_progress import Phase, RunProgress
 from rlep.actors.timeline import Timeline
-from rlep.algorithms.spans import Span, picture_of
 from rlep.cli.top import frame
-from rlep.cli.watch import Watch
+from rlep.core.errors import LearnerLost
+from rlep.core.types import Prompt, Reissued
 from rlep.driver.context import Step
 from rlep.driver.train import Trained
-from rlep.errors import LearnerLost
-from rlep.metrics import metric_for
-from rlep.types import Prompt, Reissued
+from rlep.launch.watch import Watch
+from rlep.metrics.catalogue import metric_for
+from rlep.metrics.spans import Span, picture_of
 from tests.unit.driver_fakes import scene_of
 from tests.unit.driver_values import prompts_of
 

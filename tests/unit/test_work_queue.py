@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rlep.actors.work_queue import Job, WorkQueue
-from rlep.types import Completion, Reissued, Sampling
+from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.core.types import Completion, Reissued, Sampling
 from tests.unit.queue_values import completion_of, delivered, request_of
 
 
@@ -158,7 +158,7 @@ def test_a_late_request_that_its_first_worker_answers_is_not_handed_out_again() 
     assert taken_ids(queue, "b", 9) == []
 
 
-def hedged_queue(now: list[float]) -> tuple[WorkQueue, Job]:
+def hedged_queue(now: list[float]) -> tuple[WorkQueue, GenerateCall]:
     """Worker a took u at 0 s, v … z at 2 s, and has answered u, v and w by 4 s: after 3, 1 and 2 s."""
     queue = WorkQueue(600, lambda: now[0], hedge=3)
     job = queue.put(map(request_of, "uvwxyz"), Sampling())

@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlep.actors.work_queue import Job, WorkQueue
-from rlep.errors import ActorLost
-from rlep.types import Completion, Reissued, Sampling
+from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.core.errors import ActorLost
+from rlep.core.types import Completion, Reissued, Sampling
 from tests.unit.queue_values import completion_of, delivered, request_of
 
 WORKERS = ("a", "b", "c")
@@ -44,7 +44,7 @@ class QueueModel(RuleBasedStateMachine):
         super().__init__()
         self.now = 0
         self.queue = WorkQueue(self.lease, lambda: float(self.now), hedge=self.hedge)
-        self.jobs: list[Job] = []
+        self.jobs: list[GenerateCall] = []
         self.requests: list[Wanted] = []
         self.waiting: list[Wanted] = []
         self.late: list[Wanted] = []

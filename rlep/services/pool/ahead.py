@@ -9,7 +9,7 @@ from typing import Any, Self
 import redis
 from redis.exceptions import RedisError
 
-from rlep.services.pool.connection import Command, Link, packed
+from rlep.services.pool.storage.connection import Command, RetryingRedis, packed
 
 
 class Ahead:
@@ -18,7 +18,7 @@ class Ahead:
     A cluster has no single connection: there each batch is asked for when its answers are taken.
     """
 
-    def __init__(self, link: Link, what: str) -> None:
+    def __init__(self, link: RetryingRedis, what: str) -> None:
         """Use as a context manager, by one thread. ``what`` is said in errors."""
         self._link, self._what = link, what
         self._pool = link.client.connection_pool if isinstance(link.client, redis.Redis) else None
@@ -43,7 +43,7 @@ class Ahead:
             self._give_up()
 
     def answers(self) -> list[Any]:
-        """The answers to the oldest batch. Raises as ``Link.many`` does."""
+        """The answers to the oldest batch. Raises as ``RetryingRedis.many`` does."""
         commands = self._unanswered[0]
         if self._pool is not None:
             try:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from rlep.errors import PoolError, RecordRefused
-from rlep.services.pool.codec import decode
+from rlep.core.errors import PoolError, RecordRefused
 from rlep.services.pool.pool import Pool, entry_of
-from rlep.services.pool.store import Entry
+from rlep.services.pool.storage.codec import decode
+from rlep.services.pool.storage.store import NewRecord
 
 _MAGIC = b"RLEPBK1\n"
 _HEAD, _RECORD, _QUARANTINED, _TAIL = 0, 1, 2, 255
@@ -159,7 +159,7 @@ def _tail(count: int, digest: bytes) -> bytes:
     return _packed(Item(_TAIL, False, "", bytes(16), _COUNT.pack(count) + digest))
 
 
-def _entry(path: Path, item: Item) -> Entry:
+def _entry(path: Path, item: Item) -> NewRecord:
     try:
         trajectory = decode(item.body, item.name)
     except RecordRefused as error:

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from rlep.services.pool.codec import Sections
+from rlep.services.pool.storage.codec import Sections
 
 DEFAULT_CACHE_BYTES = 1 << 28
 

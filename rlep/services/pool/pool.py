@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
-from rlep.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
+from rlep.core.types import Trajectory
 from rlep.services.pool.cache import RecordCache
-from rlep.services.pool.checks import check_server, memory_of
-from rlep.services.pool.codec import decode, encode, name_of
-from rlep.services.pool.connection import Client, Link, connect, until_deadline
-from rlep.services.pool.draw import Drawn, Index
-from rlep.services.pool.reading import Reader, RecordsRemoved
-from rlep.services.pool.sample import Part, Sample, Stored, columns
-from rlep.services.pool.store import Entry, Meta, Store
+from rlep.services.pool.storage.checks import check_server, memory_of
+from rlep.services.pool.storage.codec import decode, encode, name_of
+from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
+from rlep.services.pool.storage.draw import Drawn, Index
+from rlep.services.pool.storage.reading import Reader, RecordsRemoved
+from rlep.services.pool.storage.sample import Part, Sample, Stored, columns
+from rlep.services.pool.storage.store import Meta, NewRecord, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
-from rlep.types import Trajectory
 
 _BUCKETS = 1
 _CLUSTER_BUCKETS = 16
@@ -28,7 +28,7 @@ _COVERAGE = (1, 2, 4, 8)
 class Pool:
     """One pool in one Redis. Safe to share between threads; every operation is idempotent and has a deadline."""
 
-    def __init__(self, link: Link, store: Store, meta: Meta, options: PoolOptions, cache: RecordCache) -> None:
+    def __init__(self, link: RetryingRedis, store: Store, meta: Meta, options: PoolOptions, cache: RecordCache) -> None:
         """``Pool.open`` is the way in."""
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
@@ -70,7 +70,7 @@ class Pool:
             )
         else:
             client = server
-        link = Link(client, deadline=options.deadline)
+        link = RetryingRedis(client, deadline=options.deadline)
         check_server(link, allow_volatile=options.allow_volatile, read_only=options.read_only)
         store = Store(link, name)
         meta = _opened(store, tokenizer_digest, options, buckets=_CLUSTER_BUCKETS if link.clustered else _BUCKETS)
@@ -101,7 +101,7 @@ class Pool:
         report = self.add_entries(entries)
         return AddReport(report.inserted, report.duplicates, (*refused, *report.refused), report.evicted)
 
-    def add_entries(self, entries: Sequence[Entry], *, call: str | None = None) -> AddReport:
+    def add_entries(self, entries: Sequence[NewRecord], *, call: str | None = None) -> AddReport:
         """Store records that are encoded already, as a backup holds them. Otherwise like ``add``.
 
         ``call`` names at most 512 records: repeated within an hour, by whichever process, it gets the same report.
@@ -254,7 +254,7 @@ class Pool:
             sealed=self._sealed,
         )
 
-    def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> Entry | None:
+    def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> NewRecord | None:
         """What the store takes of a trajectory, or None with the reason in ``refused``."""
         try:
             self.check(trajectory)
@@ -285,12 +285,12 @@ class Pool:
             raise PoolError(f"pool {self.name} was sealed with digest {digest}, but its content has {found}")
 
 
-def entry_of(trajectory: Trajectory, record: bytes) -> Entry:
+def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
     """What the store takes of a trajectory and its record."""
     provenance, verdict = trajectory.provenance, trajectory.verdict
     policy = f"{provenance.policy_digest}@{provenance.policy_version}"
     label = "\n".join(part.replace("\n", " ") for part in (policy, f"{verdict.verifier}@{verdict.version}"))
-    return Entry(trajectory.prompt_id, bytes.fromhex(trajectory.content_id), label, record)
+    return NewRecord(trajectory.prompt_id, bytes.fromhex(trajectory.content_id), label, record)
 
 
 def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlep.services.pool.codec import Precision
+from rlep.services.pool.storage.codec import Precision
 
 DEFAULT_CAP = 64
 """Most trajectories kept for one prompt. Beyond it those with the smallest content ids stay, whatever came first."""

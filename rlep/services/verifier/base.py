@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
-from rlep.services.verifier.pool import WorkerPool
+from rlep.core.types import Verdict
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
-from rlep.types import Verdict
+from rlep.services.verifier.worker_pool import WorkerPool
 
 VERSION = "2"
 """Raised whenever a verdict of rlep's own verifiers may change."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 
+from rlep.core.types import Status
 from rlep.services.verifier.answers import MAX_ANSWER_CHARS
 from rlep.services.verifier.exact import rational_of
-from rlep.types import Status
 
 MAX_DEPTH = 40
 """Deeper nesting of brackets is ``unparsable``."""

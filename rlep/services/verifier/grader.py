@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.jail import Limits
 

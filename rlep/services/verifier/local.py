@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from rlep.core.types import Status, Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
-from rlep.types import Status, Verdict
 
 
 class LocalVerifier(BaseVerifier):

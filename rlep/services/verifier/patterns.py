@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
+from rlep.core.types import Status
 from rlep.services.verifier.local import LocalVerifier
-from rlep.types import Status
 
 _MAX_TEXT = 20_000
 """A pattern sees this many characters at the end of a response."""

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlep.types import LATENCY_BOUNDS, STATUSES, Verdict
+from rlep.core.types import LATENCY_BOUNDS, STATUSES, Verdict
 
 PATHS: tuple[str, ...] = ("fast", "full", "gate")
 

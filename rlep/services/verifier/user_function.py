@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
+from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.pool import WorkerPool
-from rlep.services.verifier.supervisor import Job
-from rlep.types import Verdict
+from rlep.services.verifier.worker_pool import WorkerPool
+from rlep.services.verifier.worker_process import GradingJob
 
 
 class FunctionVerifier(BaseVerifier):
@@ -30,7 +30,7 @@ class FunctionVerifier(BaseVerifier):
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None
-        jobs = [Job(reference, text) for reference, text, truncated in pairs if not truncated]
+        jobs = [GradingJob(reference, text) for reference, text, truncated in pairs if not truncated]
         replies = iter(self._pool.grade(jobs))
         verdicts = []
         for _, _, truncated in pairs:

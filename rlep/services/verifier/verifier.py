@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from rlep.errors import ConfigError
+from rlep.core.errors import ConfigError
+from rlep.core.types import Status, Verdict
 from rlep.services.verifier import answers, dapo, exact, gate
 from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
 from rlep.services.verifier.jail import Limits
-from rlep.services.verifier.pool import WorkerPool
-from rlep.services.verifier.supervisor import Job
-from rlep.types import Status, Verdict
+from rlep.services.verifier.worker_pool import WorkerPool
+from rlep.services.verifier.worker_process import GradingJob
 
 Profile = Literal["math", "math-bare", "strict-box", "dapo"]
 PROFILES: tuple[Profile, ...] = ("math", "math-bare", "strict-box", "dapo")
@@ -38,7 +38,7 @@ class Verifier(BaseVerifier):
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []
-        waiting: dict[Job, list[int]] = {}
+        waiting: dict[GradingJob, list[int]] = {}
         references: dict[str, str] = {}
         known: dict[tuple[str, str], _Here] = {}
         for index, (raw, text, truncated) in enumerate(pairs):
@@ -52,7 +52,7 @@ class Verifier(BaseVerifier):
                 here = known[reference, answer or ""] = self._decide_here(reference, answer)
             path, status = here
             if status is None and answer is not None:
-                waiting.setdefault(Job(reference, answer), []).append(index)
+                waiting.setdefault(GradingJob(reference, answer), []).append(index)
                 verdicts.append(None)
             else:
                 seconds = time.perf_counter() - started
@@ -60,7 +60,7 @@ class Verifier(BaseVerifier):
         self._ask_workers(waiting, verdicts)
         return [verdict for verdict in verdicts if verdict is not None]
 
-    def _ask_workers(self, waiting: dict[Job, list[int]], verdicts: list[Verdict | None]) -> None:
+    def _ask_workers(self, waiting: dict[GradingJob, list[int]], verdicts: list[Verdict | None]) -> None:
         """Fill in the verdicts that this process could not give."""
         if not waiting or self._pool is None:
             return

@@ -1,0 +1,48 @@
+"""The driver's side of one generator."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ray.actor import ActorHandle
+
+from rlep.actors.replicas import Rate, State
+
+
+class GeneratorReplica:
+    """Its actor while it lives, and what it may still take."""
+
+    def __init__(self, name: str, restarts: int) -> None:
+        self.name = name
+        self.restarts_left = restarts
+        self.actor: ActorHandle[Any] | None = None
+        self.lost = asyncio.Event()
+        self.room = asyncio.Event()
+        self.ready = asyncio.Event()
+        """Set while it serves a policy version."""
+        self.loading = asyncio.Lock()
+        """Held while it takes weights, which others may take with it in a group."""
+        self.error: Exception | None = None
+        self.gap: float | None = None
+        """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""
+        self.asleep = False
+        """Whether it has let go of its device's memory; the next weights wake it."""
+        self.state: State = "placing"
+        self.version: int | None = None
+        self.restarts = 0
+        self.rate = Rate()
+        self.supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is dead and will not be started again."""
+        return self.supervisor is not None and self.supervisor.done()
+
+    def lose(self, actor: ActorHandle[Any], error: Exception) -> None:
+        """Take the generator out of service, unless ``actor`` is one that was replaced before."""
+        if self.actor is not actor:
+            return
+        self.error = error
+        self.lost.set()
+        self.room.set()

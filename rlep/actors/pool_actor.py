@@ -1,0 +1,190 @@
+"""The pool's Ray face: one named actor that holds the connection, and the embedded Redis where none is configured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from rlep.actors.cluster import Cluster, call
+from rlep.actors.replicas import RoleStatus
+from rlep.actors.supervised import Supervised
+from rlep.config.roles import ActorConfig, PoolConfig
+from rlep.core.errors import PoolError
+from rlep.core.heap import keep_freed_memory
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.values import AddReport, PoolOptions, PoolStats
+
+ACTOR_NAME = "pool"
+ROLE = ActorConfig(cpus=0)
+
+
+def open_pool(config: PoolConfig, directory: Path, tokenizer_digest: str | None, options: PoolOptions) -> OpenPool:
+    """The configured pool, with its embedded Redis started where no URL is given."""
+    server = None
+    if config.url is None:
+        server = EmbeddedRedis(config.directory or directory).start()
+    try:
+        pool = Pool.open(
+            config.url or server.url,  # type: ignore[union-attr]
+            config.name,
+            tokenizer_digest=tokenizer_digest,
+            password_file=_password_file() if server is None else server.password_file,
+            options=options,
+        )
+    except BaseException:
+        if server is not None:
+            server.stop()
+        raise
+    return OpenPool(pool, server)
+
+
+def _password_file() -> Path | None:
+    named = os.environ.get("RLEP_REDIS_PASSWORD_FILE")
+    return Path(named) if named else None
+
+
+class OpenPool:
+    """A pool and the server it brought along, closed together."""
+
+    def __init__(self, pool: Pool, server: EmbeddedRedis | None) -> None:
+        self.pool = pool
+        self._server = server
+
+    def close(self) -> None:
+        """Disconnect; an embedded server stops when nobody else uses it."""
+        self.pool.close()
+        if self._server is not None:
+            self._server.stop()
+
+    def __enter__(self) -> Pool:
+        return self.pool
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@ray.remote(concurrency_groups={"health": 1})
+class PoolActor:
+    """The verbs of ``services.pool.Pool`` on the cluster; other jobs find it by name in the run's namespace."""
+
+    @ray.method(concurrency_group="health")
+    def ping(self) -> int:
+        """The process id."""
+        return os.getpid()
+
+    def start(self, config: PoolConfig, directory: Path, tokenizer_digest: str | None, options: PoolOptions) -> None:
+        """Open the pool."""
+        keep_freed_memory()
+        self._opened = open_pool(config, directory, tokenizer_digest, options)
+
+    def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
+        """See ``Pool.add``."""
+        return self._opened.pool.add(trajectories)
+
+    def sample(self, prompt_ids: Sequence[str], count: int, seed: int, step: int) -> Sample:
+        """See ``Pool.sample``."""
+        return self._opened.pool.sample(prompt_ids, count, seed=seed, step=step)
+
+    def stats(self) -> PoolStats:
+        """See ``Pool.stats``."""
+        return self._opened.pool.stats()
+
+    def digest(self) -> str:
+        """See ``Pool.digest``."""
+        return self._opened.pool.digest()
+
+    def prompt_ids(self) -> list[str]:
+        """See ``Pool.prompt_ids``."""
+        return self._opened.pool.prompt_ids()
+
+    def close(self) -> None:
+        """Close the pool, and its embedded server when nobody else uses it."""
+        self._opened.close()
+
+
+class PoolService:
+    """The pool actor behind the driver's ``ReplayPool`` port."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: PoolConfig,
+        directory: Path,
+        opening: tuple[str, PoolOptions],
+        name: str = ACTOR_NAME,
+    ) -> None:
+        tokenizer_digest, options = opening
+        home = directory.absolute()
+
+        async def start() -> ActorHandle[Any]:
+            actor = await cluster.place(PoolActor, name, ROLE)
+            await call(actor.start.remote(config, home, tokenizer_digest, options), "opening the pool", self._deadline)
+            return actor
+
+        self._span = cluster.timeline.span
+        self._deadline = config.deadline_s + 60  # the pool's own deadline answers first, with its reason
+        self._actor = Supervised(name, start, restarts=3, silence_s=config.deadline_s, report=cluster.report)
+
+    async def start(self) -> None:
+        """Open the pool. Raises ``PoolError`` or ``ConfigError`` with the reason."""
+        await self._actor.handle()
+
+    async def sample(
+        self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
+    ) -> Mapping[str, Sequence[Trajectory]]:
+        """See the port."""
+        with self._span(self._actor.name, "sample", len(prompt_ids)):
+            sample: Sample = await self._actor.call(
+                "sample", list(prompt_ids), count, seed, step, deadline_s=self._deadline
+            )
+        return sample.trajectories()
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
+        """See the port."""
+        with self._span(self._actor.name, "add", len(trajectories)):
+            report: AddReport = await self._actor.call("add", list(trajectories), deadline_s=self._deadline)
+        return report
+
+    async def stats(self) -> PoolStats:
+        """What the pool holds."""
+        stats: PoolStats = await self._actor.call("stats", deadline_s=self._deadline)
+        return stats
+
+    async def digest(self) -> str:
+        """See the port."""
+        digest: str = await self._actor.call("digest", deadline_s=self._deadline)
+        return digest
+
+    async def prompt_ids(self) -> list[str]:
+        """Questions with at least one stored answer."""
+        ids: list[str] = await self._actor.call("prompt_ids", deadline_s=self._deadline)
+        return ids
+
+    def status(self) -> RoleStatus:
+        """Whether it answers."""
+        return RoleStatus("pool", (self._actor.status(),))
+
+    async def close(self) -> None:
+        """End the actor."""
+        await self._actor.close()
+
+
+async def attached_stats(cluster: Cluster, *, deadline_s: float = 30.0) -> PoolStats:
+    """Statistics of the pool of a running run, asked from another job; ``cluster`` is connected under the run's name.
+
+    Raises ``PoolError`` when the run has no pool actor now.
+    """
+    try:
+        handle = ray.get_actor(ACTOR_NAME, namespace=cluster.namespace)
+    except ValueError:
+        raise PoolError(f"no pool actor in {cluster.namespace}: the run is not running there, or has no pool") from None
+    stats: PoolStats = await call(handle.stats.remote(), f"pool of {cluster.namespace}", deadline_s)
+    return stats

@@ -1,0 +1,129 @@
+"""Weights into the engines of a crew: all that live take them at once, and sleep and wake around them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import ray
+from ray.exceptions import RayError
+
+from rlep.actors.cluster import call
+from rlep.actors.generator_replica import GeneratorReplica
+from rlep.config.roles import GeneratorConfig
+from rlep.core.errors import ActorLost, RlepError, WeightSyncError
+from rlep.engines.weights.publication import Publication
+
+
+class EngineWeights:
+    """What the generators serve; ``members`` may come and go."""
+
+    def __init__(
+        self,
+        members: Callable[[], Sequence[GeneratorReplica]],
+        span: Callable[[str, str], AbstractContextManager[None]],
+        config: GeneratorConfig,
+    ) -> None:
+        self._members, self._span, self._config = members, span, config
+        self.publication: Publication | None = None
+        """The last one through shared memory, for those who come later."""
+
+    async def publish(self, publication: Publication, *, deadline_s: float) -> float:
+        """Bring every living generator to the published weights; returns the largest log-prob gap (nats).
+
+        A generator that refuses twice is replaced. Raises ``WeightSyncError`` when none took the weights.
+        """
+        self.publication = publication
+        for worker in self._staying():
+            worker.gap = None
+        await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in self._takers().values()))
+        begun = time.monotonic()
+        while not (gaps := [worker.gap for worker in self._staying() if worker.gap is not None]):
+            # all lost: one that is started again will do
+            error = next((worker.error for worker in self._members() if worker.error), None)
+            if all(worker.spent for worker in self._members()) or time.monotonic() - begun > deadline_s:
+                raise WeightSyncError(f"no generator took policy version {publication.version}: {error}")
+            await asyncio.sleep(0.1)
+        return max(gaps)
+
+    async def sleep(self) -> None:
+        """Have every engine let go of its device's memory; one that does not is ended."""
+        await asyncio.gather(*(self._put_to_sleep(worker) for worker in self._takers().values() if not worker.asleep))
+
+    async def _put_to_sleep(self, worker: GeneratorReplica) -> None:
+        actor = worker.actor
+        assert actor is not None
+        worker.ready.clear()
+        worker.asleep, worker.version = True, None
+        try:
+            with self._span(worker.name, "sleep"):
+                await call(actor.sleep.remote(), f"{worker.name}.sleep", self._config.silence_s)
+        except (RlepError, RayError) as error:
+            worker.lose(actor, error)
+            ray.kill(actor)  # now: its memory is the learner's
+
+    async def wake(self) -> None:
+        """Bring every engine that sleeps to the weights published last."""
+        offer, deadline = self.publication, self._config.start_deadline_s
+        if offer is not None:
+            sleepers = [worker for worker in self._takers().values() if worker.asleep]
+            await asyncio.gather(*(self._load(worker, offer, deadline) for worker in sleepers))
+
+    def living(self) -> tuple[str, ...]:
+        """Who can take weights now; one that was started again has another name."""
+        return tuple(self._takers())
+
+    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
+        """Have these take part in a transfer, each by its own publication; returns the largest log-prob gap (nats).
+
+        Who comes later serves nothing until the next one. Raises ``WeightSyncError`` that names whoever failed; one that is
+        dead or silent is replaced, the others may try again.
+        """
+        takers = {name: worker for name, worker in self._takers().items() if name in publications}
+        for worker in takers.values():
+            worker.ready.clear()
+            worker.gap = worker.error = None
+        await asyncio.gather(*(self._loaded(worker, publications[n], deadline_s) for n, worker in takers.items()))
+        gaps = {name: takers[name].gap if name in takers else None for name in publications}
+        failed = [
+            f"{name}: {takers[name].error if name in takers else 'lost'}" for name, gap in gaps.items() if gap is None
+        ]
+        if failed:
+            raise WeightSyncError("; ".join(failed))
+        return max(gap for gap in gaps.values() if gap is not None)
+
+    def _takers(self) -> dict[str, GeneratorReplica]:
+        living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
+        return {f"{worker.name}.{worker.restarts}": worker for worker in living}
+
+    def _staying(self) -> list[GeneratorReplica]:
+        return [worker for worker in self._members() if worker.state != "leaving"]
+
+    async def _load(self, worker: GeneratorReplica, publication: Publication, deadline_s: float) -> None:
+        actor = worker.actor
+        assert actor is not None
+        for _ in range(2):  # a refused update is pushed once more before the generator is given up
+            if await self._loaded(worker, publication, deadline_s):
+                return
+        worker.lose(actor, worker.error or ActorLost(worker.name))
+
+    async def _loaded(self, worker: GeneratorReplica, publication: Publication, deadline_s: float) -> bool:
+        """Whether it serves the publication now; whoever fails otherwise than by refusing it is lost."""
+        async with worker.loading:
+            actor = worker.actor
+            if actor is None or worker.lost.is_set():
+                return False
+            try:
+                with self._span(worker.name, "load weights"):
+                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
+            except WeightSyncError as error:
+                worker.error = error
+                return False
+            except (RlepError, RayError) as error:
+                worker.lose(actor, error)
+                return False
+            worker.gap, worker.version, worker.asleep = float(gap), publication.version, False
+            worker.ready.set()
+            return True

@@ -1,0 +1,152 @@
+"""The way of the learner's weights to the generators, confirmed by log-probs on both sides.
+
+Through shared memory the learner writes and each generator loads when it can. Over gloo or NCCL they are one group: all
+take part in a transfer at the same time, and who comes later joins at the next publication, in a new group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from rlep.actors.generators import GeneratorPool
+from rlep.actors.learner_actor import Dtype, Probes
+from rlep.actors.learners import Learners
+from rlep.core.errors import LearnerLost, WeightSyncError
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
+
+ATTEMPTS = 3
+_POLL_S = 0.1
+
+
+class Sender(Protocol):
+    """The learner's part in a group."""
+
+    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup: ...
+
+    async def publish(
+        self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
+    ) -> Publication: ...
+
+    async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None: ...
+
+
+class Takers(Protocol):
+    """The generators' part."""
+
+    def living(self) -> tuple[str, ...]: ...
+
+    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """How a group of learner and generators is made."""
+
+    backend: GroupBackend
+    workers: int
+    """Members that each generator brings."""
+    deadline_s: float
+    """Longest wait for all members, and longest transfer."""
+
+
+class GroupSession:
+    """The group over one learner and whichever generators live; made anew when they change or a transfer failed."""
+
+    def __init__(self, sender: Sender, takers: Takers, probes: Probes, dtype: Dtype, options: GroupOptions) -> None:
+        self._sender, self._takers, self._probes, self._dtype = sender, takers, probes, dtype
+        self._options = options
+        self._members: tuple[str, ...] = ()
+        self._group: BroadcastGroup | None = None
+
+    async def publish(self, version: int, deadline_s: float) -> float:
+        """Bring every living generator to ``version``; returns the largest log-prob gap (nats).
+
+        Raises:
+            WeightSyncError: no generator came within ``deadline_s``, or every attempt failed; says who failed.
+            LearnerLost: the learner did.
+        """
+        errors: list[str] = []
+        for number in range(1, ATTEMPTS + 1):
+            members = await self._living(version, deadline_s)
+            try:
+                return await self._attempt(version, members)
+            except WeightSyncError as error:
+                self._group = None
+                errors.append(f"attempt {number}: {error}")
+            except BaseException:
+                self._group = None
+                raise
+        raise WeightSyncError(f"policy version {version} was not transferred: " + "; ".join(errors))
+
+    async def _living(self, version: int, deadline_s: float) -> tuple[str, ...]:
+        until = time.monotonic() + deadline_s
+        while not (members := self._takers.living()):
+            if time.monotonic() > until:
+                raise WeightSyncError(f"no generator was there for policy version {version} within {deadline_s:.0f} s")
+            await asyncio.sleep(_POLL_S)
+        return members
+
+    async def _attempt(self, version: int, members: tuple[str, ...]) -> float:
+        options = self._options
+        if self._group is None or members != self._members:
+            size = 1 + options.workers * len(members)
+            self._group = await self._sender.open_group(options.backend, size, options.deadline_s)
+            self._members = members
+        group = self._group
+        offer = await self._sender.publish(version, self._probes, self._dtype, group)
+        if gone := sorted(set(members) - set(self._takers.living())):
+            raise WeightSyncError(f"{', '.join(gone)} left before the transfer")  # the others would wait for them
+        parts = {
+            member: replace(offer, source=replace(group, first_rank=1 + number * options.workers))
+            for number, member in enumerate(members)
+        }
+        longest = 3 * options.deadline_s  # to meet, to transfer, and to score the probes
+        gap, sent = await asyncio.gather(
+            self._takers.take(parts, deadline_s=longest),
+            self._sender.send(group, self._dtype, longest),
+            return_exceptions=True,
+        )
+        failed = [outcome for outcome in (gap, sent) if isinstance(outcome, BaseException)]
+        for error in failed:
+            if isinstance(error, LearnerLost) or not isinstance(error, WeightSyncError):
+                raise error
+        if isinstance(gap, BaseException) or failed:
+            raise WeightSyncError("; ".join(map(str, failed)))
+        return gap
+
+
+class WeightPublisher:
+    """The driver's ``Weights`` port over one learner and any number of generators."""
+
+    def __init__(
+        self,
+        learners: Learners,
+        generators: GeneratorPool,
+        probes: Probes,
+        *,
+        dtype: Dtype,
+        deadline_s: float,
+        group: GroupOptions | None = None,
+    ) -> None:
+        """``probes``: for the handshake; ``dtype``: what the generators compute in; ``group``: None is shared memory."""
+        self._learners, self._generators, self._probes = learners, generators, probes
+        self._dtype, self._deadline = dtype, deadline_s
+        self._session = None if group is None else GroupSession(learners, generators, probes, dtype, group)
+
+    async def publish(self, version: int) -> float:
+        """See the port. Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""
+        if self._session is not None:
+            return await self._session.publish(version, self._deadline)
+        return await self.take(await self.offer(version))
+
+    async def offer(self, version: int) -> Publication:
+        """The learner's part through shared memory: a segment with its log-probs."""
+        return await self._learners.publish(version, self._probes, self._dtype)
+
+    async def take(self, offer: Publication) -> float:
+        """The generators' part."""
+        return await self._generators.publish(offer, deadline_s=self._deadline)

@@ -1,0 +1,148 @@
+"""``rlep status``, ``rlep scale`` and ``rlep drain``: a running run, looked at and changed from another process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from rlep.actors.contact import CONTACT, read_contact
+from rlep.actors.timeline import write_trace
+from rlep.cli.shell import run_async
+from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
+from rlep.cli.tables import show_table
+from rlep.core.errors import ConfigError
+from rlep.metrics.spans import busy_shares
+
+if TYPE_CHECKING:
+    from rlep.actors.cluster import Cluster
+    from rlep.actors.control import Command, RunStatus
+
+LOOK_S = 20.0
+"""How long a driver gets to say what it is doing."""
+CHANGE_S = 900.0
+"""How long a driver gets for a change: to place and start a generator, or to let one finish."""
+NEWS_S = 3.0
+"""Time between two looks at actors that are still on their way."""
+
+
+def show_status(run: str, *, address: str | None, as_json: bool) -> None:
+    """Print what every actor of a run does."""
+    cluster = run_cluster(run, address)
+    from rlep.actors.control import Look
+
+    status = run_async(_asked(cluster, Look()))
+    if as_json:
+        shown = asdict(status)
+        del shown["spans"]
+        typer.echo(json.dumps(shown, indent=2))
+    else:
+        _show(status)
+
+
+def save_timeline(run: str, out: Path, *, address: str | None) -> None:
+    """Write the trace of the last steps; print who had work how long, and what the last whole step waited for."""
+    cluster = run_cluster(run, address)
+    from rlep.actors.control import Look
+
+    status = run_async(_asked(cluster, Look(spans=True)))
+    write_trace(out, status.spans)
+    show_table(share_rows(busy_shares(status.spans), "actor", "busy"))
+    if status.last_step is not None:
+        show_table(path_rows(status.last_step), "critical path")
+        show_table(share_rows(status.last_step.idle, "role", "idle"))
+    typer.echo(f"timeline: {out} ({len(status.spans)} spans; https://ui.perfetto.dev opens it)")
+
+
+def change_count(
+    run: str, role: Literal["generators", "verifiers"], count: int, *, address: str | None, grace_s: float
+) -> None:
+    """Bring a role of a run to ``count`` actors, and print the status afterwards."""
+    cluster = run_cluster(run, address)
+    from rlep.actors.control import Scale
+
+    _show(run_async(_asked(cluster, Scale(role, count, grace_s))))
+
+
+def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) -> None:
+    """Let one actor of a run leave, and print the status afterwards."""
+    cluster = run_cluster(run, address)
+    from rlep.actors.control import Drain
+
+    _show(run_async(_asked(cluster, Drain(actor, grace_s))))
+
+
+async def _asked(cluster: Cluster, command: Command) -> RunStatus:
+    await asyncio.to_thread(cluster.connect)
+    try:
+        return await _answer(cluster, command)
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+async def _answer(cluster: Cluster, command: Command) -> RunStatus:
+    """The answer; meanwhile news of actors that wait for room on the cluster."""
+    from rlep.actors.control import Look, ask
+
+    if isinstance(command, Look):
+        return await ask(cluster, command, deadline_s=LOOK_S)
+    doing = asyncio.create_task(ask(cluster, command, deadline_s=CHANGE_S))
+    told = ""
+    try:
+        while not (await asyncio.wait({doing}, timeout=NEWS_S))[0]:
+            status = await ask(cluster, Look(), deadline_s=LOOK_S)
+            moving = [
+                f"{actor.name} is {actor.state}" + (f": {actor.error}" if actor.state == "placing" else "")
+                for role in status.roles
+                for actor in role.actors
+                if actor.state in ("placing", "starting", "leaving")
+            ]
+            news = "; ".join([*moving[:3], *([f"{len(moving) - 3} more"] if len(moving) > 3 else [])])
+            if news not in ("", told):
+                typer.echo(news, err=True)
+            told = news
+    except BaseException:
+        doing.cancel()
+        # Where the run ended, both have failed: one error is enough.
+        await asyncio.gather(doing, return_exceptions=True)
+        raise
+    return await doing
+
+
+def run_cluster(run: str, address: str | None) -> Cluster:
+    """The cluster of a run, given by its directory or by its name; the environment is set before Ray is imported."""
+    contact = read_contact(Path(run))
+    if contact is None and Path(run).is_dir():
+        raise ConfigError(
+            f"no run is going on in {run}: {CONTACT} is not there (it has ended, or its actors are still starting)"
+        )
+    if contact is None and Path(run).name != run:
+        raise ConfigError(f"{run}: no such run directory")
+    if contact is not None and contact.token_file is not None:
+        if contact.host != platform.node():
+            raise ConfigError(f"{run} runs on a private cluster of {contact.host}: ask on that machine")
+        if not os.access(contact.token_file, os.R_OK):
+            raise ConfigError(f"{run} was killed, or belongs to another user: {contact.token_file} cannot be read")
+        os.environ.pop("RAY_AUTH_TOKEN", None)
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": contact.token_file}
+    from rlep.actors.cluster import Cluster
+    from rlep.config.roles import ClusterConfig
+
+    if contact is not None:
+        return Cluster(ClusterConfig(address=contact.address), contact.run)
+    return Cluster(ClusterConfig(address=address or os.environ.get("RAY_ADDRESS", "auto")), run)
+
+
+def _show(status: RunStatus) -> None:
+    typer.echo(heading(status))
+    if status.progress.phases:
+        typer.echo(phases(status.progress))
+    show_table(actor_rows(status))
+    for line in (*backlog(status), *errors(status)):
+        typer.echo(line)

@@ -1,0 +1,162 @@
+"""``rlep pool export | import | backup | restore``: a pool in files, and back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rlep.cli.pool.commands import Form
+from rlep.cli.pool.open import file_errors, filling, matching_tokenizer, question_rows, reading
+from rlep.cli.progress import TerminalProgress
+from rlep.cli.tables import show_table
+from rlep.config.schema import Config
+from rlep.core.errors import DataError
+from rlep.data.prompt_files import PromptRow, write_verl
+from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.services.pool.backup import backup, restore, tokenizer_of_backup
+from rlep.services.pool.files.manifest import MAX_SHARD, check_plain, read_manifest
+from rlep.services.pool.files.records import Imported, export_records, import_records
+from rlep.services.pool.files.texts import TextAnswers, import_texts, texts_of
+from rlep.services.pool.pool import Pool
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.jail import Limits
+
+QUESTIONS_A_READ = 64
+
+
+def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_json: bool) -> None:
+    """Write the pool to a directory of shards, or its texts to one prompt file."""
+    with file_errors(out), TerminalProgress() as bars, reading(config) as pool:
+        if form == "candidates":
+            written = _export_texts(config, pool, out, data, bars)
+            left = len(pool.prompt_ids()) - written
+            text = (
+                f"{written} questions with their answers in {out}; {left} of the pool are not in these question files"
+            )
+            _tell({"file": str(out), "questions": written, "left_out": left}, text, as_json)
+            return
+        with bars.phase("export", pool.stats().trajectories, "records") as advance:
+            manifest = export_records(pool, out, form, advance=advance)
+        summary = {
+            "directory": str(out),
+            "records": manifest.records,
+            "shards": len(manifest.shards),
+            "digest": manifest.digest,
+        }
+        _tell(summary, f"{manifest.records} records in {len(manifest.shards)} shards in {out}", as_json)
+
+
+def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
+    """Questions that have answers, with these as texts, in the authors' schema; appears as a whole or not at all."""
+    if out.suffix not in (".parquet", ".jsonl"):
+        raise DataError(f"{out}: the authors' form is one file, name it .parquet or .jsonl")
+    tokenizer = matching_tokenizer(config, pool)
+    fresh = out.with_name(f".{out.stem}.new{out.suffix}")
+    try:
+        count = write_verl(fresh, _answered(pool, tokenizer, data, bars), split="train", candidates=True)
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(out)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return count
+
+
+def _answered(pool: Pool, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress) -> Iterator[PromptRow]:
+    """The rows whose questions have answers in the pool, each with these."""
+    rows = question_rows(data, bars)
+    while some := dict(islice(rows, QUESTIONS_A_READ)):
+        for prompt_id, texts in texts_of(pool, list(some), tokenizer):
+            yield replace(some[prompt_id], candidates=texts)
+
+
+def import_(config: Config, source: Path, *, as_json: bool) -> None:
+    """Put an export's directory, or a prompt file with candidates, into the pool; the pool is made where there is none."""
+    if source.is_dir():
+        report = _import_records(config, source)
+    else:
+        check_plain(source, MAX_SHARD)
+        report = _import_texts(config, source)
+    summary = asdict(report) | {"refused": dict(report.refused), "source": str(source)}
+    _tell(
+        summary,
+        f"{report.inserted} inserted, {report.duplicates} there before, {report.refused.total()} refused",
+        as_json,
+    )
+    if not as_json:
+        _show_refused(report)
+
+
+def _import_records(config: Config, source: Path) -> Imported:
+    manifest = read_manifest(source)
+    with (
+        TerminalProgress() as bars,
+        filling(config, manifest.tokenizer_digest, cap=manifest.cap) as pool,
+        bars.phase("import", manifest.records, "records") as advance,
+    ):
+        return import_records(pool, source, advance=advance)
+
+
+def _import_texts(config: Config, source: Path) -> Imported:
+    tokenizer = load_tokenizer(config.model.path)
+    role = config.verifier
+    with ExitStack() as stack:
+        bars = stack.enter_context(TerminalProgress())
+        pool = stack.enter_context(filling(config, tokenizer.digest))
+        limits = Limits(cpu_seconds=role.cpu_seconds)
+        verifier = stack.enter_context(build_verifier(role.profile, workers=role.workers, limits=limits))
+        advance = stack.enter_context(bars.phase("grade", None, "questions"))
+        rows = question_rows([source], bars, candidates=True)
+        questions = (TextAnswers(prompt_id, row.reference, row.candidates) for prompt_id, row in rows if row.candidates)
+        limit = config.rollout.max_tokens
+        report = import_texts(
+            pool, questions, tokenizer, verifier, max_tokens=limit, source=source.name, advance=advance
+        )
+    if not report.inserted + report.duplicates + report.refused.total():
+        raise DataError(f"{source}: no row has candidates, answers as texts in reward_model.candidates or candidates")
+    return report
+
+
+def _show_refused(report: Imported) -> None:
+    show_table([{"refused because": reason, "answers": str(n)} for reason, n in report.refused.most_common(20)])
+    for name, reason in report.examples:
+        typer.echo(f"  {name}: {reason}")
+
+
+def back_up(config: Config, out: Path, *, as_json: bool) -> None:
+    """Write the pool to one file."""
+    with (
+        file_errors(out),
+        TerminalProgress() as bars,
+        reading(config) as pool,
+        bars.phase("backup", pool.stats().trajectories, "records") as advance,
+    ):
+        records = backup(pool, out, advance=advance)
+    _tell({"file": str(out), "records": records}, f"{records} records in {out}", as_json)
+
+
+def put_back(config: Config, source: Path, *, as_json: bool) -> None:
+    """Put a backup's records into the pool, which is made where there is none."""
+    with (
+        TerminalProgress() as bars,
+        filling(config, tokenizer_of_backup(source)) as pool,
+        bars.phase("restore", None, "records") as advance,
+    ):
+        report = restore(pool, source, advance=advance)
+    text = (
+        f"{report.inserted} inserted, {report.duplicates} there before, {len(report.refused)} refused, "
+        f"{report.quarantined} quarantined; sealed: {report.sealed or 'no'}"
+    )
+    _tell(report._asdict(), text, as_json)
+
+
+def _tell(summary: dict[str, Any], text: str, as_json: bool) -> None:
+    typer.echo(json.dumps(summary, indent=2) if as_json else text)

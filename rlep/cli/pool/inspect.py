@@ -1,0 +1,204 @@
+"""``rlep pool stats | show | sample | browse``: a pool looked into from a terminal, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rlep.actors.cluster import Cluster
+from rlep.actors.pool_actor import attached_stats
+from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
+from rlep.cli.progress import TerminalProgress
+from rlep.cli.shell import run_async
+from rlep.cli.tables import show_table
+from rlep.config.schema import Config
+from rlep.core.errors import PoolError
+from rlep.core.types import Trajectory
+from rlep.data.prompt_files import PromptRow
+from rlep.engines.tokenizer import Tokenizer
+from rlep.services.pool.files.export_rows import line_of
+from rlep.services.pool.files.jsonl_shards import json_of
+from rlep.services.pool.maintenance.measure import Measured, measure
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.scan import find, scan
+from rlep.services.pool.values import PoolStats
+
+PROMPTS_A_SAMPLE = 64
+
+
+def show_stats(
+    config: Config, *, attach: str | None, data: Sequence[Path] | None, questions: int, as_json: bool
+) -> None:
+    """Coverage, lengths, size and origins; ``attach`` names a run on the cluster whose pool actor is asked."""
+    if attach:
+        _print_stats(config.pool.name, {}, run_async(_attached(config, attach)), as_json)
+        return
+    with TerminalProgress() as bars, reading(config) as pool:
+        stats = pool.stats()
+        more: dict[str, Any] = {"tokenizer_digest": pool.tokenizer_digest, "cap": pool.cap}
+        used, limit = pool.memory()
+        more |= {"redis_used_bytes": used, "redis_limit_bytes": limit}
+        if data:
+            held = set(pool.prompt_ids())
+            asked = [prompt_id for prompt_id, _ in question_rows(data, bars)]
+            more |= {"questions_asked": len(asked), "questions_without": sum(one not in held for one in asked)}
+        measured = measure(pool, questions=questions)
+    _print_stats(config.pool.name, more | {"measured": asdict(measured)}, stats, as_json)
+    if not as_json:
+        _show_measured(measured)
+
+
+def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"pool": name} | asdict(stats) | dict(more), indent=2))
+        return
+    typer.echo(f"pool {name}: {stats.trajectories} trajectories, {stats.bytes / 1e6:.2f} MB of records")
+    if "cap" in more:
+        limit = more["redis_limit_bytes"]
+        typer.echo(f"at most {more['cap']} a question; tokenizer {more['tokenizer_digest']}")
+        typer.echo(
+            f"Redis uses {more['redis_used_bytes'] / 1e6:.2f} MB" + (f" of {limit / 1e6:.2f} MB" if limit else "")
+        )
+    typer.echo(f"sealed: {stats.sealed or 'no'}")
+    at_least = stats.questions_with
+    coverage = {"1": at_least[1] - at_least[2]} | {f"{n} or more": at_least[n] for n in (2, 4, 8)}
+    if "questions_without" in more:
+        coverage = {f"none (of {more['questions_asked']} asked)": int(more["questions_without"])} | coverage
+    show_table([{"answers": label, "questions": str(count)} for label, count in coverage.items()])
+    show_table([{"policy": printable(name), "trajectories": str(count)} for name, count in stats.by_policy.items()])
+    show_table([{"verifier": printable(name), "trajectories": str(count)} for name, count in stats.by_verifier.items()])
+
+
+def _show_measured(measured: Measured) -> None:
+    rows = []
+    for name, values, digits in (("tokens", measured.length, 0), ("distinct 4-grams", measured.distinctness, 3)):
+        if values:
+            cells = {f"{100 * level:g} %": f"{value:.{digits}f}" for level, value in values.items()}
+            rows.append({"quantiles": name} | cells)
+    show_table(rows)
+    if measured.questions:
+        typer.echo(f"quantiles of {measured.trajectories} answers to {measured.questions} questions")
+
+
+async def _attached(config: Config, run: str) -> PoolStats:
+    cluster = Cluster(config.cluster.model_copy(update={"address": config.cluster.address or "auto"}), run)
+    await asyncio.to_thread(cluster.connect)
+    try:
+        return await attached_stats(cluster)
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+def show_record(config: Config, identity: str, *, as_json: bool) -> None:
+    """All answers of a prompt, or one answer by its content id, quarantined ones too."""
+    with reading(config) as pool:
+        tokenizer = tokenizer_of(config, pool)
+        found = find(pool.store, identity)
+        if not found:
+            raise PoolError(f"pool {config.pool.name} holds neither a prompt nor a trajectory {identity}")
+        pins = pool.store.pinned()
+        for held in found:
+            line = line_of(held, pinned=held.content_id in pins)
+            if as_json:
+                typer.echo(json_of(line))
+            else:
+                marks = [name for name in ("quarantined", "pinned") if getattr(line, name)]
+                typer.echo(described(line.trajectory, tokenizer, marks))
+
+
+def show_sample(
+    config: Config, prompt_ids: Sequence[str], *, count: int | None, seed: int | None, step: int, as_json: bool
+) -> None:
+    """What a training step would draw for these questions, or for every question of the pool."""
+    count = config.replay.count or 2 if count is None else count
+    seed = config.run.seed if seed is None else seed
+    with reading(config) as pool:
+        tokenizer = tokenizer_of(config, pool)
+        wanted = list(prompt_ids) or pool.prompt_ids()
+        for start in range(0, len(wanted), PROMPTS_A_SAMPLE):
+            sample = pool.sample(wanted[start : start + PROMPTS_A_SAMPLE], count, seed=seed, step=step)
+            for prompt_id, drawn in sample.trajectories().items():
+                if as_json:
+                    typer.echo(json.dumps({"prompt_id": prompt_id, "drawn": [_drawn(t, tokenizer) for t in drawn]}))
+                    continue
+                typer.secho(f"prompt {prompt_id}: {len(drawn)} drawn", bold=True)
+                for trajectory in drawn:
+                    typer.echo(described(trajectory, tokenizer))
+
+
+def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    tokens = trajectory.tokens
+    text = {} if tokenizer is None else {"text": tokenizer.decode(tokens)}
+    return {"content_id": trajectory.content_id, "tokens": tokens.tolist()} | text
+
+
+def browse(config: Config, *, data: Sequence[Path] | None, start: str, least: int) -> None:
+    """Page through questions and their decoded answers; without a terminal, print them all."""
+    with TerminalProgress() as bars:
+        files = files_of(config, data)
+        rows = dict(question_rows(files, bars)) if data or files[0].is_file() else {}
+    with reading(config) as pool:
+        tokenizer = tokenizer_of(config, pool)
+        prompts = [prompt_id for prompt_id in pool.prompt_ids() if prompt_id >= start]
+        held = zip(prompts, pool.store.content_ids(prompts), strict=True)
+        prompts = [prompt_id for prompt_id, ids in held if len(ids) >= least]
+        if not prompts:
+            raise PoolError(f"pool {pool.name} has no question of this kind")
+        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        for place in places(len(prompts), iter(typer.getchar, None)) if interactive else range(len(prompts)):
+            typer.echo(_page(pool, prompts[place], rows.get(prompts[place]), tokenizer))
+            if interactive:
+                typer.secho(f"{place + 1} of {len(prompts)}: space or n next, p previous, q quit", dim=True, err=True)
+
+
+def places(count: int, keys: Iterator[str]) -> Iterator[int]:
+    """Which of ``count`` pages is shown, first to last, as a reader's keys say."""
+    place = 0
+    yield place
+    for key in keys:
+        if key in ("q", "Q", "\x03", "\x04", "\x1b"):
+            return
+        step = {" ": 1, "\r": 1, "\n": 1, "n": 1, "\x1b[C": 1, "p": -1, "\x1b[D": -1}.get(key, 0)
+        if step and 0 <= place + step < count:
+            place += step
+            yield place
+        elif step > 0:
+            return
+
+
+def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> str:
+    """A question and all its answers."""
+    answers = [line_of(held, pinned=False).trajectory for held in scan(pool.store, [prompt_id])]
+    parts = [typer.style(f"question {prompt_id}, {len(answers)} answers", bold=True)]
+    if row is not None:
+        parts.append(printable(f"{row.question}\nreference: {row.reference}"))
+    return "\n".join([*parts, *(described(answer, tokenizer) for answer in answers), 80 * "─"])
+
+
+def printable(text: str) -> str:
+    """A text that cannot steer the terminal: control characters but newline and tab are shown as ``�``."""
+    return "".join(one if one in "\n\t" or one.isprintable() else "�" for one in text)
+
+
+def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> str:
+    """One answer for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
+    verdict, origin = trajectory.verdict, trajectory.provenance
+    lines = [
+        f"{len(trajectory.tokens)} tokens, {verdict.status} by {verdict.verifier} {verdict.version}",
+        f"policy {origin.policy_digest} version {origin.policy_version}, temperature {origin.sampling.temperature}",
+    ]
+    if trajectory.metadata:
+        lines.append(", ".join(f"{key} {value}" for key, value in sorted(trajectory.metadata.items())))
+    if tokenizer is None:
+        lines.append(f"token ids {trajectory.tokens.tolist()} (model.path has no or another tokenizer)")
+    else:
+        lines.append(tokenizer.decode(trajectory.tokens))
+    head = typer.style(trajectory.content_id, bold=True) + f"  (prompt {trajectory.prompt_id})"
+    return "\n  ".join([" ".join([head, *marks]), *printable("\n".join(lines)).split("\n")])

@@ -1,0 +1,170 @@
+"""``rlep pool verify | prune | seal | doctor``: a pool kept in order."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from rlep.cli.doctor import Finding, show_findings
+from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, question_rows, reading
+from rlep.cli.progress import TerminalProgress
+from rlep.cli.tables import show_table
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, RlepError
+from rlep.services.pool.maintenance.check_records import Examined, examine
+from rlep.services.pool.maintenance.prune import Criteria, prune
+from rlep.services.pool.maintenance.reverify import Difference, Reverified, reverify
+from rlep.services.pool.pool import Pool
+from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.jail import Limits
+
+DAY = 86400.0
+
+
+def verify(
+    config: Config, data: Sequence[Path], *, dry_run: bool, other_verifier: bool, out: Path | None, as_json: bool
+) -> None:
+    """Grade every answer again; differences go to ``out``, or to standard output without ``as_json``."""
+    role = config.verifier
+    with ExitStack() as stack:
+        bars = stack.enter_context(TerminalProgress())
+        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        limits = Limits(cpu_seconds=role.cpu_seconds)
+        verifier = stack.enter_context(build_verifier(role.profile, workers=role.workers, limits=limits))
+        if not (dry_run or other_verifier):
+            _check_verifier(pool, verifier)
+        tokenizer = matching_tokenizer(config, pool)
+        references = {prompt_id: row.reference for prompt_id, row in question_rows(data, bars)}
+        if out is not None:
+            stack.enter_context(file_errors(out))
+        file = None if out is None else stack.enter_context(out.open("w", encoding="utf-8"))
+
+        def report(difference: Difference) -> None:
+            if file is not None:
+                file.write(json.dumps(asdict(difference)) + "\n")
+            elif not as_json:
+                typer.echo(_sentence(difference))
+
+        advance = stack.enter_context(bars.phase("verify", pool.stats().trajectories, "answers"))
+        found = reverify(pool, references, tokenizer, verifier, quarantine=not dry_run, report=report, advance=advance)
+    if as_json:
+        typer.echo(json.dumps(asdict(found) | {"statuses": dict(found.statuses)}, indent=2))
+    else:
+        _show_verified(found, verifier)
+
+
+def _check_verifier(pool: Pool, verifier: BaseVerifier) -> None:
+    """Refuse to throw out what another kind of verifier let in: its answers may only be written otherwise."""
+    others = sorted({name for name in pool.stats().by_verifier if name.rpartition("@")[0] != verifier.name})
+    if others:
+        raise ConfigError(
+            f"pool {pool.name} holds verdicts of {', '.join(others)}, verifier.profile is {verifier.name}: set it to "
+            "the pool's, look first with --dry-run, or quarantine by another verifier with --other-verifier"
+        )
+
+
+def _sentence(difference: Difference) -> str:
+    before, after = difference.before, difference.after
+    return (
+        f"{difference.content_id}  (prompt {difference.prompt_id}): {before.status} {before.extracted!r:.60} by "
+        f"{before.verifier} {before.version} → {after.status} {after.extracted!r:.60}"
+        + (", quarantined" if difference.quarantined else "")
+    )
+
+
+def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
+    typer.echo(f"{found.graded} answers graded by {verifier.name} {verifier.version}")
+    show_table([{"verdict": status, "answers": str(count)} for status, count in found.statuses.most_common()])
+    if found.reread:
+        typer.echo(f"{found.reread} with the same verdict, by another text than before")
+    if found.unknown:
+        typer.echo(
+            f"{found.unknown} answers to {found.unknown_questions} questions that these files do not have: not graded"
+        )
+    typer.echo(f"{found.quarantined} quarantined")
+
+
+def prune_pool(
+    config: Config,
+    *,
+    policy: str | None,
+    verifier: str | None,
+    older_than: float | None,
+    keep: int,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove what meets all criteria; ``older_than`` in days."""
+    before = None if older_than is None else time.time() - older_than * DAY
+    criteria = Criteria(policy, verifier, before, keep)
+    with ExitStack() as stack:
+        bars = stack.enter_context(TerminalProgress())
+        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        advance = stack.enter_context(bars.phase("prune", pool.stats().trajectories, "records"))
+        found = prune(pool, criteria, dry_run=dry_run, advance=advance)
+    if as_json:
+        typer.echo(json.dumps(asdict(found) | {"dry_run": dry_run}, indent=2))
+        return
+    typer.echo(
+        f"{found.removed} of {found.examined} trajectories {'would be' if dry_run else 'were'} removed; "
+        f"{found.pinned} pinned ones stay; {found.emptied} questions left without answers"
+    )
+
+
+def seal(config: Config, *, as_json: bool) -> None:
+    """Close the pool for good."""
+    with changing(config) as pool:
+        digest = pool.seal()
+    typer.echo(json.dumps({"digest": digest}) if as_json else f"pool {pool.name} is sealed with digest {digest}")
+
+
+def doctor(config: Config, *, mend: bool, as_json: bool) -> int:
+    """Check the server, the seal and every record; 1 when something is wrong, else 0."""
+    findings: list[Finding] = []
+    try:
+        with TerminalProgress() as bars, changing(config) if mend else reading(config) as pool:
+            findings += _state(pool)
+            with bars.phase("examine", pool.stats().trajectories, "records") as advance:
+                findings += _records(examine(pool, mend=mend, advance=advance))
+        if not mend:
+            with changing(config):
+                findings.append(Finding("writes", "ok", "the server keeps what it acknowledges and takes more"))
+    except RlepError as error:
+        findings.append(Finding(f"pool {config.pool.name}", "wrong", str(error)))
+    return show_findings(findings, as_json=as_json)
+
+
+def _state(pool: Pool) -> list[Finding]:
+    used, limit = pool.memory()
+    room = f"{used / 1e6:.1f} MB used" + (f" of {limit / 1e6:.1f} MB" if limit else ", no limit set")
+    sealed = f"sealed with {pool.sealed}, which its content matches" if pool.sealed else "open"
+    return [
+        Finding("server", "ok", f"answers in {1000 * pool.ping():.2f} ms"),
+        Finding("memory", "ok", room),
+        Finding("pool", "ok", f"{pool.name}, {sealed}, digest {pool.digest()}, tokenizer {pool.tokenizer_digest}"),
+    ]
+
+
+def _records(found: Examined) -> list[Finding]:
+    findings = []
+    if found.records == found.counted:
+        findings.append(Finding("counters", "ok", f"{found.counted} trajectories, {found.quarantined} quarantined"))
+    else:
+        detail = f"{found.records} records are there, the counters say {found.counted}"
+        findings.append(Finding("counters", "note", detail, "harmless while somebody writes; else back up and restore"))
+    if not found.damaged:
+        return [*findings, Finding("records", "ok", "every checksum and content id matches")]
+    first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
+    level = "note" if found.removed == found.damaged else "wrong"
+    remedy = "" if level == "note" else "rlep pool doctor --mend takes them out; then restore a backup to get them back"
+    return [
+        *findings,
+        Finding("records", level, f"{found.damaged} damaged, {found.removed} taken out: {first}", remedy),
+    ]

@@ -1,0 +1,113 @@
+"""What every pool command begins with: which pool is meant, opened for reading or for changing, and its questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from rlep.actors.pool_actor import open_pool
+from rlep.cli.progress import TerminalProgress
+from rlep.config.schema import Config
+from rlep.core.errors import DataError, ModelError, PoolError
+from rlep.core.types import prompt_id_of
+from rlep.data.prompt_files import PromptRow, read_rows
+from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.launch.compose import FAILURES, pool_directory
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.values import PoolOptions
+
+
+@contextmanager
+def reading(config: Config, tokenizer_digest: str | None = None) -> Iterator[Pool]:
+    """The pool, never written to. Raises ``PoolError`` where there is none; nothing is made."""
+    _check_directory(config)
+    options = PoolOptions(read_only=True, minimum=config.replay.minimum, deadline=config.pool.deadline_s)
+    with open_pool(config.pool, pool_directory(config), tokenizer_digest, options) as pool:
+        yield pool
+
+
+@contextmanager
+def changing(config: Config) -> Iterator[Pool]:
+    """The pool, which must be there, to be changed: of whatever tokenizer it is."""
+    with reading(config) as found:  # stays open, so that an embedded server is not started twice
+        options = PoolOptions(minimum=min(config.replay.minimum, found.cap), deadline=config.pool.deadline_s)
+        with open_pool(config.pool, pool_directory(config), found.tokenizer_digest, options) as pool:
+            yield pool
+
+
+@contextmanager
+def filling(config: Config, tokenizer_digest: str, *, cap: int | None = None) -> Iterator[Pool]:
+    """The pool, made where there is none, to be filled with records of one tokenizer.
+
+    ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; a pool that is there keeps its own.
+    """
+    try:
+        with reading(config) as found:
+            cap = found.cap
+    except PoolError:
+        cap = cap or config.collection.cap
+    holds: Literal["correct", "wrong"] = "wrong" if config.pool.name.endswith(FAILURES) else "correct"
+    options = PoolOptions(cap=cap, minimum=1, deadline=config.pool.deadline_s, holds=holds)
+    with open_pool(config.pool, pool_directory(config), tokenizer_digest, options) as pool:
+        yield pool
+
+
+def _check_directory(config: Config) -> None:
+    directory = pool_directory(config)
+    if config.pool.url is None and not (directory / "redis.conf").is_file():
+        raise PoolError(
+            f"{directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"
+        )
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """A full disk, a missing directory or permission as ``DataError`` instead of a traceback."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def tokenizer_of(config: Config, pool: Pool) -> Tokenizer | None:
+    """The tokenizer of model.path, or None where that is not there or not the pool's."""
+    try:
+        tokenizer = load_tokenizer(config.model.path)
+    except ModelError:
+        return None
+    return tokenizer if tokenizer.digest == pool.tokenizer_digest else None
+
+
+def matching_tokenizer(config: Config, pool: Pool) -> Tokenizer:
+    """The tokenizer of model.path. Raises ``ModelError`` where it is not the pool's: texts would be wrong."""
+    tokenizer = load_tokenizer(config.model.path)
+    if tokenizer.digest != pool.tokenizer_digest:
+        raise ModelError(
+            f"model.path = {config.model.path} has tokenizer {tokenizer.digest}; pool {pool.name} holds token ids of "
+            f"{pool.tokenizer_digest}: set model.path to the model that the pool was collected with"
+        )
+    return tokenizer
+
+
+def question_rows(
+    paths: Sequence[Path], bars: TerminalProgress, *, candidates: bool = False
+) -> Iterator[tuple[str, PromptRow]]:
+    """(prompt id, row) of every row with question and reference; each question once unless ``candidates`` are wanted."""
+    seen: set[str] = set()
+    with bars.phase("read", None, "rows") as advance:
+        for path in paths:
+            for row in read_rows(path, candidates=candidates):
+                advance()
+                if not row.question.strip() or not row.reference:
+                    continue
+                prompt_id = prompt_id_of(row.question, row.reference)
+                if candidates or prompt_id not in seen:
+                    seen.add(prompt_id)
+                    yield prompt_id, row
+
+
+def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:
+    """The question files: those given, else data.train."""
+    return list(data) if data else [config.data.train]

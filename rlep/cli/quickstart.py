@@ -1,0 +1,67 @@
+"""``rlep quickstart``: the commands of a real project, one after the other, on a problem that two cores can learn."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import typer
+
+from rlep.cli.tables import show_summary
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.launch.runs import collect, train
+from rlep.quickstart.task import build_task
+from rlep.report import build_report, summary
+
+CONFIGS = resources.files("rlep.quickstart")
+
+
+def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
+    """Build the task, train without replay, collect, train with replay, compare; continues what was interrupted."""
+    begun = time.monotonic()
+    task = build_task(directory / "task")
+    typer.echo(
+        f"task: 512 word problems to train on, 200 held out, base model of 109,888 weights, in {directory / 'task'}"
+    )
+    common = [
+        f"run.seed={seed}",
+        f"model.path={_text(task.model_dir)}",
+        f"data.train={_text(task.train)}",
+        f"data.evaluation=[{_text(task.heldout)}]",
+        f"pool.directory={_text(directory / 'pool')}",
+        *([] if steps is None else [f"run.steps={steps}"]),
+    ]
+    runs = [directory / name for name in ("baseline", "collect", "rlep")]
+    trained = train(_stage("phase 1: train without replay", "train", "phase1", [*common, _at(runs[0])]))
+    policy = f"model.path={_text(trained.model)}"
+    collect(
+        _stage("collect: its verified answers fill the pool", "collect", "collect", [*common, policy, _at(runs[1])])
+    )
+    train(_stage("phase 2: from the base again, with replay", "train", "phase2", [*common, _at(runs[2])]))
+    files = build_report(runs, directory / "report")
+    typer.echo("")
+    show_summary(summary(runs))
+    typer.echo(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
+
+
+def _at(directory: Path) -> str:
+    return f"run.directory={_text(directory)}"
+
+
+def _text(path: Path) -> str:
+    """As a TOML string, whatever the path holds."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _stage(title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
+    """Announce a stage as the command that does the same, and read its config."""
+    files = [Path(str(CONFIGS / "base.toml")), Path(str(CONFIGS / f"{name}.toml"))]
+    words = ["rlep", command, *map(str, files), *(word for text in overrides for word in ("--set", text))]
+    typer.secho(f"\n{title}", bold=True)
+    typer.echo(f"$ {shlex.join(words)}")
+    return load_config(files, overrides)

@@ -1,0 +1,214 @@
+"""The part of the config tree that says who does the work: generators, verifiers, learners, pool, cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import parse_qs, urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from rlep.core.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+SHARED_UTILIZATION = 0.9
+"""Most GPU memory for a generator that shares its GPU: a resting learner keeps its CUDA context and NCCL's buffers there."""
+
+
+class Section(BaseModel):
+    """A part of the tree: frozen; unknown keys, NaN, infinity and a truth value in a number's place are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise ValueError("neither true nor false is meant here")
+        return value
+
+
+class ActorConfig(Section):
+    """What every role asks of the cluster."""
+
+    cpus: float = Field(1.0, ge=0)
+    """CPU cores reserved for each actor."""
+    gpus: float = Field(0.0, ge=0)
+    """GPUs reserved for each actor."""
+    label_selector: dict[str, str] = Field(default_factory=dict)
+    """Only nodes with these Ray labels are used, e.g. ``{"rlep-role" = "generator"}``."""
+    start_deadline_s: Seconds = 600
+    """An actor that is not up by then ends the run with what was missing."""
+
+
+class GeneratorConfig(ActorConfig):
+    """vLLM engines, each its own actor."""
+
+    count: Positive = 1
+    """Number of generators; may differ from the number of learners."""
+    minimum: Positive = 1
+    """With ``maximum``: as few generators are left after ``idle_s`` without requests."""
+    maximum: Count = 0
+    """As many generators may come when requests wait longer than a generator takes to start; 0 keeps their number."""
+    idle_s: Seconds = 600
+    """With ``maximum``: generators without any request for this long leave, down to ``minimum``."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Compute type; ``auto`` is bfloat16 on GPU and float32 on CPU."""
+    tensor_parallel: Positive = 1
+    """Workers that share one generator's layers: so many GPUs, or so many processes on CPU."""
+    memory_utilization: float = Field(0.85, gt=0, le=1)
+    """Share of GPU memory for weights and KV cache."""
+    kv_cache_gib: float = Field(1.0, gt=0)
+    """KV cache of a generator on CPU, GiB, allocated at start."""
+    max_sequences: Positive = 256
+    """Sequences decoded at once by one generator."""
+    max_batched_tokens: Positive = 8192
+    """Tokens that one engine step may process."""
+    threads: Count = 0
+    """CPU threads of the engine, shared out to its workers; 0 takes ``cpus`` rounded down, at least 1."""
+    eager: bool = True
+    """Run without CUDA graphs and compilation; turn off on GPU for speed."""
+    restarts: Count = 3
+    """Times a dead generator is started again before the run ends."""
+    silence_s: Seconds = 60
+    """A generator that answers no heartbeat for this long is taken for dead and replaced."""
+    transfer: Literal["segment", "gloo", "nccl"] = "segment"
+    """How weights arrive: ``segment`` through shared memory, learner rank 0 and generators on one machine; ``gloo`` (CPUs) or
+    ``nccl`` (GPUs) over the network, from wherever the learner is."""
+    transfer_deadline_s: Seconds = 120
+    """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
+    lease_s: Seconds = 600
+    """A request not answered for this long is given to another free generator too; the first answer counts."""
+    hedge: float = Field(0.0, ge=0)
+    """Where no request waits, one out for so many times the median goes to a second free generator too; 0: none."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.maximum and not self.minimum <= self.count <= self.maximum:
+            raise ConfigError(
+                f"generator.count = {self.count} must lie between generator.minimum = {self.minimum} and "
+                f"generator.maximum = {self.maximum}; maximum = 0 keeps the number as it is"
+            )
+        return self
+
+
+class VerifierConfig(ActorConfig):
+    """Verifier actors; each supervises killable worker processes."""
+
+    cpus: float = Field(0.5, ge=0)
+    """CPU cores reserved for each actor."""
+    count: Positive = 1
+    """Number of verifier actors."""
+    workers: Positive = 1
+    """math-verify processes in each actor."""
+    profile: str = Field(
+        "math", pattern=r"^(math|math-bare|strict-box|dapo|exact|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+    )
+    """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
+    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/verifier.md``."""
+    cpu_seconds: Seconds = 1.0
+    """CPU time one verdict may take before it is ``timeout``."""
+    restarts: Count = 3
+    """Times a dead verifier is started again before the run ends."""
+    silence_s: Seconds = 60
+    """A verifier that answers no heartbeat for this long while it grades is taken for dead and replaced."""
+
+
+class LearnerConfig(ActorConfig):
+    """FSDP2 ranks, each its own actor; together they are one learner."""
+
+    ranks: Positive = 1
+    """Number of ranks."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; master weights and reductions are float32. ``auto`` is bfloat16 on GPU, float32 on CPU."""
+    micro_batch_tokens: Positive = 16384
+    """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence stands alone."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    reshard_after_forward: bool = False
+    """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
+    cpu_offload: bool = False
+    """Keep parameters and optimizer state in host memory."""
+    compile: bool = False
+    """``torch.compile`` each layer; the first updates take minutes."""
+    threads: Count = 0
+    """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
+    collective_timeout_s: Seconds = 300
+    """A rank that its peers wait for in a collective for this long fails the group."""
+    silence_s: Seconds = 60
+    """A rank that answers no heartbeat for this long while it works is taken for dead, and all are started again."""
+    deadline_s: Seconds = 3600
+    """Longest wait for one score, update, weight publication or checkpoint."""
+    restarts: Count = 2
+    """Times all ranks are started again together from the last checkpoint before the run ends."""
+
+
+class PoolConfig(Section):
+    """The experience pool."""
+
+    name: str = Field("pool", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Namespace within the Redis; several runs may share one."""
+    directory: Path | None = None
+    """Data of the embedded Redis; None keeps it in the run directory. Ignored with ``url``."""
+    url: str | None = None
+    """An existing Redis, ``redis://host:port/db`` or ``rediss://…``; None starts an embedded one."""
+    deadline_s: Seconds = 30
+    """Longest wait for one pool operation, retries included."""
+
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, value: str | None) -> str | None:
+        if value is not None and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
+            raise ValueError("a Redis URL starts with redis://, rediss:// or unix://")
+        if value is not None and (urlsplit(value).password or "password" in parse_qs(urlsplit(value).query)):
+            raise ValueError("holds a password; give it in RLEP_REDIS_PASSWORD or RLEP_REDIS_PASSWORD_FILE instead")
+        return value
+
+
+class ClusterConfig(Section):
+    """The Ray cluster."""
+
+    address: str | None = None
+    """``auto`` or ``ray://…`` joins a cluster; None starts a private one here (in a Ray job, or with ``RAY_ADDRESS``: joins)."""
+    cpus: Positive | None = None
+    """Logical CPUs of a private cluster; None takes the machine's."""
+    place_deadline_s: Seconds = 60
+    """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
+    placement: Literal["split", "colocated"] = "split"
+    """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
+    ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
+
+
+def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
+    """Raise ``ConfigError`` with the reason where generators and learner cannot use the same devices in turns."""
+    width, gpus = generator.tensor_parallel, generator.gpus or learner.gpus
+    conflicts = {
+        f"update.stream = {stream}": stream != "off" and "it updates while answers are written; set it to off",
+        f"rollout.max_staleness = {max_staleness}": max_staleness
+        and "it writes answers while the learner updates; set it to 0",
+        f"generator.maximum = {generator.maximum}": generator.maximum
+        and "the number of generators is that of the learners' devices; set it to 0",
+        f"generator.transfer = {generator.transfer}": generator.transfer != "segment"
+        and "learner and generators never work at the same time, as a broadcast needs; take segment",
+        f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
+        and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
+        f"{generator.count * width} ranks",
+        f"generator.gpus = {generator.gpus:g} and learner.gpus = {learner.gpus:g}": gpus
+        and (generator.gpus, learner.gpus) != (width, 1)
+        and f"a rank has one GPU, and a generator those of tensor_parallel = {width} ranks; set them to {width} and 1",
+        f"generator.memory_utilization = {generator.memory_utilization:g}": gpus
+        and generator.memory_utilization > SHARED_UTILIZATION
+        and f"what a resting learner keeps on its GPU needs room; at most {SHARED_UTILIZATION:g}",
+        "generator.label_selector": generator.label_selector not in ({}, learner.label_selector)
+        and "it differs from learner.label_selector, and both are on the same machine",
+    }
+    for setting, reason in conflicts.items():
+        if reason:
+            raise ConfigError(f'cluster.placement = "colocated" with {setting}: {reason}')

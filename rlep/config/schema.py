@@ -1,0 +1,336 @@
+"""The whole run as one frozen tree. Defaults are the paper's phase 2 (Qwen2.5-Math-7B); see ``docs/fidelity.md``.
+
+Every field's docstring says what it is, its unit, and what 0 or None means; ``rlep config schema`` prints them.
+Secrets have no field here: the Redis password comes from ``RLEP_REDIS_PASSWORD`` or ``RLEP_REDIS_PASSWORD_FILE``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rlep.config.roles import (
+    ClusterConfig,
+    Count,
+    Decay,
+    GeneratorConfig,
+    LearnerConfig,
+    PoolConfig,
+    Positive,
+    Seconds,
+    Section,
+    Share,
+    VerifierConfig,
+    check_colocated,
+)
+from rlep.core.errors import ConfigError
+
+
+class RunConfig(Section):
+    """What this run is called, where it writes, and how long it goes on."""
+
+    name: str = Field("rlep", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    """Label in reports, trackers and Ray actor names."""
+    directory: Path = Path("runs/rlep")
+    """Run directory: metrics, events, checkpoints, resolved config. The same directory resumes the run."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of every random draw: prompt order, samples, replay draws."""
+    steps: Positive = 400
+    """Training steps; one step is one rollout of ``rollout.prompts`` prompts and its updates."""
+
+
+class ModelConfig(Section):
+    """The base policy."""
+
+    path: Path = Path("models/Qwen2.5-Math-7B")
+    """Hugging Face directory with safetensors weights, config.json and tokenizer."""
+    chat_template: bool = True
+    """Wrap each question in the tokenizer's chat template; False feeds the question as it stands."""
+    system_prompt: str | None = None
+    """System message put before each question; needs ``chat_template``."""
+
+
+class DataConfig(Section):
+    """Questions with reference answers (verl Parquet, or problem/answer Parquet and JSONL)."""
+
+    train: Path = Path("data/dapo-math-17k.parquet")
+    """Training questions; duplicates are merged by content hash."""
+    evaluation: tuple[Path, ...] = ()
+    """Held-out files; each may hold several data sources, reported one by one."""
+    max_prompt_tokens: Positive = 1024
+    """Longer prompts are filtered and counted."""
+
+
+class RolloutConfig(Section):
+    """What the current policy writes in every step."""
+
+    prompts: Positive = 512
+    """P: prompts per step."""
+    fresh: Positive = 16
+    """G: answers the current policy writes for each prompt."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus: smallest set of tokens with this much probability; 1 keeps all."""
+    top_k: Count = 0
+    """Most probable tokens kept; 0 keeps all."""
+    max_tokens: Positive = 3072
+    """Longest response in tokens, EOS included."""
+    deadline_s: Seconds = 3600
+    """A step whose rollout takes longer ends with an error that says what was missing."""
+    dynamic_sampling: bool = False
+    """DAPO: drop prompts whose verdicts are all equal and draw others."""
+    refill_limit: Positive = 4
+    """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
+    max_staleness: Count = 0
+    """Rollouts of so many later steps begin ahead; no token trained on is more policy versions old. 0 is on-policy (paper)."""
+    partial: Literal["keep", "abort"] = "keep"
+    """With staleness: an unfinished answer goes on under new weights (``keep``), or is written again (``abort``)."""
+
+
+class ReplayConfig(Section):
+    """How successes come back from the experience pool."""
+
+    count: Count = 0
+    """M: replays mixed into each group. 0 is phase 1 (the pool is not asked)."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """``linear`` lowers M to 0 over ``run.steps``."""
+    selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
+        "uniform"
+    )
+    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all that it holds."""
+    minimum: Positive = 2
+    """A prompt needs this many verified answers in the pool to be replayed at all."""
+    require: bool = False
+    """Fail when a prompt has fewer than M answers, instead of training a smaller group."""
+    only_below: float | None = Field(None, gt=0, le=1)
+    """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
+    old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
+    """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
+    failed: Count = 0
+    """Wrong answers mixed in beside the M successes, from what ``collection.failed`` kept (the paper's ablation: no gain)."""
+
+
+class RewardConfig(Section):
+    """From verdict to reward."""
+
+    correct: float = 1.0
+    """Reward of a correct answer."""
+    otherwise: float = -1.0
+    """Reward of every other verdict, timeouts included."""
+    overlong_buffer: Count = 512
+    """Lc: tokens before ``rollout.max_tokens`` over which the penalty grows linearly; 0 switches it off."""
+    overlong_factor: float = Field(1.0, ge=0)
+    """Largest overlong penalty."""
+    mask_truncated: bool = False
+    """Take responses without EOS out of the loss instead of penalising them."""
+
+
+class AdvantageConfig(Section):
+    """One baseline over the mixed group (eq. 5)."""
+
+    estimator: Literal["group", "leave-one-out"] = "group"
+    """``group``: GRPO. ``leave-one-out``: RLOO."""
+    ddof: Literal[0, 1] = 1
+    """Degrees of freedom taken off in the standard deviation."""
+    eps: float = Field(1e-6, ge=0)
+    """Added to the standard deviation."""
+    scale: bool = True
+    """Divide by the standard deviation; False is Dr.GRPO."""
+    drop_constant: bool = False
+    """Leave groups whose rewards are all equal out of the token count; they have no gradient either way."""
+
+
+class LossConfig(Section):
+    """Eq. 4 and its variants."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """Lower clip: ratios below 1 - clip_low are clipped."""
+    clip_high: float = Field(0.28, ge=0)
+    """Upper clip (clip-higher): ratios above 1 + clip_high are clipped."""
+    dual_clip: float | None = Field(10.0, gt=1)
+    """Bound of the loss where the advantage is negative; None (``"none"`` in TOML) is eq. 4 literally."""
+    aggregation: Literal[
+        "token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"
+    ] = "token-mean"
+    """How token losses are averaged over one update."""
+    level: Literal["token", "sequence"] = "token"
+    """Importance ratio per token, or per sequence (GSPO)."""
+    surrogate: Literal["ppo", "cispo"] = "ppo"
+    """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
+    tis_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling between sampler and learner, capped here; None is off."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus; 0 is off."""
+    high_entropy_fraction: float = Field(1.0, gt=0, le=1)
+    """Train only on this share of tokens, those of highest entropy (the 80/20 paper uses 0.2)."""
+
+    @field_validator("dual_clip", mode="before")
+    @classmethod
+    def _none_word(cls, value: object) -> object:
+        return None if value == "none" else value
+
+
+class UpdateConfig(Section):
+    """How a rollout is cut into optimizer steps, and the optimizer."""
+
+    prompts: Positive = 64
+    """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    stream: Literal["off", "fixed", "completion"] = "off"
+    """Update while later groups are written: ``fixed`` has the result of ``off``, ``completion`` takes short answers first."""
+    lr: float = Field(1e-6, gt=0)
+    """AdamW learning rate."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW moment decays."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay, of every weight: biases, norms and embeddings too."""
+    warmup: Count = 10
+    """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up; a decay ends with the last of ``run.steps``."""
+    floor: Share = 0.0
+    """Factor of ``lr`` at the end of a decay."""
+    unit: Literal["rollouts", "updates"] = "rollouts"
+    """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Global gradient norm is clipped here; a non-finite gradient skips the update."""
+
+
+class EvaluationConfig(Section):
+    """Held-out accuracy during training and in ``rlep evaluate``."""
+
+    every: Count = 10
+    """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
+    samples: Positive = 32
+    """n: answers per question."""
+    final_samples: Positive | None = None
+    """n after the last step; None takes ``samples``."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus."""
+    seed: Count = 0
+    """Seed of the evaluation's samples: the same in runs that are to be compared."""
+
+
+class CollectionConfig(Section):
+    """``rlep collect``: answers of the trained policy that go into the pool."""
+
+    samples: Positive = 64
+    """Candidates per question."""
+    temperature: float = Field(0.7, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus."""
+    cap: Positive = 64
+    """Most answers kept for one question."""
+    failed: Count = 0
+    """Most complete but wrong answers kept for one question, in a pool of their own, for ``replay.failed``."""
+
+
+class CheckpointConfig(Section):
+    """Resumable state of a training run."""
+
+    every: Positive = 10
+    """Steps between checkpoints; the last step is always written."""
+    keep: Positive = 2
+    """Newest checkpoints kept."""
+    best: str | None = None
+    """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
+    accept: tuple[Literal["data", "tokenizer", "pool"], ...] = ()
+    """What may differ from the run that is continued; everything else is refused."""
+
+
+class TrackingConfig(Section):
+    """Where metrics go beside ``metrics.jsonl``, which is always written."""
+
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Extra sinks; each needs the extra of its name installed."""
+    project: str = "rlep"
+    """Project or experiment name in the tracker."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    replay: ReplayConfig = ReplayConfig()
+    reward: RewardConfig = RewardConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    update: UpdateConfig = UpdateConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    collection: CollectionConfig = CollectionConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    learner: LearnerConfig = LearnerConfig()
+    pool: PoolConfig = PoolConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        rollout, update, reward = self.rollout, self.update, self.reward
+        if rollout.prompts % update.prompts:
+            raise ConfigError(
+                f"update.prompts = {update.prompts} does not divide rollout.prompts = {rollout.prompts}: "
+                "an optimizer step takes whole groups"
+            )
+        if reward.overlong_buffer >= rollout.max_tokens:
+            raise ConfigError(
+                f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
+                f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
+            )
+        if update.stream != "off" and rollout.dynamic_sampling:
+            raise ConfigError(
+                f"update.stream = {update.stream} with rollout.dynamic_sampling: which groups a step trains on is known "
+                "only when all are verified; switch one of them off"
+            )
+        if rollout.fresh == 1 and self.replay.count == 0:
+            raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
+        for name in ("require", "failed"):
+            if getattr(self.replay, name) and not self.replay.count:
+                raise ConfigError(f"replay.{name} is set but replay.count = 0")
+        if self.model.system_prompt is not None and not self.model.chat_template:
+            raise ConfigError("model.system_prompt needs model.chat_template = true")
+        if self.reward.correct <= self.reward.otherwise:
+            raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
+        self._check_staleness()
+        if self.cluster.placement == "colocated":
+            check_colocated(self.generator, self.learner, stream=update.stream, max_staleness=rollout.max_staleness)
+        return self
+
+    def _check_staleness(self) -> None:
+        rollout = self.rollout
+        if not rollout.max_staleness:
+            if rollout.partial != "keep":
+                raise ConfigError(
+                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no answer sees new weights"
+                )
+            return
+        stale = f"rollout.max_staleness = {rollout.max_staleness}"
+        if self.loss.tis_cap is None:
+            raise ConfigError(
+                f"{stale} needs loss.tis_cap, e.g. 2: old log-probs are those of the learner at the start of the step, "
+                "and only importance sampling brings tokens of an older policy to it"
+            )
+        if (rollout.temperature, rollout.top_p, rollout.top_k) != (1.0, 1.0, 0):
+            raise ConfigError(
+                f"{stale} needs rollout.temperature = 1, top_p = 1 and top_k = 0: the sampler's log-probs are those of the "
+                "unchanged distribution, so importance weights of a changed one would be wrong"
+            )
+        if rollout.dynamic_sampling:
+            raise ConfigError(
+                f"{stale} with rollout.dynamic_sampling: how much a step samples is known only when its groups are "
+                "verified, so nothing can be begun ahead within the bound; switch one of them off"
+            )

@@ -1,0 +1,207 @@
+"""Questions and references for a run, each question once, and the order in which steps use them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from rlep.core.errors import DataError
+from rlep.core.seeds import generator_for
+from rlep.core.types import Int32Array, Int64Array, Message, Prompt, prompt_id_of
+from rlep.data.prompt_files import PromptRow, read_rows
+
+Encode = Callable[[Sequence[Message]], Int32Array]
+"""Chat messages to the token ids the model is shown, ``[prompt_length]``."""
+
+MAX_QUESTION_CHARACTERS = 1 << 20
+"""A longer question counts as too long without being tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReport:
+    """What became of every row: ``rows = questions + duplicates + empty + no_reference + too_long``."""
+
+    rows: int
+    questions: int
+    """Distinct questions kept."""
+    duplicates: int
+    """Rows that repeat an earlier question and reference."""
+    empty: int
+    """Rows without a question."""
+    no_reference: int
+    """Rows without a reference answer."""
+    too_long: int
+    """Distinct questions over the token limit."""
+    conflicts: tuple[str, ...]
+    """Questions that occur with two or more references; each pair is kept as a prompt of its own."""
+    longest: int
+    """Tokens of the longest prompt kept."""
+
+    def __str__(self) -> str:
+        counts = [
+            (self.duplicates, "duplicates merged"),
+            (self.too_long, "too long"),
+            (self.no_reference, "without reference"),
+            (self.empty, "empty"),
+            (len(self.conflicts), "questions with conflicting references"),
+        ]
+        rest = "".join(f", {count:,} {what}" for count, what in counts if count)
+        return f"{self.questions:,} questions from {self.rows:,} rows (longest prompt {self.longest} tokens){rest}"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The distinct questions of one or more files, in the order they first occur."""
+
+    prompts: tuple[Prompt, ...]
+    report: PromptReport
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash (32 hex digits) over the prompt ids in order: a resumed run refuses another dataset by it."""
+        digest = hashlib.blake2b(digest_size=16, person=b"rlep.dataset")
+        for prompt in self.prompts:
+            digest.update(prompt.id.encode())
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+
+def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int) -> PromptSet:
+    """The questions of verl-style or plain Parquet and JSONL files, merged by content hash.
+
+    Args:
+        paths: the files, read one after the other.
+        encode: the chat template and tokenizer; called once per distinct question.
+        max_tokens: prompts with more tokens are left out and counted.
+
+    Raises:
+        DataError: a file or row that cannot be read (see ``read_rows``), or no question is left.
+    """
+    intake = _Intake(encode, max_tokens)
+    for path in paths:
+        for row in read_rows(path):
+            intake.add(row)
+    report = intake.report()
+    if not report.questions:
+        raise DataError(f"{', '.join(map(str, paths)) or 'no files'}: no usable question: {_why_none(report, intake)}")
+    return PromptSet(tuple(intake.prompts), report)
+
+
+class _Intake:
+    """Takes rows one by one; holds only what is kept, however often a row is repeated."""
+
+    def __init__(self, encode: Encode, max_tokens: int) -> None:
+        self.prompts: list[Prompt] = []
+        self.rows = self.duplicates = self.empty = self.no_reference = self.too_long = 0
+        self.shortest_refused = 0
+        self._encode = encode
+        self._max_tokens = max_tokens
+        self._texts: set[tuple[str, str]] = set()
+        self._ids: set[str] = set()
+        self._references: dict[str, str] = {}
+        self._conflicts: dict[str, str] = {}
+
+    def add(self, row: PromptRow) -> None:
+        self.rows += 1
+        question = row.question
+        if not question.strip():
+            self.empty += 1
+        elif not row.reference:
+            self.no_reference += 1
+        elif (question, row.reference) in self._texts:  # spares hashing: DAPO-Math-17k repeats each row 100 times
+            self.duplicates += 1
+        else:
+            self._texts.add((question, row.reference))
+            self._add_distinct_text(row, question)
+
+    def _add_distinct_text(self, row: PromptRow, question: str) -> None:
+        prompt_id = prompt_id_of(question, row.reference)
+        if prompt_id in self._ids:
+            self.duplicates += 1
+            return
+        self._ids.add(prompt_id)
+        question_id = prompt_id_of(question, "")
+        if self._references.setdefault(question_id, row.reference) != row.reference:
+            self._conflicts.setdefault(question_id, question)
+        if len(question) > MAX_QUESTION_CHARACTERS:
+            self.too_long += 1
+            return
+        tokens = self._encode(row.messages)
+        if len(tokens) > self._max_tokens:
+            self.too_long += 1
+            self.shortest_refused = min(self.shortest_refused or len(tokens), len(tokens))
+            return
+        self.prompts.append(Prompt(prompt_id, question, row.reference, tokens, row.data_source))
+
+    def report(self) -> PromptReport:
+        return PromptReport(
+            rows=self.rows,
+            questions=len(self.prompts),
+            duplicates=self.duplicates,
+            empty=self.empty,
+            no_reference=self.no_reference,
+            too_long=self.too_long,
+            conflicts=tuple(self._conflicts.values()),
+            longest=max((len(prompt.tokens) for prompt in self.prompts), default=0),
+        )
+
+
+def _why_none(report: PromptReport, intake: _Intake) -> str:
+    if not report.rows:
+        return "there are no rows"
+    why = f"{report.rows:,} rows, {report.empty:,} without question, {report.no_reference:,} without reference"
+    if report.too_long:
+        limit = f"the limit of {intake._max_tokens} prompt tokens"
+        why += f", {report.too_long:,} over {limit} (the shortest has {intake.shortest_refused})"
+    return why
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """Which prompts each step uses: epochs of fresh permutations, a last incomplete step of an epoch dropped.
+
+    Worked example: 10 prompts, 4 per step: steps 0 and 1 take 8 of the first permutation, steps 2 and 3 take 8 of the
+    second. Every method is a pure function of (seed, step), so a resumed run needs nothing but its step number.
+    """
+
+    count: int
+    """Prompts in the dataset."""
+    per_step: int
+    """P: prompts a step uses."""
+    seed: int
+    """The run's seed."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_step <= self.count:
+            raise DataError(
+                f"a step uses {self.per_step} prompts, the dataset has {self.count}: each step needs distinct prompts, "
+                "at least one"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps until every prompt was offered once, but for the ``count % per_step`` that are dropped."""
+        return self.count // self.per_step
+
+    def step(self, step: int) -> Int64Array:
+        """Indices of the prompts of step ``step`` (counted from 0), all distinct, ``[P]``."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = generator_for(self.seed, "prompts", epoch).permutation(self.count)
+        return order[position * self.per_step : (position + 1) * self.per_step]
+
+    def refill(self, step: int, round_number: int, count: int, exclude: Collection[int]) -> Int64Array:
+        """Up to ``count`` further prompts for a step whose groups were filtered out by dynamic sampling.
+
+        None of ``exclude`` (the indices the step has already used) is among them. Fewer come back, in the end none,
+        when the dataset is exhausted.
+        """
+        order = generator_for(self.seed, "prompts", "refill", step, round_number).permutation(self.count)
+        used = np.fromiter(exclude, dtype=np.int64, count=len(exclude))
+        return order[~np.isin(order, used)][:count]

@@ -1,0 +1,229 @@
+"""What a run will do, in numbers, before anything starts: pure arithmetic over the config and what is known of its inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlep.algorithms.selection import ReplaySchedule
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError
+from rlep.data.prompts import PromptOrder, PromptReport
+from rlep.driver.plan_memory import MemoryPlan, ModelShape, plan_memory
+
+EXPECTED_RESPONSE = 3
+"""A response is expected to take a third of ``rollout.max_tokens``; what a model really writes is known after a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCoverage:
+    """What an experience pool holds."""
+
+    source: str
+    """Where the figures come from."""
+    answers: Mapping[int, int]
+    """Answers stored -> questions with that many."""
+
+    @property
+    def questions(self) -> int:
+        """Questions counted, those without an answer included."""
+        return sum(self.answers.values())
+
+    def eligible(self, minimum: int) -> int:
+        """Questions with at least ``minimum`` answers."""
+        return sum(questions for count, questions in self.answers.items() if count >= minimum)
+
+    def drawn(self, count: int, minimum: int) -> int:
+        """Replays drawn when every question is asked for ``count`` once."""
+        return sum(questions * min(count, held) for held, questions in self.answers.items() if held >= minimum)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What could be read of a config's inputs; None is what is missing."""
+
+    data: PromptReport | None = None
+    prompt_tokens: float | None = None
+    """Mean length of the training prompts kept; None without tokenizer."""
+    evaluation_questions: int | None = None
+    model: ModelShape | None = None
+    pool: PoolCoverage | None = None
+    missing: tuple[str, ...] = ()
+    """A sentence on each input that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One training step."""
+
+    prompts: int
+    groups: int
+    fresh: int
+    replays: int
+    """M of the first step."""
+    sequences: int
+    """Sequences trained on when every question has M stored answers."""
+    updates: int
+    prompts_per_update: int
+    sequences_per_update: int
+    sampled_at_most: int
+    """Fresh answers written, with every refill of dynamic sampling."""
+    steps: int
+    steps_per_epoch: int | None
+    tokens_expected: int
+    """Prompt and response tokens trained on, with responses of a third of the limit."""
+    tokens_worst: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Replays among the sequences of the first step."""
+
+    share_full: float
+    """M / (G + M): every question has M stored answers."""
+    source: str | None
+    """Where the pool's coverage was read; None with the figures below where it is not known."""
+    questions: int | None
+    eligible: int | None
+    """Questions with at least ``replay.minimum`` answers."""
+    per_group: float | None
+    """Replays a group gets on average."""
+    share_expected: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """Held-out accuracy in a whole run; None where the questions cannot be counted."""
+
+    questions: int | None
+    times: int
+    samples_each: int
+    samples: int | None
+    """Answers in the whole run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """What one role asks of the cluster."""
+
+    role: str
+    actors: int
+    cpus: float
+    """In all."""
+    gpus: float
+    """In all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A whole run."""
+
+    data: PromptReport | None
+    step: StepPlan
+    replay: ReplayPlan | None
+    evaluation: EvaluationPlan
+    memory: MemoryPlan | None
+    roles: tuple[RolePlan, ...]
+    cpus: float
+    """Of the whole cluster."""
+    gpus: float
+    """Of the whole cluster; those that generators and learners share are counted once."""
+    missing: tuple[str, ...]
+
+
+def make_plan(config: Config, known: Known) -> RunPlan:
+    """The plan of a training run. Raises ``DataError`` when a step wants more prompts than there are."""
+    roles = _roles(config)
+    cpus, gpus = sum(role.cpus for role in roles), sum(role.gpus for role in roles)
+    if config.cluster.placement == "colocated":
+        generators, _, ranks = roles
+        cpus -= min(generators.cpus, ranks.cpus)
+        gpus -= generators.gpus
+    return RunPlan(
+        data=known.data,
+        step=_step(config, known),
+        replay=_replay(config, known.pool) if config.replay.count else None,
+        evaluation=_evaluation(config, known.evaluation_questions),
+        memory=plan_memory(config, known.model) if known.model else None,
+        roles=roles,
+        cpus=cpus,
+        gpus=gpus,
+        missing=known.missing,
+    )
+
+
+def read_collection(path: Path) -> PoolCoverage:
+    """The coverage that a finished collection wrote. Raises ``ConfigError`` for a file that is none of these."""
+    try:
+        counts = json.loads(path.read_text())["answers_per_question"]
+        return PoolCoverage(str(path), {held: int(questions) for held, questions in enumerate(counts)})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not what a collection writes: {error!r}") from None
+
+
+def _step(config: Config, known: Known) -> StepPlan:
+    rollout, update = config.rollout, config.update
+    replays = _replays(config)
+    epoch = None
+    if known.data is not None:
+        epoch = PromptOrder(known.data.questions, rollout.prompts, config.run.seed).steps_per_epoch
+    prompt = config.data.max_prompt_tokens if known.prompt_tokens is None else known.prompt_tokens
+    sequences = rollout.prompts * (rollout.fresh + replays)
+    refills = config.rollout.refill_limit if rollout.dynamic_sampling else 1
+    return StepPlan(
+        prompts=rollout.prompts,
+        groups=rollout.prompts,
+        fresh=rollout.fresh,
+        replays=replays,
+        sequences=sequences,
+        updates=rollout.prompts // update.prompts,
+        prompts_per_update=update.prompts,
+        sequences_per_update=update.prompts * (rollout.fresh + replays),
+        sampled_at_most=rollout.prompts * rollout.fresh * refills,
+        steps=config.run.steps,
+        steps_per_epoch=epoch,
+        tokens_expected=round(sequences * (prompt + rollout.max_tokens / EXPECTED_RESPONSE)),
+        tokens_worst=sequences * (config.data.max_prompt_tokens + rollout.max_tokens),
+    )
+
+
+def _replays(config: Config) -> int:
+    return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(0)
+
+
+def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
+    fresh, count, minimum = config.rollout.fresh, _replays(config), config.replay.minimum
+    full = count / (fresh + count)
+    if pool is None or not pool.questions:
+        return ReplayPlan(full, None, None, None, None, None)
+    per_group = pool.drawn(count, minimum) / pool.questions
+    return ReplayPlan(
+        share_full=full,
+        source=pool.source,
+        questions=pool.questions,
+        eligible=pool.eligible(minimum),
+        per_group=per_group,
+        share_expected=per_group / (fresh + per_group),
+    )
+
+
+def _evaluation(config: Config, questions: int | None) -> EvaluationPlan:
+    rule, steps = config.evaluation, config.run.steps
+    between = len(range(rule.every, steps, rule.every)) if rule.every else 0
+    last = rule.final_samples or rule.samples
+    drawn = (1 + between) * rule.samples + last
+    return EvaluationPlan(
+        questions=questions,
+        times=between + 2 if questions != 0 else 0,
+        samples_each=rule.samples,
+        samples=None if questions is None else questions * drawn,
+    )
+
+
+def _roles(config: Config) -> tuple[RolePlan, ...]:
+    generator, verifier, learner = config.generator, config.verifier, config.learner
+    counted = [("generator", generator.count, generator), ("verifier", verifier.count, verifier)]
+    counted.append(("learner", learner.ranks, learner))
+    return tuple(RolePlan(name, count, count * role.cpus, count * role.gpus) for name, count, role in counted)

@@ -1,0 +1,126 @@
+"""Log-probs of chosen tokens straight from hidden states: one chunk of ``[tokens, vocabulary]`` logits at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlep.engines.cpu.products import product
+
+_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+"""Largest fp32 logits matrix held at once, in bytes, by device; about three of this size live in the backward pass.
+
+On a CPU a chunk and the passes over it stay in the cache. On a GPU a chunk has to have some hundred rows, so that the matrix
+products are bound by arithmetic rather than by reading the output embedding again for each chunk.
+"""
+
+_KEPT_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
+"""Probabilities of the first rows are kept up to this size; the backward pass computes only the others again."""
+
+_SURE = 1e-30
+"""Of probabilities above it the logarithm is exact enough; fp32 holds smaller ones with fewer digits or not at all."""
+
+_spare: dict[torch.device, Tensor] = {}
+"""Memory for what is kept, of the last backward pass: a system takes and clears so large a block slower than it is filled."""
+
+
+def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+    """Log-softmax in fp32 of ``hidden @ weight.T``, gathered at ``targets``.
+
+    Args:
+        hidden: ``[R, d]``.
+        weight: output embedding ``[V, d]``.
+        targets: int64 ``[R]``.
+        entropy: whether the entropy of each distribution is wanted too; the backward pass pays only for one in the loss.
+
+    Returns:
+        Log-probs fp32 ``[R]`` and entropies fp32 ``[R]`` (``[0]`` unless wanted), both differentiable.
+    """
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy)
+    return logprobs, entropies
+
+
+def _chunk_rows(weight: Tensor) -> int:
+    return max(1, _CHUNK_BYTES[weight.device.type] // (4 * weight.shape[0]))
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """d log p_t / dz = 1[t] - p, and dH / dz = -p (log p + H); with a gradient of H all logits are computed again."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
+        count, chunk = len(targets), _chunk_rows(weight)
+        logprobs = hidden.new_empty(count, dtype=torch.float32)
+        normalisers = torch.empty_like(logprobs)
+        entropies = hidden.new_empty(count if entropy else 0, dtype=torch.float32)
+        memory, kept = _memory(weight, count, chunk) if any(ctx.needs_input_grad) else (None, logprobs.new_empty(0))
+        for start in range(0, count, chunk):
+            rows = slice(start, start + chunk)
+            logits = product(hidden[rows], weight).float()  # [C, V]
+            probs = torch.softmax(logits, 1, out=kept[rows]) if start < len(kept) else logits.softmax(1)
+            chosen, likely = (part.gather(1, targets[rows].unsqueeze(1)).squeeze(1) for part in (logits, probs))
+            sure = bool((likely > _SURE).all())
+            logprobs[rows] = likely.log() if sure else chosen - torch.logsumexp(logits, 1)
+            normalisers[rows] = chosen - logprobs[rows]
+            if entropy:
+                entropies[rows] = normalisers[rows] - torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).view(-1)
+        ctx.memory = memory
+        ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, kept)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
+        hidden, weight, targets, normalisers, entropies, kept = ctx.saved_tensors
+        upstream = (torch.zeros_like(normalisers) if grads[0] is None else grads[0]).unsqueeze(1)  # [R, 1]
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        chunk = _chunk_rows(weight)
+        for start in range(0, len(targets), chunk):
+            rows = slice(start, start + chunk)
+            at = targets[rows].unsqueeze(1)
+            if grads[1] is None:
+                # Scaling [C, d] is cheaper than [C, V].
+                again = start >= len(kept)
+                grad_logits = _log_probs(hidden[rows], weight, normalisers[rows]).exp_() if again else kept[rows]
+                scale = -upstream[rows]
+                grad_logits.scatter_add_(1, at, torch.full_like(scale, -1.0))
+            else:
+                scores, scale = _log_probs(hidden[rows], weight, normalisers[rows]), torch.ones_like(upstream[rows])
+                probs = scores.exp()
+                factor = (
+                    scores.add_(entropies[rows].unsqueeze(1)).mul_(grads[1][rows].unsqueeze(1)).add_(upstream[rows])
+                )
+                grad_logits = probs.mul_(factor).neg_().scatter_add_(1, at, upstream[rows])
+            grad_logits = grad_logits.to(hidden.dtype)
+            grad_hidden[rows] = product(grad_logits, weight.t()) * scale
+            _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
+        if grads[1] is None and ctx.memory is not None:
+            _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
+        return grad_hidden, grad_weight.to(weight.dtype), None, None
+
+
+def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
+    """Memory that nobody else holds until a backward pass gives it back, and the part of it for probabilities ``[K, V]``.
+
+    Of the fixed size only what is used becomes resident.
+    """
+    whole, spare = _KEPT_BYTES[weight.device.type] // 4, _spare.pop(weight.device, None)
+    memory = weight.new_empty(whole, dtype=torch.float32) if spare is None or len(spare) != whole else spare
+    rows = min(count, whole // len(weight) // chunk * chunk)
+    return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))
+
+
+def _log_probs(hidden: Tensor, weight: Tensor, normalisers: Tensor) -> Tensor:
+    """fp32 ``[C, V]``"""
+    return product(hidden, weight).float().sub_(normalisers.unsqueeze(1))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left @ right``, summed in the type of ``total``."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -1,0 +1,118 @@
+"""AdamW over FSDP shards: learning-rate schedule, clipping by global norm, and the guard against non-finite gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlep.engines.learner.options import OptimizerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What became of the gradients of one update."""
+
+    applied: bool
+    """False: the gradient norm was not finite on some rank, and weights and moments were left untouched on all."""
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    lr: float
+
+
+class ShardedAdamW:
+    """``torch.optim.AdamW`` (fused) on each rank's local shards.
+
+    AdamW acts on every element alone, so stepping the plain local tensors equals stepping the DTensors, without their
+    dispatch cost. Only the norm needs the other ranks.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, DTensor]], options: OptimizerOptions) -> None:
+        self.options = options
+        self._parameters = tuple(parameters)
+        self._locals = {name: nn.Parameter(parameter.to_local().detach()) for name, parameter in self._parameters}
+        # A rank beyond a short tensor's first dimension holds an empty shard.
+        held = [local for local in self._locals.values() if local.numel()]
+        self._adamw = torch.optim.AdamW(
+            held or [nn.Parameter(torch.zeros(1))],
+            lr=options.lr,
+            betas=options.betas,
+            eps=options.eps,
+            weight_decay=options.weight_decay,
+            fused=True,
+        )
+        self.restart()
+
+    def restart(self) -> None:
+        """Zero moments, step 0: a fresh optimizer on the same shards."""
+        # Made like the shards, not from local tensors: those DTensor would move from the host to the mesh's device.
+        self._moments = {
+            key: {name: torch.zeros_like(parameter.detach()) for name, parameter in self._parameters}
+            for key in ("exp_avg", "exp_avg_sq")
+        }
+        self._adamw.state.clear()
+        for name, local in self._locals.items():
+            if local.numel():
+                moments = {key: held[name].to_local() for key, held in self._moments.items()}
+                self._adamw.state[local] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=local.device),
+                    **moments,
+                }
+
+    @property
+    def steps(self) -> int:
+        """How many updates have been applied."""
+        state = next(iter(self._adamw.state.values()), None)
+        return 0 if state is None else int(state["step"].item())
+
+    def step(self, index: int) -> StepResult:
+        """Clip and apply the gradients of all shards, with the learning rate of rollout or update ``index``; collective."""
+        lr = self.options.lr_at(index)
+        grads = []
+        for name, parameter in self._parameters:
+            gradient = parameter.grad
+            local = self._locals[name]
+            local.grad = gradient.to_local() if isinstance(gradient, DTensor) else None
+            if local.grad is not None and local.numel():
+                grads.append(local.grad)
+        norm = self._global_norm(grads)
+        applied = math.isfinite(norm)
+        if applied:
+            clip = self.options.clip_norm
+            if clip > 0 and norm > clip:
+                torch._foreach_mul_(grads, clip / norm)
+            for group in self._adamw.param_groups:
+                group["lr"] = lr
+            self._adamw.step()
+        self.drop_gradients()
+        return StepResult(applied, norm, lr)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of this update."""
+        for name, parameter in self._parameters:
+            parameter.grad = None
+            self._locals[name].grad = None
+
+    def moments(self) -> dict[str, DTensor]:
+        """AdamW's two moments under ``exp_avg.<weight>`` and ``exp_avg_sq.<weight>``, sharing memory with the optimizer."""
+        return {f"{key}.{name}": moment for key, held in self._moments.items() for name, moment in held.items()}
+
+    def set_steps(self, steps: int) -> None:
+        """Take up AdamW's step count (its bias correction) again."""
+        for state in self._adamw.state.values():
+            state["step"].fill_(float(steps))
+
+    def _global_norm(self, grads: list[Tensor]) -> float:
+        """L2 norm over all shards of all ranks; its square is summed in float64."""
+        norms = torch.stack(torch._foreach_norm(grads)) if grads else torch.zeros(1)
+        square = norms.double().square().sum()
+        mesh = self._parameters[0][1].device_mesh
+        if mesh.size() > 1:
+            square = square.to(mesh.device_type)
+            dist.all_reduce(square)
+        return math.sqrt(value) if math.isfinite(value := float(square.item())) else value

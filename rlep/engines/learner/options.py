@@ -1,0 +1,100 @@
+"""What a learner can be told, without torch: the actor layer builds these from the configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rlep.algorithms.objective import LossOptions
+from rlep.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """How the model is held and computed."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; master weights and gradient reduction are always float32."""
+    reshard_after_forward: bool = False
+    """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input for the backward pass and compute the rest again."""
+    cpu_offload: bool = False
+    """Keep shards, gradients and optimizer state in host memory."""
+    compile: bool = False
+    """``torch.compile`` each layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerOptions:
+    """AdamW and its learning-rate schedule; the defaults are the paper's."""
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    """Gradients are scaled down to this global L2 norm; 0 leaves them alone."""
+    unit: Literal["rollouts", "updates"] = "rollouts"
+    """What ``warmup`` and ``total`` count."""
+    warmup: int = 10
+    """Linear warm-up: factors 1/warmup, 2/warmup, … 1; 0 starts at the full rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up."""
+    total: int = 0
+    """Where a linear or cosine decay ends; unused by ``constant``."""
+    floor: float = 0.0
+    """Factor at the end of the decay."""
+
+    def __post_init__(self) -> None:
+        if self.schedule != "constant" and self.total <= self.warmup:
+            raise ConfigError(
+                f"schedule {self.schedule!r} needs total > warmup, got total {self.total}, warmup {self.warmup} {self.unit}"
+            )
+
+    def lr_at(self, index: int) -> float:
+        """The learning rate at the ``index``-th (from 0) rollout or update."""
+        return self.lr * self._factor(index)
+
+    def _factor(self, index: int) -> float:
+        if index < self.warmup:
+            return (index + 1) / self.warmup
+        if self.schedule == "constant":
+            return 1.0
+        done = min(1.0, (index + 1 - self.warmup) / (self.total - self.warmup))
+        left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.floor + (1.0 - self.floor) * left
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerOptions:
+    """Everything one rank needs beside the model; equal on all ranks."""
+
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    loss: LossOptions = field(default_factory=LossOptions)
+    reference: Path | None = None
+    """Model directory of the reference policy; needed by ``loss.kl_coef`` and by nothing else."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """``cpu`` communicates through gloo, ``cuda`` through NCCL."""
+    micro_batch_tokens: int = 16384
+    """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence stands alone."""
+    threads: int = 0
+    """CPU threads of this rank; 0 leaves torch's choice."""
+    collective_timeout_s: float = 300.0
+    """A rank that stays silent in a collective for this long fails the group."""
+    seed: int = 0
+    """Seed of torch's generators, together with the rank."""
+
+    def __post_init__(self) -> None:
+        if self.policy.cpu_offload and self.device == "cpu":
+            raise ConfigError(
+                "cpu_offload = true: a learner on CPUs has its weights in host memory already; turn it off"
+            )
+        if (self.loss.kl_coef > 0) != (self.reference is not None):
+            raise ConfigError(
+                f"kl_coef = {self.loss.kl_coef} and reference = {self.reference}: a KL term needs a reference policy,"
+                " and a reference policy is used by nothing else"
+            )

@@ -1,0 +1,85 @@
+"""From sequences of a batch to one packed row of tensors, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlep.algorithms.packing import take
+from rlep.core.types import Int64Array, SequenceBatch
+from rlep.engines.learner.attention import Layout, layout_of, spans
+
+Value = TypeVar("Value", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedRow:
+    """Some sequences of a batch, longest first, laid end to end: N tokens, of which R are response tokens."""
+
+    part: SequenceBatch
+    """The same sequences in the same order."""
+    tokens: Tensor
+    """int64 ``[N]``"""
+    layout: Layout
+    predictors: Tensor
+    """The row's token whose output predicts each response token, int64 ``[R]``."""
+    targets: Tensor
+    """The response tokens, int64 ``[R]``."""
+    sequences: Int64Array
+    """Which sequences of the batch, ``[S]``; empty in a filler row."""
+    responses: Int64Array
+    """Where the response tokens stand in the batch's per-token arrays, ``[R]``; empty in a filler row."""
+
+    def of_sequences(self, values: NDArray[Value]) -> NDArray[Value]:
+        """This row's entries of a per-sequence array of the batch; a zero in a filler row."""
+        return values[self.sequences] if len(self.sequences) else np.zeros(1, dtype=values.dtype)
+
+    def of_responses(self, values: NDArray[Value]) -> NDArray[Value]:
+        """This row's entries of a per-token array of the batch; a zero in a filler row."""
+        return values[self.responses] if len(self.sequences) else np.zeros(1, dtype=values.dtype)
+
+
+def pack_row(batch: SequenceBatch, sequences: Int64Array, device: torch.device) -> PackedRow:
+    """The chosen sequences as one row, longest first (ties in the batch's order).
+
+    Without any sequence the row is a filler: two tokens outside every loss, with which a rank that has nothing to do
+    takes part in the others' collectives and adds exactly nothing.
+    """
+    lengths = np.diff(batch.offsets)
+    chosen = np.sort(sequences)
+    chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]
+    part = take(batch, chosen) if len(chosen) else _filler()
+    part_lengths = np.diff(part.offsets)
+    predictors = spans(part.offsets[:-1] + part.prompt_lengths - 1, part.response_lengths)
+    tokens = part.tokens.astype(np.int64)
+    response_lengths = batch.response_lengths[chosen]
+    response_ends = np.cumsum(batch.response_lengths)[chosen]
+    return PackedRow(
+        part=part,
+        tokens=torch.from_numpy(tokens).to(device),
+        layout=layout_of(part_lengths, device),
+        predictors=torch.from_numpy(predictors).to(device),
+        targets=torch.from_numpy(tokens[predictors + 1]).to(device),
+        sequences=chosen,
+        responses=spans(response_ends - response_lengths, response_lengths),
+    )
+
+
+def _filler() -> SequenceBatch:
+    nothing = np.zeros(1, dtype=np.float32)
+    return SequenceBatch(
+        tokens=np.zeros(2, dtype=np.int32),
+        offsets=np.array([0, 2], dtype=np.int64),
+        prompt_lengths=np.ones(1, dtype=np.int32),
+        advantages=nothing,
+        trained=np.zeros(1, dtype=np.bool_),
+        groups=np.zeros(1, dtype=np.int32),
+        replayed=np.zeros(1, dtype=np.bool_),
+        old_logprobs=nothing,
+        behaviour_logprobs=nothing,
+    )

@@ -1,0 +1,356 @@
+"""One rank of the learner. Every public method is collective: all ranks call it at the same time with equal arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_stats import COLUMNS, SOURCES
+from rlep.algorithms.objective import LossOptions, high_entropy_mask
+from rlep.algorithms.packing import Budget, pack
+from rlep.core.errors import UpdateError
+from rlep.core.heap import keep_freed_memory
+from rlep.core.seeds import seed_for
+from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
+from rlep.engines.learner.background import BackgroundWriter
+from rlep.engines.learner.device_state import current_device, random_state, set_random_state
+from rlep.engines.learner.offload import Parked
+from rlep.engines.learner.optimizer import ShardedAdamW
+from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.learner.packed_row import PackedRow, pack_row
+from rlep.engines.learner.policy import build_policy, named_shards, read_weights, reshard
+from rlep.engines.learner.start_weights import KeptWeights
+from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
+from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory
+from rlep.engines.learner.weight_sender import (
+    WeightDtype,
+    WeightSender,
+    probe_batch,
+    publication,
+    send_weights,
+    write_weights,
+)
+from rlep.engines.weights.publication import BroadcastGroup, Probe, Publication
+from rlep.engines.weights.shared_memory import SegmentWriter
+
+_PartLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
+
+
+class LearnerRank:
+    """The policy's shards, their optimizer, and the process group of one rank; one per process."""
+
+    def __init__(self, model: Path, options: LearnerOptions, *, rank: int, world_size: int, init_method: str) -> None:
+        """Join the group and load the base weights; blocks until all ranks are there.
+
+        Args:
+            model: Hugging Face directory of a causal LM.
+            options: equal on all ranks.
+            rank: 0 … world_size - 1.
+            world_size: number of ranks.
+            init_method: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+
+        Raises:
+            ModelError: the model cannot be used.
+        """
+        self.options = options
+        self._source, self._rank, self._world = model, rank, world_size
+        keep_freed_memory(None, one_arena=True)
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        if options.device == "cuda":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.manual_seed(seed_for(options.seed, "learner", rank))
+        with ExitStack() as undo:
+            dist.init_process_group(
+                "nccl" if options.device == "cuda" else "gloo",
+                init_method=init_method,
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=options.collective_timeout_s),
+            )
+            undo.callback(dist.destroy_process_group)
+            self._writer = BackgroundWriter(options.collective_timeout_s)
+            self._build()
+            undo.pop_all()
+
+    def _build(self) -> None:
+        options = self.options
+        mesh = init_device_mesh(options.device, (self._world,))
+        self._policy = build_policy(self._source, options.policy, mesh)
+        self._reference = None if options.reference is None else build_policy(options.reference, options.policy, mesh)
+        self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
+        self._optimizer = ShardedAdamW(self._shards, options.optimizer)
+        self._kept, self._parked = KeptWeights(self._shards), Parked()
+        self._updates = 0
+        self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
+        self._device = current_device(options.device)
+
+    def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
+        """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
+
+        Under the present weights; with ``rollout`` under those before its first update, which must have kept them.
+        """
+        with self._kept.at_start_of(rollout):
+            return self._no_grad_pass(batch, entropy=False)
+
+    def update(self, batch: SequenceBatch, *, rollout: int, keep: bool = False) -> UpdateReport:
+        """One optimizer update on whole groups with their old log-probs.
+
+        Args:
+            batch: the whole update; ranks take their parts of it themselves.
+            rollout: number of the training step (from 0), which warm-up and schedule may count.
+            keep: the rollout's first update keeps a copy of the weights before it, for ``score``; until the next rollout.
+
+        Raises:
+            UpdateError: the batch has no old log-probs.
+        """
+        options = self.options.loss
+        if batch.old_logprobs is None:
+            raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
+        self._kept.updating(rollout, keep=keep)
+        weights = normalizers(batch, options)  # [S]
+        high_entropy = None
+        if options.high_entropy_fraction < 1:
+            mask = np.repeat(batch.trained, batch.response_lengths)
+            high_entropy = high_entropy_mask(
+                self._no_grad_pass(batch, entropy=True), mask, options.high_entropy_fraction
+            )
+
+        def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+            part = packed_tokens(
+                row.part,
+                logprobs,
+                row.of_sequences(weights),
+                reference_logprobs=self._reference_logprobs(row),
+                entropy=entropy,
+                high_entropy=None
+                if high_entropy is None
+                else torch.from_numpy(row.of_responses(high_entropy)).to(self._device),
+            )
+            return packed_policy_loss(part, options)
+
+        return self._step(batch, rollout, part_loss, entropy=True)
+
+    def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+        """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
+        weights = normalizers(batch, LossOptions())
+
+        def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+            per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
+            loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
+            return loss, _no_sums(self._device)
+
+        return self._step(batch, rollout, part_loss, entropy=False)
+
+    def send(self, sender: WeightSender | None, dtype: WeightDtype | None = None) -> None:
+        """Broadcast the weights to the generators, which must take them at the same time; rank 0 has the sender.
+
+        Raises:
+            WeightSyncError: a generator is gone, did not come, or did not keep up.
+        """
+        send_weights(self._shards, sender, dtype or self.options.policy.dtype)
+
+    def publish(
+        self,
+        target: SegmentWriter | BroadcastGroup | None,
+        version: int,
+        probes: Sequence[tuple[Int32Array, Int32Array]],
+        dtype: WeightDtype | None = None,
+    ) -> Publication | None:
+        """The weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
+
+        Args:
+            target: on rank 0 the writer of segments, which writes them now; or, on all ranks, the group that ``send`` serves.
+            version: the policy version.
+            probes: (prompt ``[P]``, response ``[T]``) token ids, at least one.
+            dtype: of the generators; None takes the learner's compute type.
+
+        Returns:
+            The publication on rank 0, None on ranks without a target.
+
+        Raises:
+            WeightSyncError: the segment cannot be written.
+        """
+        dtype, checks = dtype or self.options.policy.dtype, self._checks(probes)
+        source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
+        return None if source is None else publication(self._shards, source, version, checks, dtype)
+
+    def save(self, directory: Path) -> None:
+        """Take the present state aside and begin to write it; training may go on at once, ``written`` tells the end.
+
+        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has float32 weights, moments, RNG, position.
+
+        Raises:
+            CheckpointError: the one before is still being written.
+        """
+        self._writer.check_free()
+        dtype, source, rank = self.options.policy.dtype, self._source, self._rank
+        weights = full_weights(self._shards, dtype)
+        taken = self._state() | random_state(rank, self._device)
+        state = {name: tensor.to("cpu", copy=True) for name, tensor in taken.items()}
+        position = Position(updates=self._updates, applied=self._optimizer.steps)
+
+        def write() -> None:
+            write_trainer(state, position, directory / "trainer", self._writer.group)
+            if rank == 0:  # last: nobody waits for rank 0 any more if this fails
+                write_model(weights, source, directory / "model", dtype)
+
+        self._writer.begin(write)
+
+    def written(self, wait_s: float = 0.0) -> bool:
+        """Whether this rank's part of the last ``save`` is complete; not collective.
+
+        Args:
+            wait_s: longest wait for it; 0 only looks.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            DeadlineExceeded: it took longer than ``wait_s``.
+        """
+        if wait_s:
+            self._writer.wait(wait_s)
+        return self._writer.done()
+
+    def load(self, directory: Path) -> None:
+        """Go on from what ``save`` wrote, on any number of ranks; to the bit on the same number.
+
+        Raises:
+            CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
+        """
+        self._kept.forget()
+        found = random_state(self._rank, self._device)
+        position, absent = read_trainer(self._state() | found, frozenset(found), directory / "trainer")
+        self._optimizer.set_steps(position.applied)
+        self._updates = position.updates
+        if not absent:
+            set_random_state(found, self._rank, self._device)
+
+    def reset(self, model: Path) -> None:
+        """Start over from the weights of ``model`` (same architecture) with a fresh optimizer.
+
+        Raises:
+            ModelError: the weights are missing or of another shape.
+        """
+        read_weights(self._policy, model)
+        self._kept.forget()
+        self._source = model
+        self._optimizer.restart()
+        self._updates = 0
+
+    def sleep(self) -> None:
+        """Let go of the device's memory until ``wake``: all state rests on the host. Not collective."""
+        reference = () if self._reference is None else named_shards(self._reference)
+        held = [parameter.to_local() for _, parameter in (*named_shards(self._policy), *reference)]
+        moments = [moment.to_local() for moment in self._optimizer.moments().values()]
+        self._parked.park([*held, *moments, *self._kept.copies], self._device)
+
+    def wake(self) -> None:
+        """Take it back, to the bit. Not collective."""
+        self._parked.fetch()
+
+    def close(self) -> None:
+        """Leave the group, after a checkpoint that is being written."""
+        self._writer.close()
+        dist.destroy_process_group()
+
+    def _checks(self, probes: Sequence[tuple[Int32Array, Int32Array]]) -> list[Probe]:
+        batch = probe_batch(probes)
+        logprobs = np.split(self.score(batch), np.cumsum(batch.response_lengths)[:-1])
+        return [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
+
+    def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:
+        result = torch.zeros(int(batch.response_lengths.sum()), dtype=torch.float32)
+        with torch.no_grad():
+            for sequences in pack(batch, self._world, self._budget)[self._rank]:
+                row = pack_row(batch, sequences, self._device)
+                values = self._policy(row, entropy)[1 if entropy else 0]
+                result[torch.from_numpy(row.responses)] = values[: len(row.responses)].cpu()
+            reshard(self._policy)
+            if self._world > 1:
+                # Every token is scored by one rank and zero on the others, so the sum is exact.
+                shared = result.to(self._device)
+                dist.all_reduce(shared)
+                result = shared.cpu()
+        return result.numpy()
+
+    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss, *, entropy: bool) -> UpdateReport:
+        started = time.perf_counter()
+        index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
+        self._updates += 1
+        trained = int(batch.response_lengths[batch.trained].sum())
+        if trained == 0:
+            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
+        loss, sums = self._accumulate(batch, part_loss, entropy)
+        step = self._optimizer.step(index)
+        clip = self.options.optimizer.clip_norm
+        return UpdateReport(
+            skipped="" if step.applied else "non-finite gradient",
+            loss=loss,
+            grad_norm=step.grad_norm,
+            clipped=step.applied and 0 < clip < step.grad_norm,
+            lr=step.lr,
+            trained_tokens=trained,
+            cost=self._cost(batch, time.perf_counter() - started),
+            stats=sums.metrics() if sums.sums.any() else {},
+        )
+
+    def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
+        weights = sum(shard.numel() for _, shard in self._shards)
+        return UpdateCost(
+            tokens=len(batch.tokens),
+            seconds=seconds,
+            model_flops=model_flops(self._policy.model.config, weights, batch),
+            peak_flops=peak_flops(self._device, self.options.policy.dtype, self._world),
+            peak_memory_bytes=peak_memory(self._device),
+        )
+
+    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss, entropy: bool) -> tuple[float, LossSums]:
+        """Gradients of the whole update into the shards; its loss and sums over all ranks."""
+        loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), _no_sums(self._device)
+        plan = pack(batch, self._world, self._budget)[self._rank]
+        for number, sequences in enumerate(plan, start=1):
+            last = number == len(plan)
+            self._policy.set_requires_gradient_sync(last)
+            self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
+            row = pack_row(batch, sequences, self._device)
+            part, part_sums = part_loss(row, *self._policy(row, entropy))
+            part.backward()
+            loss, sums = loss + part.detach(), sums + part_sums
+        if self._reference is not None:
+            reshard(self._reference)
+        if self._world > 1:
+            shared = torch.cat([loss.view(1), sums.sums.view(-1)])
+            largest = sums.ratio_max.clone()
+            dist.all_reduce(shared)
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+            loss, sums = shared[0], LossSums(shared[1:].view_as(sums.sums), largest)
+        return float(loss.item()), sums
+
+    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            logprobs: Tensor = self._reference(row, False)[0]
+        return logprobs
+
+    def _state(self) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}
+        return weights | self._optimizer.moments()
+
+
+def _no_sums(device: torch.device) -> LossSums:
+    return LossSums(
+        torch.zeros(len(SOURCES), len(COLUMNS), dtype=torch.float64, device=device),
+        torch.zeros(len(SOURCES), dtype=torch.float64, device=device),
+    )

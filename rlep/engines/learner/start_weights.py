@@ -1,0 +1,61 @@
+"""The weights that a rollout's updates began with, kept beside the present ones while later update sets are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rlep.core.errors import UpdateError
+
+
+class KeptWeights:
+    """One rank's shards as they were before a rollout's first update; nothing is held unless that update asks for it."""
+
+    def __init__(self, shards: Sequence[tuple[str, DTensor]]) -> None:
+        self._locals = [shard.to_local().detach() for _, shard in shards]
+        self._rollout: int | None = None
+        self._copies: list[Tensor] | None = None
+
+    def updating(self, rollout: int, *, keep: bool) -> None:
+        """An update of ``rollout`` is about to change the weights; ``keep`` copies them if it is the rollout's first."""
+        if rollout != self._rollout:
+            self._rollout = rollout
+            self._copies = [local.clone() for local in self._locals] if keep else None
+
+    def forget(self) -> None:
+        """The present weights are the start of whatever comes next."""
+        self._rollout = self._copies = None
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """What is held beside the present weights."""
+        return self._copies or []
+
+    @contextmanager
+    def at_start_of(self, rollout: int | None) -> Iterator[None]:
+        """Within the block the weights are those before the first update of ``rollout``, to the bit; None: the present ones.
+
+        Raises:
+            UpdateError: the rollout was updated on and its first weights were not kept.
+        """
+        if rollout is None or rollout != self._rollout:
+            yield
+            return
+        if self._copies is None:
+            raise UpdateError(f"rollout {rollout} has been updated on and the weights before that were not kept")
+        self._swap(self._copies)
+        try:
+            yield
+        finally:
+            self._swap(self._copies)
+
+    def _swap(self, copies: list[Tensor]) -> None:
+        with torch.no_grad():
+            for local, copy in zip(self._locals, copies, strict=True):
+                present = local.clone()
+                local.copy_(copy)
+                copy.copy_(present)

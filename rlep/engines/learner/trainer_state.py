@@ -1,0 +1,156 @@
+"""A learner on disk: ``model/`` is a Hugging Face directory, ``trainer/`` holds what training needs to go on.
+
+Trainer state is written by torch DCP in its safetensors format: every rank writes its own shards, any number of ranks
+reads them, and no pickle is involved.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import DTensor
+
+from rlep.core.errors import CheckpointError
+from rlep.engines.learner.weight_sender import WeightDtype, gathered
+
+MAX_FILE_BYTES = 5 * 10**9
+"""Weights files of the Hugging Face directory stay below this size."""
+
+_POSITION_FILE = "position.json"
+_WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where training stands, beside its tensors."""
+
+    updates: int
+    """Updates asked for, skipped ones included: what a schedule counted in updates goes by."""
+    applied: int
+    """Updates applied: AdamW's step count."""
+
+
+def full_weights(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> dict[str, Tensor]:
+    """Copies of all weights in host memory on rank 0, nothing on the others; collective."""
+    keeps = dist.get_rank() == 0
+    wanted = getattr(torch, dtype)
+    return {name: weight.to("cpu", wanted, copy=True) for name, weight in gathered(shards) if keeps}
+
+
+def write_model(weights: Mapping[str, Tensor], source: Path, target: Path, dtype: WeightDtype) -> None:
+    """Write a Hugging Face directory: ``weights``, and everything else copied from ``source``.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        _copy_companions(source, target, dtype)
+        _write_files(weights, target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the model to {target}: {error}") from error
+
+
+def write_trainer(tensors: Mapping[str, Tensor], position: Position, target: Path, group: dist.ProcessGroup) -> None:
+    """Write trainer state; collective over ``group``.
+
+    Args:
+        tensors: DTensors in host memory, or tensors that one rank alone has under that name.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        writer = HuggingFaceStorageWriter(str(target), save_distributed=True)
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+        if dist.get_rank() == 0:
+            (target / _POSITION_FILE).write_text(json.dumps(asdict(position)) + "\n")
+    except (OSError, CheckpointException) as error:
+        raise CheckpointError(f"cannot write trainer state to {target}: {_reason(error)}") from error
+
+
+def read_trainer(
+    tensors: Mapping[str, Tensor], optional: frozenset[str], source: Path
+) -> tuple[Position, frozenset[str]]:
+    """Fill ``tensors`` in place from trainer state of any world size; collective.
+
+    Returns:
+        The position, and which of the ``optional`` names were not there (and stay as they were).
+
+    Raises:
+        CheckpointError: files are missing, torn, or of another model.
+    """
+    try:
+        position = Position(**json.loads((source / _POSITION_FILE).read_text()))
+        reader = HuggingFaceStorageReader(str(source))
+        stored = reader.read_metadata().state_dict_metadata
+        absent = frozenset(name for name in optional if name not in stored)
+        wanted = {name: tensor for name, tensor in tensors.items() if name not in absent}
+        _check_same_model(wanted, stored)
+        dcp.load(wanted, storage_reader=reader)
+    except (OSError, ValueError, TypeError, SafetensorError, CheckpointException) as error:
+        raise CheckpointError(f"cannot read trainer state from {source}: {_reason(error)}") from error
+    return position, absent
+
+
+def _reason(error: BaseException) -> str:
+    """In one line; DCP's own message is every rank's traceback."""
+    if not isinstance(error, CheckpointException):
+        return str(error)
+    return "; ".join(f"rank {rank}: {type(e).__name__}: {e}" for rank, (e, _) in sorted(error.failures.items()))
+
+
+def _check_same_model(wanted: Mapping[str, Tensor], stored: Mapping[str, object]) -> None:
+    for name, tensor in wanted.items():
+        size = getattr(stored.get(name), "size", None)
+        if size is None or tuple(size) != tuple(tensor.shape):
+            found = "missing" if size is None else f"of shape {tuple(size)}"
+            raise ValueError(f"{name} is {found}, the learner's has shape {tuple(tensor.shape)}")
+
+
+def _files_of(weights: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The weights of each file, in order."""
+    files: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for name, weight in weights.items():
+        if files[-1] and filled + weight.nbytes > MAX_FILE_BYTES:
+            files.append({})
+            filled = 0
+        files[-1][name] = weight
+        filled += weight.nbytes
+    return files
+
+
+def _write_files(weights: Mapping[str, Tensor], target: Path) -> None:
+    files = _files_of(weights)
+    index: dict[str, str] = {}
+    for number, held in enumerate(files, start=1):
+        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        save_file(held, target / file, metadata={"format": "pt"})
+        index.update(dict.fromkeys(held, file))
+    if len(files) > 1:
+        total = sum(weight.nbytes for weight in weights.values())
+        content = {"metadata": {"total_size": total}, "weight_map": index}
+        (target / "model.safetensors.index.json").write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _copy_companions(source: Path, target: Path, dtype: WeightDtype) -> None:
+    """Configuration, tokenizer, chat template: every plain file that is not weights; only the dtype is rewritten."""
+    for path in sorted(source.iterdir()):
+        if path.is_file() and not path.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copyfile(path, target / path.name)
+    config = json.loads((source / "config.json").read_text())
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,123 @@
+"""The sending side of a weight update: full tensors gathered one at a time, written into shared memory or broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rlep.core.types import Int32Array, SequenceBatch
+from rlep.engines.learner.device_state import current_device
+from rlep.engines.weights.broadcast import BroadcastMember, Meeting
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Probe, Publication, Segment, TensorSpec
+from rlep.engines.weights.shared_memory import SegmentWriter
+
+WeightDtype = Literal["float32", "bfloat16", "float16"]
+
+LOGPROB_TOLERANCE: dict[WeightDtype, float] = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.2}
+"""Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
+
+
+def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> tuple[TensorSpec, ...]:
+    """Names and full shapes of the weights in the order they are gathered in."""
+    return tuple(TensorSpec(name, dtype, tuple(parameter.shape)) for name, parameter in shards)
+
+
+def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time.
+
+    On the ranks' devices, also of shards that rest in host memory: NCCL takes them from nowhere else.
+    """
+    for name, parameter in shards:
+        mesh = parameter.device_mesh
+        with torch.no_grad():
+            shard = parameter.detach().to(current_device(mesh.device_type))
+            yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
+
+
+def publication(
+    shards: Sequence[tuple[str, DTensor]],
+    source: Segment | BroadcastGroup,
+    version: int,
+    probes: Sequence[Probe],
+    dtype: WeightDtype,
+) -> Publication:
+    """What the generators need to take the weights from ``source`` and to check them."""
+    return Publication(version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype])
+
+
+def write_weights(
+    shards: Sequence[tuple[str, DTensor]], writer: SegmentWriter | None, version: int, dtype: WeightDtype
+) -> Segment | None:
+    """Write one policy version into a segment; collective. Rank 0 has the writer, and returns the segment.
+
+    Raises:
+        WeightSyncError: the segment cannot be written (on rank 0; the other ranks are not held up).
+    """
+    stream = gathered(shards)
+    try:
+        return None if writer is None else writer.write(weight_layout(shards, dtype), stream, version)
+    finally:
+        _exhaust(stream)
+
+
+class WeightSender:
+    """Learner rank 0's place in a group with the generators; made anew with every group."""
+
+    def __init__(self, address: str, backend: GroupBackend, world_size: int, deadline_s: float) -> None:
+        """Begin to wait for the others at a free port of ``address``; returns at once."""
+        self._meeting = Meeting(address, backend, world_size, deadline_s)
+        self._link: BroadcastMember | None = None
+
+    @property
+    def group(self) -> BroadcastGroup:
+        """What the generators join."""
+        return self._meeting.group
+
+    def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Meet the generators, the first time, and broadcast. Raises ``WeightSyncError``."""
+        if self._link is None:
+            self._link = BroadcastMember(self.group, 0, self._meeting.store)
+        self._link.send(layout, tensors)
+
+    def close(self) -> None:
+        """Give the group up."""
+        if self._link is not None:
+            self._link.close()
+
+
+def send_weights(shards: Sequence[tuple[str, DTensor]], sender: WeightSender | None, dtype: WeightDtype) -> None:
+    """Broadcast the weights to the generators; collective. Rank 0 has the sender.
+
+    Raises:
+        WeightSyncError: a generator is gone, did not come, or did not keep up (on rank 0; the other ranks are not held up).
+    """
+    stream = gathered(shards)
+    try:
+        if sender is not None:
+            sender.send(weight_layout(shards, dtype), stream)
+    finally:
+        _exhaust(stream)
+
+
+def probe_batch(probes: Sequence[tuple[Int32Array, Int32Array]]) -> SequenceBatch:
+    """(prompt ``[P]``, response ``[T]``) token ids as a batch to score."""
+    lengths = np.array([len(prompt) + len(response) for prompt, response in probes], dtype=np.int64)
+    return SequenceBatch(
+        tokens=np.concatenate([part for probe in probes for part in probe]).astype(np.int32),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
+        prompt_lengths=np.array([len(prompt) for prompt, _ in probes], dtype=np.int32),
+        advantages=np.zeros(len(probes), dtype=np.float32),
+        trained=np.zeros(len(probes), dtype=np.bool_),
+        groups=np.arange(len(probes), dtype=np.int32),
+        replayed=np.zeros(len(probes), dtype=np.bool_),
+    )
+
+
+def _exhaust(stream: Iterator[tuple[str, Tensor]]) -> None:
+    for _ in stream:
+        pass

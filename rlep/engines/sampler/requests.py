@@ -1,0 +1,100 @@
+"""One request to vLLM's engine: a sampled response, or the log-probs of a given one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from rlep.core.errors import ActorLost
+from rlep.core.types import FinishReason, Float32Array, Int32Array, Request, Sampling
+
+if TYPE_CHECKING:
+    from vllm.logprobs import FlatLogprobs
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+async def sample(engine: AsyncLLM, request: Request, sampling: Sampling) -> tuple[Request, CompletionOutput]:
+    """One response with its own seed; its tokens end with the EOS where it stopped by itself."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    parameters = SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        seed=request.seed,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+    output = await _final(engine, request.tokens, parameters, request.id)
+    return request, output.outputs[0]
+
+
+async def score(engine: AsyncLLM, prompt: Int32Array, response: Int32Array) -> Float32Array:
+    """Raw log-probs of ``response`` after ``prompt``, ``[T]``."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    parameters = SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+    output = await _final(engine, np.concatenate([prompt, response]), parameters, "score")
+    scores = cast("FlatLogprobs", output.prompt_logprobs).logprobs  # one per token after the first
+    return np.array(scores[len(scores) - len(response) :], dtype=np.float32)
+
+
+async def _final(engine: AsyncLLM, tokens: Int32Array, parameters: SamplingParams, request_id: str) -> RequestOutput:
+    from vllm.inputs.engine import tokens_input
+
+    async for output in engine.generate(tokens_input(tokens.tolist()), parameters, request_id):
+        if output.finished:
+            return output
+    raise ActorLost(f"the engine ended request {request_id} without an answer")
+
+
+def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
+    """Why a response ended.
+
+    Raises:
+        ActorLost: neither by itself nor at its limit, but because the engine is going down.
+    """
+    if output.finish_reason in {"stop", "length"}:
+        return cast("FinishReason", output.finish_reason)
+    raise ActorLost(f"the engine gave up request {request.id}: {output.finish_reason}")
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Turns vLLM's words for a dead engine into ``ActorLost``: such an engine never comes back."""
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except (EngineDeadError, EngineGenerateError) as error:
+        raise ActorLost(f"the vLLM engine died: {error}") from error
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of them ends, and cancel the others. Raises what it raised."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,252 @@
+"""What a learner publishes and a generator loads: where the weights are, their layout, and probes to check them by.
+
+A segment is a file in the safetensors format, usually in shared memory, that is whole exactly while its header carries the
+published stamp. This module needs neither vLLM nor torch to be imported, so that both sides of a transfer can use it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from rlep.core.errors import ModelError, WeightSyncError
+from rlep.core.types import Float32Array, Int32Array
+
+if TYPE_CHECKING:
+    import torch
+
+GroupBackend = Literal["gloo", "nccl"]
+Transfer = Literal["segment", "gloo", "nccl"]
+
+OF_ONE_TOKEN = 10.0
+"""One token's log-prob may differ by so many times the tolerance: bfloat16 holds logits of 16 to 32 in steps of 0.125, which
+adds up for improbable tokens, while wrong weights move the average."""
+
+SAFETENSORS_NAMES = {
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float64": "F64",
+}
+_DTYPES = {short: name for name, short in SAFETENSORS_NAMES.items()}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+VERSION_KEY, STAMP_KEY = "policy_version", "stamp"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name (as in the Hugging Face checkpoint), dtype (torch's name, e.g. ``bfloat16``) and full shape of one weight."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor's data in bytes."""
+        return self.elements * _ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Weights in a file on this machine: the ``segment`` backend."""
+
+    path: Path
+    nbytes: int
+    """Size of the whole file; a torn file is refused."""
+    stamp: str
+    """Random name of this one writing, hex; it stands in the header only while the file holds exactly what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastGroup:
+    """Weights that learner rank 0 broadcasts to the workers of all generators: the ``gloo`` and ``nccl`` backends."""
+
+    backend: GroupBackend
+    host: str
+    port: int
+    """Where the members meet."""
+    token: str
+    """Random name of this group; who does not know it cannot join."""
+    first_rank: int
+    """Rank of this generator's first worker; the learner is rank 0."""
+    world_size: int
+    """Learner rank 0 and every worker of every generator."""
+    deadline_s: float
+    """Longest wait for the others, and longest transfer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """A fixed sequence and the learner's log-probs of its response under the published weights."""
+
+    prompt: Int32Array
+    """``[prompt_length]``"""
+    response: Int32Array
+    """``[T]``"""
+    logprobs: Float32Array
+    """Raw log-probs at temperature 1, ``[T]``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Publication:
+    """One policy version as a learner hands it to the generators."""
+
+    version: int
+    layout: tuple[TensorSpec, ...]
+    """Every weight of the model, in the order the source holds or sends them."""
+    source: Segment | BroadcastGroup
+    probes: tuple[Probe, ...]
+    """At least one: a generator serves this version only after its own log-probs of them agree."""
+    tolerance: float
+    """Allowed absolute log-prob difference (nats), on average over the probes' tokens, e.g. 1e-4 in float32."""
+
+    def gap(self, scores: Sequence[Float32Array]) -> float:
+        """Largest absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.
+
+        Raises:
+            WeightSyncError: rounding does not explain the differences.
+        """
+        gaps = np.abs(np.concatenate(scores) - np.concatenate([probe.logprobs for probe in self.probes]))
+        mean, largest = float(gaps.mean()), float(gaps.max())
+        if not (mean <= self.tolerance and largest <= OF_ONE_TOKEN * self.tolerance):
+            raise WeightSyncError(
+                f"policy version {self.version}: log-probs differ from the learner's by {mean:.3g} on average and "
+                f"{largest:.3g} at most, allowed are {self.tolerance:.3g} and {OF_ONE_TOKEN * self.tolerance:.3g}"
+            )
+        return largest
+
+
+def read_layout(path: Path) -> tuple[dict[str, TensorSpec], dict[str, str]]:
+    """The weights a safetensors file holds, by name, and the metadata in its header.
+
+    Raises:
+        WeightSyncError: the file is missing, being written, torn, or holds another dtype than a float.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            specs = {
+                name: TensorSpec(name, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+            return specs, file.metadata() or {}
+    except (SafetensorError, OSError, KeyError) as error:
+        raise WeightSyncError(f"cannot read weights from {path}: {error!r}") from error
+
+
+def check_segment(segment: Segment, version: int) -> tuple[TensorSpec, ...]:
+    """The weights of a segment, after it was found to hold what was written, of this policy version.
+
+    What is copied from it counts only if this still holds after the last byte was copied.
+
+    Raises:
+        WeightSyncError: missing, being written, of another size, or written again since.
+    """
+    try:
+        nbytes = segment.path.stat().st_size
+    except OSError as error:
+        raise WeightSyncError(f"cannot read weight segment {segment.path}: {error}") from error
+    if nbytes != segment.nbytes:
+        raise WeightSyncError(f"weight segment {segment.path} has {nbytes} bytes; published were {segment.nbytes}")
+    specs, written = read_layout(segment.path)
+    if int(written.get(VERSION_KEY, -1)) != version:
+        raise WeightSyncError(
+            f"weight segment {segment.path} holds policy version {int(written.get(VERSION_KEY, -1))}, not {version}"
+        )
+    if written.get(STAMP_KEY) != segment.stamp:
+        raise WeightSyncError(f"weight segment {segment.path} was written again after policy version {version}")
+    return tuple(specs.values())
+
+
+def checkpoint_layout(model: Path) -> dict[str, TensorSpec]:
+    """The full set of weights of a Hugging Face model directory, by name, from its safetensors headers.
+
+    Raises:
+        ModelError: no safetensors, or unreadable ones.
+    """
+    index = model / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    try:
+        if index.exists():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        layouts = [read_layout(model / file)[0] for file in files]
+    except (WeightSyncError, OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{model} has no usable safetensors weights: {error}") from error
+    return {name: spec for layout in layouts for name, spec in layout.items()}
+
+
+def check_layout(expected: Iterable[TensorSpec], offered: Iterable[TensorSpec]) -> None:
+    """Refuse a set of weights that is not the model's full set: vLLM itself accepts a partial one.
+
+    Raises:
+        WeightSyncError: names the missing and unexpected weights and those of another shape.
+    """
+    wanted = {spec.name: spec.shape for spec in expected}
+    given = {spec.name: spec.shape for spec in offered}
+    reshaped = [
+        f"{name} {given[name]} not {wanted[name]}"
+        for name in sorted(wanted.keys() & given.keys())
+        if wanted[name] != given[name]
+    ]
+    problems = {
+        "missing": sorted(wanted.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - wanted.keys()),
+        "of another shape": reshaped,
+    }
+    found = [f"{len(names)} {kind}: {_first(names)}" for kind, names in problems.items() if names]
+    if found:
+        raise WeightSyncError(f"{len(given)} weights offered, {len(wanted)} expected; " + "; ".join(found))
+
+
+def in_order(
+    layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+    """Each weight with its place in the layout, from a stream that must have exactly its names and shapes in its order.
+
+    Raises:
+        WeightSyncError: at the first that is another, one too few, or one too many.
+    """
+    stream = iter(tensors)
+    for spec in layout:
+        name, tensor = next(stream, (None, None))
+        offered = None if tensor is None else (name, tuple(tensor.shape))
+        if tensor is None or offered != (spec.name, spec.shape):
+            raise WeightSyncError(f"the layout's next weight is {spec}, offered was {offered or 'nothing'}")
+        yield spec, tensor
+    extra = next(stream, None)
+    if extra is not None:
+        raise WeightSyncError(f"{extra[0]} was offered after all {len(layout)} weights of the layout")
+
+
+def _first(names: list[str], count: int = 8) -> str:
+    return ", ".join(names[:count]) + (" …" if len(names) > count else "")
+
+
+def update_info(publication: Publication) -> dict[str, Any]:
+    """What vLLM's weight transfer engine of this backend is told about a publication."""
+    source = publication.source
+    if isinstance(source, Segment):
+        return {
+            "path": str(source.path),
+            "nbytes": source.nbytes,
+            "stamp": source.stamp,
+            "version": publication.version,
+        }
+    return {
+        "names": [spec.name for spec in publication.layout],
+        "dtypes": [spec.dtype for spec in publication.layout],
+        "shapes": [list(spec.shape) for spec in publication.layout],
+    }

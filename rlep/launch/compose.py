@@ -1,0 +1,288 @@
+"""The composition root: from a config to running actors behind the driver's ports."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from rlep.actors.autoscaler import Autoscaler
+from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.colocation import Colocated
+from rlep.actors.contact import remove_contact, write_contact
+from rlep.actors.control import Control, Elastic, Role
+from rlep.actors.generators import GeneratorPool
+from rlep.actors.learner_actor import Probes
+from rlep.actors.learners import Learners
+from rlep.actors.pool_actor import PoolService
+from rlep.actors.replicas import RoleStatus
+from rlep.actors.run_progress import RunProgress
+from rlep.actors.timeline import write_trace
+from rlep.actors.verifiers import VerifierPool
+from rlep.actors.weight_sync import WeightPublisher
+from rlep.config.schema import Config
+from rlep.core.errors import ModelError
+from rlep.core.types import Prompt
+from rlep.data.prompts import PromptSet, load_prompts
+from rlep.driver import ports
+from rlep.driver.wings.colocated import TurnGenerators, TurnLearner, Turns, TurnWeights
+from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.launch.engine_options import (
+    PROBES,
+    check_options,
+    generator_dtype,
+    group_options,
+    learner_options,
+    sampler_options,
+)
+from rlep.services.pool.values import PoolOptions
+
+FINGERPRINT_BYTES = 2**20
+FAILURES = ".failures"
+"""Ends the name of a pool of wrong answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a command reads before it starts anything."""
+
+    tokenizer: Tokenizer
+    model_digest: str
+    train: PromptSet | None
+    evaluation: PromptSet | None
+
+    @property
+    def held_out(self) -> tuple[Prompt, ...]:
+        """Held-out prompts; none without evaluation files."""
+        return self.evaluation.prompts if self.evaluation is not None else ()
+
+
+def read_inputs(config: Config, *, train: bool = True) -> Inputs:
+    """Tokenizer, prompts and the model's fingerprint. Raises ``ModelError`` or ``DataError`` saying what to mend."""
+    check_options(config)
+    model, data = config.model, config.data
+    tokenizer = load_tokenizer(model.path)
+    check_context(config)
+    return Inputs(
+        tokenizer,
+        fingerprint(model.path),
+        read_prompts(config, [data.train], tokenizer) if train else None,
+        read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
+    )
+
+
+def check_context(config: Config) -> None:
+    """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
+    context = context_length(config.model.path)
+    if prompt + response > context:
+        raise ModelError(
+            f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
+            f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
+        )
+
+
+def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
+    """The questions of ``paths`` as the model is shown them. Raises ``DataError``."""
+    model = config.model
+    return load_prompts(
+        paths,
+        encode=lambda messages: tokenizer.encode_prompt(
+            messages, chat_template=model.chat_template, system=model.system_prompt
+        ),
+        max_tokens=config.data.max_prompt_tokens,
+    )
+
+
+def fingerprint(model: Path) -> str:
+    """Names a model directory's weights: a hash of its config and of the size and both ends of every weight file."""
+    digest = hashlib.blake2b(digest_size=16, person=b"rlep.model")
+    weights = sorted(model.glob("*.safetensors"))
+    if not weights:
+        raise ModelError(f"{model}: no *.safetensors weights (other formats are not read)")
+    for file in [model / "config.json", *weights]:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(FINGERPRINT_BYTES))
+            stream.seek(max(0, size - FINGERPRINT_BYTES))
+            digest.update(stream.read(FINGERPRINT_BYTES))
+    return digest.hexdigest()
+
+
+def probes_of(prompts: Sequence[Prompt]) -> Probes:
+    """Fixed sequences for the log-prob handshake: the first prompts' own text, one half given, the other scored."""
+    chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
+    return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
+
+
+def pool_directory(config: Config) -> Path:
+    """Where the embedded Redis keeps its data."""
+    return config.pool.directory or config.run.directory / "pool"
+
+
+class RunActors:
+    """The actors of one command; entered once, closed in the reverse order whatever happens."""
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        self.config = config
+        self.cluster = cluster
+        self._stack = AsyncExitStack()
+        self._starting: list[asyncio.Task[None]] = []
+        self._elastic: dict[Role, Elastic] = {}
+        self._watched: list[Callable[[], RoleStatus]] = []
+        self._turns, self._shared = _shared(config, cluster)
+
+    async def __aenter__(self) -> RunActors:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def started(self) -> None:
+        """Wait until all actors that were asked for are up; the first failure ends the wait."""
+        await asyncio.gather(*self._starting)
+        if self.config.generator.maximum and "generators" in self._elastic:
+            scaler = Autoscaler(self.cluster, self._elastic["generators"], self.config.generator)
+            self._stack.push_async_callback(scaler.close)
+            await scaler.start()
+
+    def generators(self, *, base_version: int | None = None) -> GeneratorPool:
+        """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
+        config, options = self.config, sampler_options(self.config)
+        shared = self._shared
+        if base_version is not None:  # weights that never change, and no learner
+            options, shared = replace(options, on_update="wait", sleeps=False), None
+        if shared is not None:
+            self._stack.callback(shared.close)  # when all who sit there have left
+        role = GeneratorPool(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
+        self._turns.join("generators", role)
+        self._begin(role, role.start(base_version=base_version))
+        self._elastic["generators"] = role
+        return role
+
+    def verifiers(self) -> VerifierPool:
+        """The verifier pool."""
+        role = VerifierPool(self.cluster, self.config.verifier)
+        self._begin(role, role.start())
+        self._elastic["verifiers"] = role
+        return role
+
+    def learners(self) -> Learners:
+        """All learner ranks."""
+        config = self.config
+        model, options = config.model.path.absolute(), learner_options(config)
+        role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
+        self._turns.join("learner", role)
+        self._begin(role, role.start())
+        self._watched.append(role.status)
+        return role
+
+    def pool(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
+        """The experience pool."""
+        config = self.config
+        options = PoolOptions(
+            cap=None if read_only else config.collection.cap,
+            minimum=config.replay.minimum,
+            read_only=read_only,
+            writer=config.run.name,
+            deadline=config.pool.deadline_s,
+        )
+        return self._pool("pool", config.pool.name, tokenizer, options)
+
+    def failures(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
+        """The pool of wrong answers beside it, for ``replay.failed``."""
+        config = self.config
+        options = PoolOptions(
+            cap=None if read_only else config.collection.failed,
+            minimum=1,
+            read_only=read_only,
+            writer=config.run.name,
+            deadline=config.pool.deadline_s,
+            holds="wrong",
+        )
+        return self._pool("failures", config.pool.name + FAILURES, tokenizer, options)
+
+    def _pool(self, actor: str, name: str, tokenizer: Tokenizer, options: PoolOptions) -> PoolService:
+        pool = self.config.pool.model_copy(update={"name": name})
+        role = PoolService(self.cluster, pool, pool_directory(self.config), (tokenizer.digest, options), actor)
+        self._begin(role, role.start())
+        self._watched.append(role.status)
+        return role
+
+    def control(self, progress: Callable[[], RunProgress] = RunProgress) -> Control:
+        """Commands from other processes, which find the run by a file in its directory; asked for after all roles."""
+        role = Control(self.cluster, self._elastic, self._watched, progress)
+        directory = self.config.run.directory
+
+        async def start() -> None:
+            await role.start()
+            write_contact(directory, self.cluster.contact)
+
+        self._begin(role, start())
+        self._stack.callback(remove_contact, directory)
+        self._stack.callback(lambda: write_trace(directory / "timeline.json", self.cluster.timeline.spans))
+        return role
+
+    def weights(self, learners: Learners, generators: GeneratorPool, prompts: Sequence[Prompt]) -> WeightPublisher:
+        """The way from the one to the others."""
+        return WeightPublisher(
+            learners,
+            generators,
+            probes_of(prompts),
+            dtype=generator_dtype(self.config),
+            deadline_s=self.config.learner.deadline_s,
+            group=group_options(self.config),
+        )
+
+    def ports(
+        self, generators: GeneratorPool, learners: Learners, weights: WeightPublisher
+    ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
+        """What a training run is given: these, taking turns where they share devices."""
+        if self._shared is None:
+            return generators, learners, weights
+        turns = self._turns
+        return TurnGenerators(generators, turns), TurnLearner(learners, turns), TurnWeights(weights, turns)
+
+    def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
+        self._stack.push_async_callback(role.close)
+        self._starting.append(asyncio.create_task(starting))
+
+
+def _shared(config: Config, cluster: Cluster) -> tuple[Turns, Colocated | None]:
+    generator, learner = config.generator, config.learner
+    # Nobody may wait longer than the other side may work: a rollout with a generator that starts again, or one update.
+    turns = Turns(config.rollout.deadline_s + generator.start_deadline_s + learner.deadline_s)
+    if config.cluster.placement == "split":
+        return turns, None
+    return turns, Colocated(cluster, generator, learner, lambda: turns.of("generators", wake=False))
+
+
+class Closing(Protocol):
+    """Anything with an asynchronous end."""
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def stage(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
+    """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
+    cluster = Cluster(config.cluster, config.run.name, report)
+    connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
+    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    logs: Path | None = config.run.directory / "logs"
+    try:
+        await asyncio.shield(connecting)
+        async with RunActors(config, cluster) as entered:
+            yield entered
+        logs = None
+    finally:
+        await asyncio.wait({connecting})  # a thread cannot be stopped, and what it has begun is to be ended
+        await asyncio.to_thread(cluster.close, logs)

@@ -1,0 +1,212 @@
+"""What ``rlep train``, ``collect``, ``sft`` and ``evaluate`` do, from an open run directory to its last line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from rlep.actors.pool_actor import PoolService
+from rlep.cli.progress import TerminalProgress
+from rlep.cli.shell import run_async
+from rlep.cli.tables import show_table
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, PoolError
+from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.driver.checkpoint import Checkpoint, write_json
+from rlep.driver.collect import Collected, Collector
+from rlep.driver.context import Run
+from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
+from rlep.driver.ports import Roles, Trainers
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.sft import sft_step
+from rlep.driver.train import Training, TrainingData, rlep_step
+from rlep.launch.compose import Inputs, pool_directory, read_inputs, stage
+from rlep.launch.engine_options import generator_dtype
+from rlep.launch.watch import Watch
+from rlep.metrics.trackers import open_trackers
+
+
+def train(config: Config) -> Checkpoint:
+    """Phase 1 or 2, from the start or from where it stopped; returns the last checkpoint."""
+    return _learn(config, "train")
+
+
+def sft(config: Config) -> Checkpoint:
+    """Supervised fine-tuning on the pool's answers."""
+    if not config.replay.count:
+        raise ConfigError("sft trains on replays: set replay.count to the answers per prompt and step")
+    if config.replay.failed:
+        raise ConfigError("sft imitates every answer it is given: set replay.failed = 0")
+    return _learn(config, "sft")
+
+
+def collect(config: Config) -> Collected:
+    """Ask every question; fill the pool."""
+    inputs = read_inputs(config)
+    with TerminalProgress() as progress:
+        store = _open(config, inputs, "collect")
+        try:
+            return run_async(_collect(config, inputs, store, progress))
+        finally:
+            store.close()
+
+
+def evaluate(config: Config, model: Path, data: Sequence[Path], out: Path, *, as_json: bool) -> None:
+    """Evaluate a model directory; write ``evaluation.json`` and ``samples.parquet``, print the table."""
+    sections = {
+        "model": config.model.model_copy(update={"path": model}),
+        "data": config.data.model_copy(update={"evaluation": tuple(data)}),
+        "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
+    }
+    config = config.model_copy(update=sections)
+    inputs = read_inputs(config, train=False)
+    out.mkdir(parents=True, exist_ok=True)
+    with TerminalProgress() as progress:
+        evaluated = run_async(_evaluate(config, inputs, progress))
+    rows = evaluated.report.to_json()
+    write_json(out / "evaluation.json", {"model": str(model), "model_digest": inputs.model_digest, "rows": rows})
+    write_samples(out / "samples.parquet", evaluated, inputs.tokenizer.decode)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        show_table(evaluated.report.table())
+
+
+def _learn(config: Config, phase: str) -> Checkpoint:
+    inputs = read_inputs(config)
+    PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
+    with TerminalProgress() as progress:
+        store = _open(config, inputs, phase)
+        try:
+            return run_async(_train(config, inputs, store, progress, supervised=phase == "sft"))
+        except BaseException as error:
+            interrupted = not isinstance(error, Exception)
+            store.events.log(
+                "run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}"
+            )
+            raise
+        finally:
+            store.close()
+
+
+def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
+    prompts = inputs.train
+    facts = Facts(
+        phase=phase,
+        model_digest=inputs.model_digest,
+        tokenizer_digest=inputs.tokenizer.digest,
+        data_digest=prompts.digest if prompts else "",
+        data=asdict(prompts.report) if prompts else {},
+    )
+    sinks = partial(
+        open_trackers,
+        config.tracking.sinks,
+        directory=config.run.directory,
+        project=config.tracking.project,
+        name=config.run.name,
+    )
+    store = RunDirectory(config.run.directory, config, facts, sinks)
+    store.events.log("data_loaded", None, **facts.data)
+    return store
+
+
+async def _train(
+    config: Config, inputs: Inputs, store: RunDirectory, progress: TerminalProgress, *, supervised: bool
+) -> Checkpoint:
+    prompts = _train_set(inputs)
+    async with stage(config, partial(_report, store)) as actors:
+        generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
+        pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
+        failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
+        watch = Watch(config.run.steps, progress.phases)
+        control = actors.control(watch.progress)
+        progress.note(f"{config.run.name}: starting {_cast(config)}")
+        await actors.started()
+        digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
+        if failures is not None:
+            digest += f"+{await failures.digest()}"
+        writers, trained, weights = actors.ports(
+            generators, learner, actors.weights(learner, generators, prompts.prompts)
+        )
+        run = _run(config, inputs, Roles(writers, verifiers), progress)
+        data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
+        made, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
+        step = watch.watched(made, actors.cluster.timeline, control.roles)
+        return await Training(run, Trainers(trained, weights, pool, failures), data, store, step, ahead=ahead).run()
+
+
+async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: TerminalProgress) -> Collected:
+    prompts = _train_set(inputs)
+    async with stage(config, partial(_report, store)) as actors:
+        generators, verifiers = actors.generators(base_version=0), actors.verifiers()
+        pool = actors.pool(inputs.tokenizer, read_only=False)
+        failures = actors.failures(inputs.tokenizer, read_only=False) if config.collection.failed else None
+        actors.control(Watch(None, progress.phases).progress)
+        progress.note(f"{config.run.name}: starting {_cast(config)}")
+        await actors.started()
+        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        collected = await Collector(run, pool, store, prompts.prompts, failures).run()
+    coverage = collected.coverage
+    progress.note(
+        f"pool {config.pool.name}: {coverage.accepted} answers to {coverage.covered} of {coverage.questions} questions "
+        f"({collected.correct} of {collected.candidates} candidates correct)"
+    )
+    return collected
+
+
+async def _evaluate(config: Config, inputs: Inputs, progress: TerminalProgress) -> Evaluated:
+    async with stage(config) as actors:
+        generators, verifiers = actors.generators(base_version=0), actors.verifiers()
+        await actors.started()
+        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        return await evaluate_policy(run, inputs.held_out, config.evaluation.samples)
+
+
+async def _pool_digest(
+    config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: TerminalProgress
+) -> str:
+    held = set(await pool.prompt_ids())
+    covered = sum(prompt.id in held for prompt in prompts.prompts)
+    where = config.pool.url or pool_directory(config)
+    if not covered:
+        raise PoolError(
+            f"pool {config.pool.name} at {where} has answers to {len(held)} questions, to none of the {len(prompts)} "
+            "training questions: run `rlep collect` with the same data first, or check pool.directory and pool.name"
+        )
+    digest = await pool.digest()
+    store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))
+    progress.note(f"pool {config.pool.name}: answers to {covered} of {len(prompts)} training questions")
+    return digest
+
+
+def _report(store: RunDirectory, event: str, actor: str, error: str) -> None:
+    store.events.log(event, None, actor=actor, error=error)
+
+
+def _run(config: Config, inputs: Inputs, roles: Roles, progress: TerminalProgress) -> Run:
+    return Run(
+        config,
+        roles,
+        progress,
+        tokenizer_digest=inputs.tokenizer.digest,
+        policy_digest=f"{config.run.name}:{inputs.model_digest}",
+        generator_dtype=generator_dtype(config),
+    )
+
+
+def _train_set(inputs: Inputs) -> PromptSet:
+    if inputs.train is None:
+        raise ConfigError("data.train is not set")
+    return inputs.train
+
+
+def _cast(config: Config) -> str:
+    return (
+        f"{config.generator.count} generator(s), {config.learner.ranks} learner rank(s), "
+        f"{config.verifier.count} verifier(s)"
+    )

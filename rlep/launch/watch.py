@@ -1,0 +1,55 @@
+"""What is seen of a run's steps beside the driver: their spans, how far it has come, and who works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rlep.actors.replicas import RoleStatus
+from rlep.actors.run_progress import Phase, RunProgress
+from rlep.actors.timeline import Timeline
+from rlep.core.types import Prompt
+from rlep.driver.context import Step
+from rlep.driver.train import Trained, TrainStep
+from rlep.metrics.catalogue import MetricValue
+
+ANSWERING = ("serving", "leaving")
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks on while a run makes its steps."""
+
+    steps: int | None
+    """How many there will be; None where the run has none."""
+    phases: Callable[[], tuple[Phase, ...]]
+    done: int | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    restarts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Role → actor → its restarts, also of those that have left."""
+
+    def progress(self) -> RunProgress:
+        """How far the run has come."""
+        return RunProgress(self.done, self.steps, self.phases(), self.seconds)
+
+    def watched(self, train: TrainStep, timeline: Timeline, roles: Callable[[], Sequence[RoleStatus]]) -> TrainStep:
+        """``train`` with a span for each step, and with the ``actors/…`` metrics."""
+
+        async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
+            self.done = number.number
+            with timeline.step(number.number):
+                trained = await train(number, prompts)
+            self.done = number.number + 1
+            self.seconds = dict(number.clock.seconds)
+            return replace(trained, metrics=trained.metrics | self.actors(roles()))
+
+        return step
+
+    def actors(self, roles: Sequence[RoleStatus]) -> dict[str, MetricValue]:
+        """Actors that answer, and restarts so far, by role."""
+        alive = dict.fromkeys((role.role for role in roles), 0)
+        for role in roles:
+            alive[role.role] += sum(actor.state in ANSWERING for actor in role.actors)
+            self.restarts.setdefault(role.role, {}).update({actor.name: actor.restarts for actor in role.actors})
+        values: dict[str, MetricValue] = {f"actors/alive/{role}": count for role, count in alive.items()}
+        return values | {f"actors/restarts/{role}": sum(self.restarts[role].values()) for role in alive}

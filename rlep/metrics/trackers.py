@@ -1,0 +1,162 @@
+"""Second homes for metrics, behind ``metrics.Tracker``: TensorBoard, Weights & Biases, MLflow.
+
+Each package is imported when its tracker is opened. Credentials and servers come from the packages' own environment
+variables (``WANDB_API_KEY``, ``MLFLOW_TRACKING_URI``, …). A resumed run continues the tracker's run: its id is kept in
+the run directory. A server that refuses values costs a warning, not the run: ``metrics.jsonl`` has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from rlep.core.errors import ConfigError
+from rlep.metrics.catalogue import Tracker
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+"""Metrics per MLflow request; its server takes at most 1000."""
+
+
+def open_trackers(sinks: Sequence[str], *, directory: Path, project: str, name: str) -> list[Tracker]:
+    """The trackers named ``tensorboard``, ``wandb``, ``mlflow``, for the run ``name`` in run directory ``directory``.
+
+    ConfigError for an unknown sink, and with the command to run for one that is not installed.
+    """
+    unknown = [sink for sink in sinks if sink not in ("tensorboard", "wandb", "mlflow")]
+    if unknown:
+        raise ConfigError(f"tracking.sinks: unknown {', '.join(unknown)}; known: tensorboard, wandb, mlflow")
+    for sink in sinks:
+        _imported(sink, sink)  # all are there before the first one is opened
+    opened: list[Tracker] = []
+    for sink in sinks:
+        if sink == "tensorboard":
+            opened.append(TensorBoardTracker(directory / "tensorboard"))
+        elif sink == "wandb":
+            opened.append(WandbTracker(directory, project=project, name=name))
+        else:
+            opened.append(MlflowTracker(directory, project=project, name=name))
+    return opened
+
+
+class TensorBoardTracker:
+    """Event files for ``tensorboard --logdir``; needs neither TensorFlow nor torch."""
+
+    def __init__(self, directory: Path) -> None:
+        writers = _imported("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        self._events = _imported("tensorboard.compat.proto.event_pb2", "tensorboard")
+        self._summaries = _imported("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        self._writer = writers.EventFileWriter(str(directory))
+        self._last: int | None = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One event with all values of the step; a step done again after a restart replaces itself and all later ones."""
+        if self._last is None or step <= self._last:
+            begun = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, session_log=begun))
+        self._last = step
+        values = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        summary = self._summaries.Summary(value=values)
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Finish the event file."""
+        self._writer.close()
+
+
+class WandbTracker:
+    """One Weights & Biases run; ``WANDB_MODE=offline`` keeps it in the run directory."""
+
+    def __init__(self, directory: Path, *, project: str, name: str) -> None:
+        wandb = _imported("wandb", "wandb")
+        known = directory / "wandb.id"
+        if not known.exists():
+            _remember(known, secrets.token_hex(8))
+        self._run = wandb.init(
+            project=project, name=name, dir=str(directory), id=known.read_text().strip(), resume="allow"
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One W&B step; sent in the background."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class MlflowTracker:
+    """One MLflow run on the server of ``MLFLOW_TRACKING_URI``."""
+
+    def __init__(self, directory: Path, *, project: str, name: str) -> None:
+        mlflow = _imported("mlflow", "mlflow")
+        self._metric = _imported("mlflow.entities", "mlflow").Metric
+        self._failure: type[Exception] = _imported("mlflow.exceptions", "mlflow").MlflowException
+        server = os.environ.get("MLFLOW_TRACKING_URI")
+        if not server:
+            raise ConfigError("tracking.sinks has 'mlflow': set MLFLOW_TRACKING_URI to the address of its server")
+        try:
+            self._client = mlflow.MlflowClient()
+            self._run_id = self._resumed(directory / "mlflow.id", project, name)
+        except self._failure as error:
+            raise ConfigError(f"tracking.sinks has 'mlflow', but {server} cannot be used: {error}") from error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All values of the step, in requests of at most ``BATCH``."""
+        now = int(time.time() * 1000)
+        rows = [self._metric(mlflow_name(name), value, now, step) for name, value in metrics.items()]
+        try:
+            for start in range(0, len(rows), BATCH):
+                self._client.log_batch(self._run_id, metrics=rows[start : start + BATCH])
+        except self._failure as error:
+            log.warning("MLflow refused the metrics of step %d: %s", step, error)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        try:
+            self._client.set_terminated(self._run_id)
+        except self._failure as error:
+            log.warning("MLflow run %s could not be finished: %s", self._run_id, error)
+
+    def _resumed(self, known: Path, project: str, name: str) -> str:
+        if known.exists():
+            run_id = known.read_text().strip()
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        found = self._client.get_experiment_by_name(project)
+        experiment = found.experiment_id if found else self._client.create_experiment(project)
+        run_id = str(self._client.create_run(experiment, run_name=name).info.run_id)
+        _remember(known, run_id)
+        return run_id
+
+
+def _remember(known: Path, run_id: str) -> None:
+    """Write a file that appears whole: an empty one would name no run for ever."""
+    part = known.with_name(f".{known.name}.part")
+    part.write_text(run_id)
+    part.replace(known)
+
+
+def mlflow_name(name: str) -> str:
+    """A metric name in the characters MLflow takes."""
+    return re.sub(r"[^\w\-. /:]", "_", name, flags=re.ASCII)
+
+
+def _imported(module: str, extra: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != extra:
+            raise
+        raise ConfigError(
+            f"tracking.sinks has {extra!r}, which is not installed: pip install 'rlep[{extra}]'"
+        ) from error

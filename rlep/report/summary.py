@@ -1,0 +1,201 @@
+"""The few numbers that say what a run achieved, and how soon RLEP reached what the baseline reached."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from rlep.report.load import ALL, EvaluationPoint, Role, RunRecord, load_runs
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run in one row; accuracies are shares in 0…1, None where nothing was evaluated yet."""
+
+    label: str
+    role: Role
+    group: str
+    """G + M, e.g. ``16 + 2``; empty when the config is missing."""
+    steps: int
+    """Training steps on record."""
+    planned_steps: int | None
+    finished: bool
+    start: float | None
+    """Accuracy of the first evaluation."""
+    peak: float | None
+    peak_step: int | None
+    final: float | None
+    """Accuracy of the last evaluation, from its largest number of samples."""
+    final_step: int | None
+    final_samples: int | None
+    area: float | None
+    """Mean height of the accuracy curve over its steps (trapezoids)."""
+    seconds_per_step: float | None
+    """Median of ``time/step``."""
+    wall_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineReached:
+    """Where RLEP first reaches the baseline's best accuracy."""
+
+    peak: float
+    baseline_step: int
+    baseline_wall_s: float
+    rlep_step: int | None
+    """None while RLEP has not reached it."""
+    rlep_wall_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the runs say together."""
+
+    data_source: str | None
+    """The data source all accuracies are of; ``all`` covers every one."""
+    runs: tuple[RunSummary, ...]
+    crossing: BaselineReached | None
+    area_gain: float | None
+    """Mean height of RLEP's curve minus the baseline's, over the steps at which both were evaluated."""
+    notes: tuple[str, ...]
+
+    def rows(self) -> list[dict[str, str]]:
+        """The table, one mapping of column title to text per run."""
+        return [_row(run) for run in self.runs]
+
+    def headline(self) -> str:
+        """One or two sentences on the crossing, or on what is missing to tell."""
+        if self.crossing is None:
+            return "No comparison yet: it needs evaluations of a run without replays and of one with replays."
+        at = self.crossing
+        first = f"The baseline peaks at {percent(at.peak)} at step {at.baseline_step}"
+        if at.rlep_step is None:
+            text = f"{first}; RLEP has not reached that."
+        else:
+            share = f" ({at.rlep_step / at.baseline_step:.0%} of the steps)" if at.baseline_step else ""
+            text = f"{first}; RLEP reaches that at step {at.rlep_step}{share}."
+        if self.area_gain is not None:
+            side = "above" if self.area_gain >= 0 else "below"
+            text += f" Averaged over the steps, RLEP is {100 * abs(self.area_gain):.1f} points {side} the baseline."
+        return text
+
+
+def summary(run_directories: Sequence[Path]) -> Summary:
+    """The numbers of the given run directories; the first with M = 0 is the baseline, the first with M > 0 is RLEP."""
+    return summary_of(load_runs(run_directories))
+
+
+def summary_of(records: Sequence[RunRecord]) -> Summary:
+    """As ``summary``, of runs already read."""
+    source = headline_source(records)
+    trained = [record for record in records if record.role != "collection"]
+    curves = {record.role: curve(record, source) for record in reversed(trained)}
+    baseline, rlep = curves.get("baseline", []), curves.get("rlep", [])
+    return Summary(
+        data_source=source,
+        runs=tuple(run_summary(record, source) for record in trained),
+        crossing=crossing(baseline, rlep) if baseline and rlep else None,
+        area_gain=area_gain(baseline, rlep),
+        notes=tuple(f"{record.label}: {note}" for record in records for note in record.notes),
+    )
+
+
+def headline_source(records: Sequence[RunRecord]) -> str | None:
+    """``all`` where a run has it, else the data source evaluated most often; None without evaluations."""
+    counts = Counter(row.data_source for record in records for row in record.evaluations)
+    if ALL in counts:
+        return ALL
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def curve(record: RunRecord, source: str | None) -> list[EvaluationPoint]:
+    """One evaluation per step, by step: where a step has several, the one with the usual number of samples."""
+    rows = [row for row in record.evaluations if row.data_source == source]
+    usual = Counter(row.samples for row in rows).most_common(1)[0][0] if rows else 0
+    by_step: dict[int, EvaluationPoint] = {}
+    for row in rows:
+        if row.step not in by_step or row.samples == usual:
+            by_step[row.step] = row
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def run_summary(record: RunRecord, source: str | None) -> RunSummary:
+    """The row of one run."""
+    points = curve(record, source)
+    peak = max(points, key=lambda row: row.avg, default=None)
+    ends = [row for row in record.evaluations if points and row.data_source == source and row.step == points[-1].step]
+    final = max(ends, key=lambda row: row.samples, default=None)
+    seconds = [line.numbers["time/step"] for line in record.lines if "time/step" in line.numbers]
+    walls = [line.wall_s for line in record.lines] + [row.wall_s for row in points]
+    return RunSummary(
+        label=record.label,
+        role=record.role,
+        group="" if record.fresh is None else f"{record.fresh} + {record.replays}",
+        steps=len(record.lines),
+        planned_steps=record.planned_steps,
+        finished=record.finished,
+        start=points[0].avg if points else None,
+        peak=peak.avg if peak else None,
+        peak_step=peak.step if peak else None,
+        final=final.avg if final else None,
+        final_step=final.step if final else None,
+        final_samples=final.samples if final else None,
+        area=area(points),
+        seconds_per_step=median(seconds) if seconds else None,
+        wall_s=max(walls, default=None),
+    )
+
+
+def crossing(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint]) -> BaselineReached:
+    """The baseline's peak (the first, of equals) and RLEP's first evaluation that is not below it."""
+    peak = max(baseline, key=lambda row: row.avg)
+    reached = next((row for row in rlep if row.avg >= peak.avg), None)
+    return BaselineReached(
+        peak=peak.avg,
+        baseline_step=peak.step,
+        baseline_wall_s=peak.wall_s,
+        rlep_step=reached.step if reached else None,
+        rlep_wall_s=reached.wall_s if reached else None,
+    )
+
+
+def area(points: Sequence[EvaluationPoint]) -> float | None:
+    """Mean height of a curve over its steps by trapezoids; None without at least two points."""
+    if len(points) < 2:
+        return None
+    pairs = itertools.pairwise(points)
+    return sum((b.step - a.step) * (a.avg + b.avg) / 2 for a, b in pairs) / (points[-1].step - points[0].step)
+
+
+def area_gain(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint]) -> float | None:
+    """Difference of the mean heights over the steps that both have; None without at least two."""
+    common = {row.step for row in baseline} & {row.step for row in rlep}
+    first, second = (area([row for row in rows if row.step in common]) for rows in (rlep, baseline))
+    return None if first is None or second is None else first - second
+
+
+def percent(share: float | None) -> str:
+    """``40.6%``, or a dash."""
+    return "–" if share is None else f"{100 * share:.1f}%"
+
+
+def _row(run: RunSummary) -> dict[str, str]:
+    steps = f"{run.steps}" if run.finished or run.planned_steps is None else f"{run.steps} of {run.planned_steps}"
+    at_peak = "" if run.peak_step is None else f" at step {run.peak_step}"
+    samples = "" if run.final_samples is None else f" (n = {run.final_samples})"
+    return {
+        "run": run.label,
+        "role": {"rlep": "RLEP"}.get(run.role, run.role),
+        "G + M": run.group,
+        "steps": steps,
+        "start": percent(run.start),
+        "peak": percent(run.peak) + at_peak,
+        "final": percent(run.final) + samples,
+        "mean over steps": percent(run.area),
+        "s per step": "–" if run.seconds_per_step is None else f"{run.seconds_per_step:.2f}",
+        "minutes": "–" if run.wall_s is None else f"{run.wall_s / 60:.1f}",
+    }

@@ -1,0 +1,120 @@
+"""The last steps as they went: one track for each actor, what it did when, and what the last step waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlep.metrics.spans import DRIVER, Span, StepPicture, picture_of, role_of, steps_of
+from rlep.report.load import RunRecord
+from rlep.report.theme import Theme, empty
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
+
+STEPS = 3
+"""Steps that are drawn."""
+NARROWEST = 1 / 500
+"""Gaps below this share of the picture are not drawn: a track has at most that many bars."""
+LABELS = 24
+"""Most tracks that are all named."""
+ROLES = ("generator", "verifier", "pool", "failures", "learner")
+"""Tracks from top to bottom."""
+PHASE_OF = {
+    "generate": "generate",
+    "grade": "verify",
+    "sample": "replay",
+    "add": "replay",
+    "score": "score",
+    "update": "update",
+    "publish": "publish",
+    "load weights": "publish",
+}
+"""Name of a span → the part of a step whose colour it has; others have the rest's."""
+
+Bars = dict[str, dict[str, list[tuple[float, float]]]]
+"""Track → part of a step → (begin, seconds) of each bar."""
+
+
+def last_steps(run: RunRecord | None) -> tuple[list[Span], list[Span]]:
+    """The last whole steps in a run's timeline, and the spans of their time; both empty without one."""
+    spans = run.spans if run else ()
+    steps = steps_of(spans)[-STEPS:]
+    if not steps:
+        return [], []
+    begin, end = steps[0].begin, steps[-1].end
+    return steps, [span for span in spans if span.actor != DRIVER and span.end > begin and span.begin < end]
+
+
+def last_picture(run: RunRecord) -> StepPicture | None:
+    """Where the last whole step's time went; actors at work in the steps before it count as idle in it."""
+    steps, spans = last_steps(run)
+    return picture_of(steps[-1], spans, {span.actor for span in spans}) if steps else None
+
+
+def bars_of(spans: Sequence[Span], begin: float, end: float) -> Bars:
+    """What each track shows between ``begin`` and ``end``, from ``begin`` on; bars that nearly touch become one."""
+    bars: Bars = {}
+    for span in sorted(spans, key=lambda span: span.begin):
+        start, stop = max(span.begin, begin) - begin, min(span.end, end) - begin
+        row = bars.setdefault(span.actor, {}).setdefault(PHASE_OF.get(span.what, "other"), [])
+        if row and start - sum(row[-1]) < NARROWEST * (end - begin):
+            row[-1] = (row[-1][0], max(stop, sum(row[-1])) - row[-1][0])
+        else:
+            row.append((start, stop - start))
+    return bars
+
+
+def tracks(bars: Bars) -> list[str]:
+    """The tracks from top to bottom."""
+
+    def place(actor: str) -> tuple[int, str, int, str]:
+        role, number = role_of(actor), actor.rpartition("-")[2]
+        known = ROLES.index(role) if role in ROLES else len(ROLES)
+        return known, role, int(number) if number.isdigit() else 0, actor
+
+    return sorted(bars, key=place)
+
+
+def timeline(figure: FigureBase, theme: Theme, run: RunRecord | None) -> None:
+    """A track for each actor over the last steps; the critical path of the last one is outlined."""
+    title = "Who did what in the last steps" + (f" ({run.label})" if run else "")
+    steps, spans = last_steps(run)
+    if run is None or not steps:
+        empty(figure, theme, title, "no whole step in timeline.json")
+        return
+    begin, end = steps[0].begin, steps[-1].end
+    bars = bars_of(spans, begin, end)
+    rows = {actor: row for row, actor in enumerate(tracks(bars))}
+    axes = figure.subplots()
+    for actor, row in rows.items():
+        for phase, pieces in bars[actor].items():
+            axes.broken_barh(pieces, (row - 0.4, 0.8), facecolors=theme.phases[phase], linewidth=0)
+    picture = last_picture(run)
+    for link in picture.path if picture else ():
+        place = (link.begin - begin, link.end - link.begin)
+        axes.broken_barh([place], (rows[link.actor] - 0.4, 0.8), facecolors="none", edgecolors=theme.ink, linewidth=1.1)
+    for step in steps:
+        axes.axvline(step.begin - begin, color=theme.faint, linewidth=0.8, linestyle=(0, (2, 2)))
+        axes.text(step.begin - begin, -0.6, f" step {step.count}", color=theme.faint, fontsize=8, va="bottom")
+    _axes(axes, list(rows), end - begin)
+    axes.set_title(title, pad=18)
+    _legend(figure, theme, bars)
+
+
+def _axes(axes: Axes, names: Sequence[str], seconds: float) -> None:
+    every = -(-len(names) // LABELS)
+    axes.set_yticks(range(0, len(names), every), names[::every])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, seconds)
+    axes.set_xlabel("seconds (outlined: the critical path of the last step)")
+    axes.grid(visible=False, axis="y")
+
+
+def _legend(figure: FigureBase, theme: Theme, bars: Bars) -> None:
+    from matplotlib.patches import Patch
+
+    drawn = {phase for track in bars.values() for phase in track}
+    handles = [Patch(color=colour, label=phase) for phase, colour in theme.phases.items() if phase in drawn]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), handlelength=1, columnspacing=1.0)

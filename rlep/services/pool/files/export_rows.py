@@ -1,0 +1,137 @@
+"""A record as a row of named fields, for files that other programs read, and back without any loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from rlep.core.errors import RecordRefused
+from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool.pool import entry_of
+from rlep.services.pool.storage.codec import Precision, encode, precision_of
+from rlep.services.pool.storage.scan import Held, trajectory_of
+from rlep.services.pool.storage.store import NewRecord
+
+TEXTS = (
+    "prompt_id", "content_id", "finish_reason", "status", "verifier", "verifier_version", "path", "policy_digest",
+    "tokenizer_digest", "logprobs_mode", "logprobs_dtype", "sample_id",
+)  # fmt: skip
+INTEGERS = ("policy_version", "top_k", "max_tokens")
+NUMBERS = ("seconds", "temperature", "top_p", "created_at")
+FLAGS = ("pinned", "quarantined")
+OPTIONAL = ("extracted", "precision")
+"""Texts that may be null. ``precision``: how the pool stores the log-probs, ``float16`` or ``float32``."""
+FIELDS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS, *OPTIONAL, "metadata", "tokens", "logprobs")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExportRow:
+    """One record of a pool with what the pool knows of it."""
+
+    trajectory: Trajectory
+    precision: Precision | None
+    """How its log-probs are stored; None where it has none."""
+    pinned: bool
+    quarantined: bool
+
+
+def line_of(held: Held, *, pinned: bool) -> ExportRow:
+    """A record as a line. Raises ``RecordRefused``, naming it, where it is damaged."""
+    return ExportRow(trajectory_of(held), precision_of(held.record), pinned, held.quarantined)
+
+
+def fields_of(line: ExportRow) -> dict[str, Any]:
+    """The row of a line: ``FIELDS``, token ids and log-probs as arrays."""
+    trajectory = line.trajectory
+    verdict, origin = trajectory.verdict, trajectory.provenance
+    return {
+        "prompt_id": trajectory.prompt_id,
+        "content_id": trajectory.content_id,
+        "finish_reason": trajectory.finish_reason,
+        "status": verdict.status,
+        "verifier": verdict.verifier,
+        "verifier_version": verdict.version,
+        "path": verdict.path,
+        "policy_digest": origin.policy_digest,
+        "tokenizer_digest": origin.tokenizer_digest,
+        "logprobs_mode": origin.logprobs_mode,
+        "logprobs_dtype": origin.logprobs_dtype,
+        "sample_id": trajectory.sample_id,
+        "policy_version": origin.policy_version,
+        "top_k": origin.sampling.top_k,
+        "max_tokens": origin.sampling.max_tokens,
+        "seconds": verdict.seconds,
+        "temperature": origin.sampling.temperature,
+        "top_p": origin.sampling.top_p,
+        "created_at": trajectory.created_at,
+        "pinned": line.pinned,
+        "quarantined": line.quarantined,
+        "extracted": verdict.extracted,
+        "precision": line.precision,
+        "metadata": dict(sorted(trajectory.metadata.items())),
+        "tokens": trajectory.tokens,
+        "logprobs": trajectory.logprobs,
+    }
+
+
+def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
+    """The line of a row and what the store takes of it; fields are checked here, their values by the codec.
+
+    Raises ``RecordRefused`` with the reason, also where the content id is not that of the tokens.
+    """
+    if wrong := sorted(set(FIELDS) ^ set(fields)):
+        raise RecordRefused(f"fields missing or unknown: {', '.join(wrong)}")
+    _check_kinds(fields)
+    metadata = fields["metadata"]
+    trajectory = Trajectory(
+        prompt_id=fields["prompt_id"],
+        tokens=fields["tokens"],
+        logprobs=fields["logprobs"],
+        finish_reason=fields["finish_reason"],
+        verdict=Verdict(
+            fields["status"],
+            fields["extracted"],
+            fields["verifier"],
+            fields["verifier_version"],
+            fields["path"],
+            float(fields["seconds"]),
+        ),
+        provenance=Provenance(
+            fields["policy_digest"],
+            fields["policy_version"],
+            fields["tokenizer_digest"],
+            Sampling(float(fields["temperature"]), float(fields["top_p"]), fields["top_k"], fields["max_tokens"]),
+            fields["logprobs_mode"],
+            fields["logprobs_dtype"],
+        ),
+        created_at=float(fields["created_at"]),
+        sample_id=fields["sample_id"],
+        metadata=dict(metadata),
+    )
+    line = ExportRow(trajectory, fields["precision"], fields["pinned"], fields["quarantined"])
+    entry = entry_of(trajectory, encode(trajectory, precision=line.precision or "float16"))
+    if trajectory.content_id != fields["content_id"]:
+        raise RecordRefused(f"content id {fields['content_id']} is not that of its tokens: {trajectory.content_id}")
+    return line, entry
+
+
+def _check_kinds(fields: Mapping[str, Any]) -> None:
+    kinds: list[tuple[tuple[str, ...], type | tuple[type, ...]]] = [
+        (TEXTS, str),
+        (INTEGERS, int),
+        (NUMBERS, (int, float)),
+        (OPTIONAL, (str, type(None))),
+        (("metadata",), dict),
+        (("tokens",), np.ndarray),
+        (("logprobs",), (np.ndarray, type(None))),
+    ]
+    wrong = [name for names, kind in kinds for name in names if not isinstance(fields[name], kind)]
+    wrong += [name for name in FLAGS if not isinstance(fields[name], bool)]
+    wrong += [name for name in (*INTEGERS, *NUMBERS) if isinstance(fields[name], bool)]
+    if wrong:
+        raise RecordRefused(f"fields of another kind than they should be: {', '.join(sorted(wrong))}")
+    if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
+        raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")

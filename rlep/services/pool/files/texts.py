@@ -1,0 +1,169 @@
+"""Answers as texts, the form in which the authors ship their pool (``reward_model.candidates`` of a prompt file).
+
+A text does not say which tokens it was sampled as: what is imported is tokenised anew, marked so, and graded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple, Protocol
+
+from rlep.core.errors import PoolError
+from rlep.core.types import Int32Array, Provenance, Sampling, Trajectory, Verdict, content_id_of
+from rlep.services.pool.files.records import Imported
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.scan import scan, trajectory_of
+
+MAX_TEXT = 4 << 20
+"""Characters; a longer answer is refused before it is tokenised."""
+RETOKENISED = "retokenised"
+"""Key of the metadata that marks an answer whose tokens were made from a text."""
+UNKNOWN = Sampling(temperature=0.0, top_p=0.0, top_k=0, max_tokens=0)
+"""Of an answer whose sampling nobody wrote down; no sampler has these."""
+
+_TEXTS = 512
+
+
+class Texts(Protocol):
+    """The model's tokenizer."""
+
+    @property
+    def digest(self) -> str:
+        """Names the vocabulary."""
+
+    def encode_response(self, text: str) -> Int32Array:
+        """Token ids of a whole response, EOS included, ``[T]``."""
+
+    def decode(self, tokens: Int32Array) -> str:
+        """The text of response tokens ``[T]``."""
+
+
+class Grader(Protocol):
+    """The verifier."""
+
+    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool]]) -> list[Verdict]:
+        """One verdict per (reference, text, truncated), in order."""
+
+
+class TextAnswers(NamedTuple):
+    """A question with answers as texts."""
+
+    prompt_id: str
+    reference: str
+    answers: tuple[str, ...]
+
+
+class _Candidate(NamedTuple):
+    question: TextAnswers
+    place: str
+    tokens: Int32Array
+
+
+def import_texts(
+    pool: Pool,
+    questions: Iterable[TextAnswers],
+    tokenizer: Texts,
+    grader: Grader,
+    *,
+    max_tokens: int,
+    source: str,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Imported:
+    """Tokenise and grade answers, and store those that are correct, marked as re-tokenised and from ``source``.
+
+    What the pool holds already is not graded again, so that an import that was interrupted is simply repeated.
+    ``max_tokens``: longest answer taken, EOS included. ``advance`` is told of each question done.
+    """
+    if tokenizer.digest != pool.tokenizer_digest:
+        raise PoolError(f"the tokenizer is {tokenizer.digest}; the pool's is {pool.tokenizer_digest}")
+    report = Imported()
+    for some in _batches(questions):
+        candidates = list(_candidates(some, tokenizer, max_tokens, report))
+        fresh = _not_held(pool, candidates, report)
+        pairs = [(one.question.reference, tokenizer.decode(one.tokens), False) for one in fresh]
+        accepted: list[Trajectory] = []
+        for one, verdict in zip(fresh, grader.grade_pairs(pairs), strict=True):
+            if verdict.status == "correct":
+                accepted.append(_trajectory(one, verdict, tokenizer.digest, source))
+            else:
+                found = f": found {verdict.extracted!r:.60}, the reference is {one.question.reference!r:.60}"
+                report.refuse(one.place, f"the verifier says {verdict.status}{found}", group=verdict.status)
+        added = pool.add(accepted)
+        report.inserted += added.inserted
+        report.duplicates += added.duplicates
+        for content_id, reason in added.refused:
+            report.refuse(content_id, reason)
+        advance(len(some))
+    return report
+
+
+def texts_of(pool: Pool, prompt_ids: Sequence[str], tokenizer: Texts) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(prompt id, its answers as texts) for each of these prompts that has any, in their order."""
+    for prompt_id, group in groupby(scan(pool.store, prompt_ids), key=lambda held: held.prompt_id):
+        yield prompt_id, tuple(tokenizer.decode(trajectory_of(held).tokens) for held in group)
+
+
+def _batches(questions: Iterable[TextAnswers]) -> Iterator[list[TextAnswers]]:
+    """Questions with some hundred answers together."""
+    batch: list[TextAnswers] = []
+    answers = 0
+    for question in questions:
+        batch.append(question)
+        answers += len(question.answers)
+        if answers >= _TEXTS or len(batch) >= _TEXTS:
+            yield batch
+            batch, answers = [], 0
+    if batch:
+        yield batch
+
+
+def _candidates(
+    questions: Sequence[TextAnswers], tokenizer: Texts, max_tokens: int, report: Imported
+) -> Iterator[_Candidate]:
+    for question in questions:
+        for number, text in enumerate(question.answers):
+            place = f"{question.prompt_id}/{number}"
+            if len(text) > MAX_TEXT:
+                report.refuse(place, f"{len(text)} characters; at most {MAX_TEXT}", group="too long")
+                continue
+            tokens = tokenizer.encode_response(text)
+            if len(tokens) > max_tokens:
+                report.refuse(place, f"{len(tokens)} tokens; rollout.max_tokens is {max_tokens}", group="too long")
+            elif len(tokens) < 2:
+                report.refuse(place, "no text", group="empty")
+            else:
+                yield _Candidate(question, place, tokens)
+
+
+def _not_held(pool: Pool, candidates: Sequence[_Candidate], report: Imported) -> list[_Candidate]:
+    """Those that the pool does not hold, each once; quarantined ones are refused here."""
+    prompts = list(dict.fromkeys(one.question.prompt_id for one in candidates))
+    held = {content_id for ids in pool.store.content_ids(prompts) for content_id in ids}
+    aside = {content_id for ids in pool.store.content_ids(prompts, quarantined=True) for content_id in ids}
+    fresh = []
+    for one in candidates:
+        content_id = bytes.fromhex(content_id_of(one.question.prompt_id, one.tokens))
+        if content_id in aside:
+            report.refuse(one.place, "quarantined: it did not pass a later verification")
+        elif content_id in held:
+            report.duplicates += 1
+        else:
+            held.add(content_id)
+            fresh.append(one)
+    return fresh
+
+
+def _trajectory(one: _Candidate, verdict: Verdict, tokenizer_digest: str, source: str) -> Trajectory:
+    return Trajectory(
+        prompt_id=one.question.prompt_id,
+        tokens=one.tokens,
+        logprobs=None,
+        finish_reason="stop",
+        verdict=verdict,
+        provenance=Provenance("imported", 0, tokenizer_digest, UNKNOWN, "unknown", "unknown"),
+        created_at=time.time(),
+        sample_id=f"import/{one.place}",
+        metadata={RETOKENISED: "true", "source": source},
+    )

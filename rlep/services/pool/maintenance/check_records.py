@@ -1,0 +1,58 @@
+"""Every record of a pool read and checked: which are damaged, and whether the counters are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rlep.core.errors import RecordRefused
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.scan import Held, scan, trajectory_of
+
+EXAMPLES = 20
+
+
+@dataclass(slots=True)
+class Examined:
+    """What reading every record found."""
+
+    records: int = 0
+    quarantined: int = 0
+    counted: int = 0
+    """Records by the pool's own counters."""
+    damaged: int = 0
+    removed: int = 0
+    """Damaged ones that were taken out."""
+    examples: list[tuple[str, str, str]] = field(default_factory=list)
+    """(prompt id, content id, reason) of the first few."""
+
+
+def examine(pool: Pool, *, mend: bool, advance: Callable[[int], None] = lambda _: None) -> Examined:
+    """Decode every record, quarantined ones too, checksum and content id included; ``mend`` takes damaged ones out."""
+    result = Examined(counted=sum(label.records for label in pool.store.labels().values()))
+    prompts = pool.store.all_prompts()
+    for held in scan(pool.store, prompts, quarantined=True):
+        result.records += not held.quarantined
+        result.quarantined += held.quarantined
+        reason = _damage(held, pool.tokenizer_digest)
+        if reason is not None:
+            result.damaged += 1
+            if len(result.examples) < EXAMPLES:
+                result.examples.append((held.prompt_id, held.content_id.hex(), reason))
+            if mend and held.quarantined:
+                result.removed += pool.store.forget(held.prompt_id, [held.content_id])
+            elif mend:
+                result.removed += pool.remove(held.prompt_id, [held.content_id.hex()])
+        advance(1)
+    return result
+
+
+def _damage(held: Held, tokenizer_digest: str) -> str | None:
+    """What is wrong with a record, or None."""
+    try:
+        trajectory = trajectory_of(held)
+    except RecordRefused as error:
+        return str(error).partition(": ")[2]
+    if trajectory.provenance.tokenizer_digest != tokenizer_digest:
+        return f"its tokens are of tokenizer {trajectory.provenance.tokenizer_digest}"
+    return None

@@ -1,0 +1,108 @@
+"""Grading a pool again: which answers the present verifier still finds correct, and setting aside those it does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rlep.core.errors import PoolError
+from rlep.core.types import Trajectory, Verdict
+from rlep.services.pool.files.texts import Grader, Texts
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.scan import scan, trajectory_of
+
+UNDECIDED = ("timeout", "out_of_memory", "crashed")
+"""Verdicts on the verifier's own trouble, not on the answer: reported, never quarantined."""
+_BATCH, _BATCH_TOKENS = 256, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer that is graded otherwise than it was."""
+
+    prompt_id: str
+    content_id: str
+    before: Verdict
+    after: Verdict
+    quarantined: bool
+
+
+@dataclass(slots=True)
+class Reverified:
+    """What grading a pool again found."""
+
+    graded: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Verdict → answers."""
+    failed: int = 0
+    """Answers with another verdict than they came in with: not correct any more, or in a pool of wrong ones not wrong."""
+    undecided: int = 0
+    """Of ``UNDECIDED``."""
+    reread: int = 0
+    """The same verdict, but another text was taken for the answer."""
+    quarantined: int = 0
+    unknown: int = 0
+    """Answers to questions that have no reference here: not graded."""
+    unknown_questions: int = 0
+
+
+def reverify(
+    pool: Pool,
+    references: Mapping[str, str],
+    tokenizer: Texts,
+    grader: Grader,
+    *,
+    quarantine: bool,
+    report: Callable[[Difference], None],
+    advance: Callable[[int], None] = lambda _: None,
+) -> Reverified:
+    """Grade every answer of a pool against ``references`` (prompt id → reference), some hundred at a time.
+
+    ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
+    back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.
+    """
+    if quarantine and pool.sealed:
+        raise PoolError(f"pool {pool.name} is sealed: nothing can be set aside in it; only look (--dry-run)")
+    if tokenizer.digest != pool.tokenizer_digest:
+        raise PoolError(f"the tokenizer is {tokenizer.digest}; pool {pool.name} has {pool.tokenizer_digest}")
+    prompts = pool.prompt_ids()
+    known = [prompt_id for prompt_id in prompts if prompt_id in references]
+    result = Reverified(unknown_questions=len(prompts) - len(known))
+    others = [prompt_id for prompt_id in prompts if prompt_id not in references]
+    result.unknown = sum(map(len, pool.store.content_ids(others)))
+    advance(result.unknown)
+    for batch in _batches(pool, known):
+        pairs = [
+            (references[one.prompt_id], tokenizer.decode(one.tokens), one.finish_reason == "length") for one in batch
+        ]
+        for one, verdict in zip(batch, grader.grade_pairs(pairs), strict=True):
+            result.graded += 1
+            result.statuses[verdict.status] += 1
+            same = verdict.status == one.verdict.status
+            if same and verdict.extracted == one.verdict.extracted:
+                continue
+            undecided = verdict.status in UNDECIDED
+            result.reread += same
+            result.undecided += undecided
+            result.failed += not (same or undecided)
+            aside = quarantine and not (same or undecided)
+            if aside:
+                result.quarantined += pool.remove(one.prompt_id, [one.content_id], quarantine=True)
+            report(Difference(one.prompt_id, one.content_id, one.verdict, verdict, aside))
+        advance(len(batch))
+    return result
+
+
+def _batches(pool: Pool, prompts: list[str]) -> Iterator[list[Trajectory]]:
+    batch: list[Trajectory] = []
+    tokens = 0
+    for held in scan(pool.store, prompts):
+        trajectory = trajectory_of(held)
+        batch.append(trajectory)
+        tokens += len(trajectory.tokens)
+        if len(batch) >= _BATCH or tokens >= _BATCH_TOKENS:
+            yield batch
+            batch, tokens = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,240 @@
+"""A pool on a server: the verbs of ``Pool`` over gRPC, from a notebook or from a job."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+from grpc.experimental import ChannelOptions
+from pydantic import TypeAdapter
+
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
+from rlep.core.heap import keep_freed_memory
+from rlep.core.types import Trajectory
+from rlep.services.pool.rpc.access import is_loopback, split_address
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
+from rlep.services.pool.rpc.tls import ClientTls
+from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, RETRY_KEY, insert_calls, sample_of
+from rlep.services.pool.storage.codec import Precision, decode, encode, name_of
+from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.values import AddReport, PoolStats
+
+T = TypeVar("T")
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    (ChannelOptions.SingleThreadedUnaryStream, 1),  # frames reach the caller without passing through another thread
+)
+_AGAIN = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,  # by a server that stops: nobody else cancels a call of ours before ``close``
+}
+_ERRORS: dict[str, type[RlepError]] = {
+    kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
+}
+_STATS = TypeAdapter(PoolStats)
+
+
+class PoolClient:
+    """One pool on a pool server. Safe to share between threads; every call may be repeated and has a deadline.
+
+    A server that is away, restarts, or is asked too often is tried again until the deadline. Errors are those of
+    ``Pool``, with the server's reason; ``PoolError`` also where the token does not allow a call.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        pool: str = "",
+        token: str | None = None,
+        tls: ClientTls | Path | str | bool | None = None,
+        deadline: float = 30.0,
+        writer: str = "main",
+        writer_epoch: int | None = None,
+        precision: Precision = "float16",
+    ) -> None:
+        """``address`` is ``host:port``; an empty ``pool`` is the server's default one; ``deadline`` in seconds.
+
+        ``tls``: True for a certificate of a public authority, a path for one of this authority, ``ClientTls`` for a
+        certificate of one's own. A token beyond loopback needs it. ``writer``, ``writer_epoch``, ``precision``: see
+        ``PoolOptions``. Nothing is connected before the first call. Raises ``ConfigError``.
+        """
+        host, _ = split_address(address)
+        if token is not None and not tls and not is_loopback(host):
+            raise ConfigError(f"a token would travel to {address} in the clear: give tls=")
+        if token is not None and (not token.isascii() or not token.isprintable() or " " in token or not token):
+            raise ConfigError("a token is printable ASCII without spaces, e.g. the text of a token file, stripped")
+        keep_freed_memory()
+        self._address, self._pool, self._deadline = address, pool, deadline
+        self._writer, self._epoch = (writer, writer_epoch) if writer_epoch is not None else ("", 0)
+        self._precision = precision
+        self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        if tls:
+            files = tls if isinstance(tls, ClientTls) else ClientTls(None if tls is True else Path(tls))
+            self._channel = grpc.secure_channel(address, files.credentials(), _OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(address, _OPTIONS)
+        self._stub, self._closed = PoolStub(self._channel), False
+
+    def __repr__(self) -> str:
+        return f"PoolClient({self._address!r}, pool={self._pool!r})"
+
+    def close(self) -> None:
+        """Close the connection; calls under way, and later ones, raise ``PoolError``."""
+        self._closed = True
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
+        """Store verified trajectories, each at most once: see ``Pool.add``. A pool that does not exist is made."""
+        inserted = duplicates = evicted = 0
+        refused: list[tuple[str, str]] = []
+        records = []
+        for trajectory in trajectories:
+            try:
+                record = encode(trajectory, precision=self._precision)
+                records.append(pb.Record(prompt_id=trajectory.prompt_id, record=record))
+            except RecordRefused as error:
+                refused.append((name_of(trajectory), str(error)))
+        for frames in insert_calls(records):
+            head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
+            head.total = sum(len(frame.records) for frame in frames)
+            reply = self._call("adding", lambda **way: self._stub.Add(iter([head, *frames]), **way))  # noqa: B023
+            inserted, duplicates, evicted = (
+                inserted + reply.inserted,
+                duplicates + reply.duplicates,
+                evicted + reply.evicted,
+            )
+            refused += ((item.content_id, item.reason) for item in reply.refused)
+        return AddReport(inserted, duplicates, tuple(refused), evicted)
+
+    def sample(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Sample:
+        """At most ``count`` trajectories of each prompt, uniformly and without replacement: see ``Pool.sample``."""
+        try:
+            request = pb.SampleRequest(pool=self._pool, prompt_ids=prompt_ids, count=count, seed=seed, step=step)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"a sample of count {count}, seed {seed}, step {step}: {error}") from None
+        return self._call("sampling", lambda **way: sample_of(prompt_ids, self._stub.Sample(request, **way)))
+
+    def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
+        """One trajectory, or None where the pool does not hold it."""
+        request = pb.GetRequest(pool=self._pool, prompt_id=prompt_id, content_id=content_id)
+        record = self._call("reading", lambda **way: self._stub.Get(request, **way)).record
+        return decode(record, prompt_id) if record else None
+
+    def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
+        """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
+        request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, quarantine=quarantine)
+        return int(self._call("removing", lambda **way: self._stub.Remove(request, **way)).count)
+
+    def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
+        """Keep trajectories when their prompt is over its cap, or let them go again; how many of them there are."""
+        request = pb.PinRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, pinned=pinned)
+        return int(self._call("pinning", lambda **way: self._stub.Pin(request, **way)).count)
+
+    def export(self, *, after: str = "") -> Iterator[Trajectory]:
+        """Every trajectory, by prompts in ascending order; ``after`` goes on behind a prompt id.
+
+        A pool that is written to meanwhile is seen prompt by prompt.
+        """
+        following: str | None = after
+        while following is not None:
+            page, following = self.export_page(following)
+            yield from page
+
+    def export_page(self, after: str) -> tuple[list[Trajectory], str | None]:
+        """Trajectories of the next 256 prompts behind a prompt id, and where the next page begins: None at the end."""
+        request = pb.ExportRequest(pool=self._pool, after=after)
+        frames = self._call("exporting", lambda **way: list(self._stub.Export(request, **way)))
+        page = [decode(record.record, record.prompt_id) for frame in frames for record in frame.records]
+        return page, frames[-1].next or None
+
+    def seal(self) -> str:
+        """Close the pool for good; returns its digest. May be repeated."""
+        return str(self._call("sealing", lambda **way: self._stub.Seal(self._request, **way)).digest)
+
+    def digest(self) -> str:
+        """32 hex digits that name the pool's present content."""
+        return str(self._call("reading the digest", lambda **way: self._stub.Digest(self._request, **way)).digest)
+
+    def stats(self) -> PoolStats:
+        """Coverage, size, and where the trajectories come from."""
+        reply = self._call("counting", lambda **way: self._stub.Stats(self._request, **way))
+        return _STATS.validate_json(reply.json)
+
+    def prompt_ids(self) -> list[str]:
+        """Prompts with at least one trajectory, ascending."""
+        return self._listed("listing prompts", self._stub.ListPrompts)
+
+    def content_ids(self, prompt_id: str) -> list[str]:
+        """Content ids of a prompt's trajectories, ascending."""
+        request = pb.ListTrajectoriesRequest(pool=self._pool, prompt_id=prompt_id)
+        ids = self._call("listing", lambda **way: self._stub.ListTrajectories(request, **way)).ids.hex()
+        return [ids[at : at + 32] for at in range(0, len(ids), 32)]
+
+    def names(self) -> list[str]:
+        """Pools of this server that the token may read."""
+        return self._listed("listing pools", self._stub.ListPools)
+
+    @property
+    def _request(self) -> pb.PoolRequest:
+        return pb.PoolRequest(pool=self._pool)
+
+    def _listed(self, what: str, method: Callable[..., pb.ListReply]) -> list[str]:
+        """All pages of a listing."""
+        names: list[str] = []
+        request = pb.ListRequest(pool=self._pool)
+        while True:
+            reply = self._call(what, lambda **way: method(request, **way))
+            names += reply.names
+            if not reply.next:
+                return names
+            request.after = reply.next
+
+    def _call(self, what: str, attempt: Callable[..., T]) -> T:
+        """The result of a call that may be repeated, tried until the deadline."""
+        end, pause = time.monotonic() + self._deadline, 0.05
+        while not self._closed:
+            try:
+                return attempt(timeout=end - time.monotonic(), metadata=self._metadata)
+            except ValueError:  # what gRPC raises on a closed channel
+                if not self._closed:
+                    raise
+                break
+            except grpc.RpcError as error:
+                trailing = dict(error.trailing_metadata() or ())
+                wait = float(trailing.get(RETRY_KEY, pause))
+                if self._closed:
+                    break
+                if error.code() not in _AGAIN or time.monotonic() + wait > end:
+                    raise self._error(what, error, trailing) from None
+            time.sleep(wait)
+            pause = min(2 * pause, 1.0)
+        raise PoolError(f"{what} at pool server {self._address}: this client was closed")
+
+    def _error(self, what: str, error: Any, trailing: dict[str, str]) -> RlepError:
+        """The server's own error, or what became of the call."""
+        if kind := _ERRORS.get(trailing.get(ERROR_KEY, "")):
+            return kind(error.details())
+        where = f"{what} at pool server {self._address}"
+        if error.code() in _AGAIN or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {error.details()}")
+        return PoolError(f"{where}: {error.code().name.lower().replace('_', ' ')}: {error.details()}")

@@ -1,0 +1,88 @@
+"""All pools of one Redis, each opened when it is first asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rlep.services.pool.cache import RecordCache
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.connection import Client, RetryingRedis
+from rlep.services.pool.storage.store import Store
+from rlep.services.pool.values import PoolOptions
+
+_MOST_OPEN = 256
+
+
+class Writer(NamedTuple):
+    """Who writes: incarnations of one name fence each other by epoch."""
+
+    name: str
+    epoch: int | None
+
+
+UNFENCED = Writer("main", None)
+_Key = tuple[str, Writer | None]
+
+
+class Shelf:
+    """Pools that share one client and one cache. Safe to share between threads."""
+
+    def __init__(self, client: Client, *, cache: RecordCache, deadline: float) -> None:
+        """``deadline``: seconds for one operation on Redis."""
+        self._client, self._cache, self._deadline = client, cache, deadline
+        self._lock = threading.Lock()
+        self._open: OrderedDict[_Key, Pool] = OrderedDict()
+
+    def names(self) -> list[str]:
+        """Names of all pools, ascending."""
+        return self._store("any").names()
+
+    def reader(self, name: str, *, fresh: bool = False) -> Pool:
+        """A pool to read; ``fresh`` looks whether it was sealed meanwhile. Raises ``PoolError`` where there is none."""
+        options = PoolOptions(read_only=True, deadline=self._deadline)
+        pool = self._opened((name, None), lambda: self._open_one(name, None, options))
+        if fresh and pool.sealed is None and (meta := pool.store.meta()) and meta.digest:
+            self.forget(name)
+            return self.reader(name)
+        return pool
+
+    def writer(self, name: str, writer: Writer = UNFENCED, *, tokenizer_digest: str | None = None) -> Pool:
+        """A pool to write. Where there is none it is made, if a ``tokenizer_digest`` is given."""
+
+        def open_it() -> Pool:
+            meta = self._store(name).meta()
+            if meta is None and tokenizer_digest is None:
+                return self.reader(name)  # says that there is none
+            digest = meta.tokenizer_digest if meta else tokenizer_digest
+            options = PoolOptions(writer=writer.name, writer_epoch=writer.epoch, deadline=self._deadline)
+            return self._open_one(name, digest, options)
+
+        return self._opened((name, writer), open_it)
+
+    def forget(self, name: str) -> None:
+        """Open this pool anew the next time it is asked for."""
+        with self._lock:
+            for key in [key for key in self._open if key[0] == name]:
+                del self._open[key]
+
+    def _store(self, name: str) -> Store:
+        return Store(RetryingRedis(self._client, deadline=self._deadline), name)
+
+    def _open_one(self, name: str, tokenizer_digest: str | None, options: PoolOptions) -> Pool:
+        return Pool.open(self._client, name, tokenizer_digest=tokenizer_digest, options=options, cache=self._cache)
+
+    def _opened(self, key: _Key, open_it: Callable[[], Pool]) -> Pool:
+        with self._lock:
+            pool = self._open.get(key)
+            if pool is not None:
+                self._open.move_to_end(key)
+                return pool
+        pool = open_it()  # outside the lock: a Redis that answers slowly holds up no other pool
+        with self._lock:
+            pool = self._open.setdefault(key, pool)
+            while len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)
+        return pool

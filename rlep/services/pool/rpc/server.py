@@ -1,0 +1,141 @@
+"""The pool as a gRPC server: where it listens, who may, and for how long."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+from grpc_reflection.v1alpha import reflection
+
+from rlep.core.errors import ConfigError, RlepError
+from rlep.core.heap import keep_freed_memory
+from rlep.services.pool.cache import DEFAULT_CACHE_BYTES, RecordCache
+from rlep.services.pool.rpc.access import Rates, Tokens, is_loopback, split_address
+from rlep.services.pool.rpc.proto import pool_pb2_grpc
+from rlep.services.pool.rpc.registry import Shelf
+from rlep.services.pool.rpc.service import PoolServicer
+from rlep.services.pool.rpc.tls import ServerTls
+from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE
+from rlep.services.pool.storage.checks import check_server
+from rlep.services.pool.storage.connection import Client, RetryingRedis
+
+GRACE = 10.0
+"""Seconds that calls get to end when the server stops."""
+
+_REDIS_DEADLINE = 20.0  # shorter than a client's, so that it hears the reason
+_THREADS = 32
+_CALLS_AT_ONCE = 128
+_WATCH_EVERY = 2.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not shared with whoever has it
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server is run."""
+
+    listen: str = "127.0.0.1:0"
+    """``host:port``; port 0 takes a free one. Beyond loopback it needs tokens and TLS."""
+    pool: str = "pool"
+    """The pool of a request that names none."""
+    token_file: Path | None = None
+    """See ``Tokens.read``. None lets everybody do everything, on loopback only."""
+    tls: ServerTls | None = None
+    calls_per_second: float = 1000.0
+    """Of one token, or of one address where there are none; twice as many at once after a pause."""
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    """Decoded records kept in memory, of all pools together."""
+
+
+class PoolServer:
+    """All pools of one Redis over gRPC, with health checks and reflection. Use as a context manager."""
+
+    def __init__(self, client: Client, options: ServerOptions) -> None:
+        """Raises ``ConfigError`` for an address that must not be listened on like this, ``PoolError`` for the Redis."""
+        host, port = split_address(options.listen)
+        tokens = Tokens.read(options.token_file) if options.token_file else None
+        if not is_loopback(host) and (tokens is None or options.tls is None):
+            raise ConfigError(
+                f"{options.listen} can be reached from other machines: it needs a token file and TLS "
+                "(--token-file, --tls-cert, --tls-key); without them listen on 127.0.0.1"
+            )
+        check_server(RetryingRedis(client, deadline=_REDIS_DEADLINE))
+        keep_freed_memory()
+        self._client = client
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")
+        self._server = grpc.server(self._threads, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE)
+        shelf = Shelf(client, cache=RecordCache(options.cache_bytes), deadline=_REDIS_DEADLINE)
+        rates = Rates(options.calls_per_second)
+        servicer = PoolServicer(shelf, default_pool=options.pool, tokens=tokens, rates=rates)
+        pool_pb2_grpc.add_PoolServicer_to_server(servicer, self._server)
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        self.address = _bound(self._server, host, port, options.tls)
+        """``host:port`` with the port that it got."""
+        self._stopping = threading.Event()
+        self._watch = threading.Thread(target=self._keep_health, name="pool-health", daemon=True)
+
+    def start(self) -> Self:
+        """Serve; healthy when this returns."""
+        self._set_health(True)
+        self._server.start()
+        self._watch.start()
+        return self
+
+    def stop(self) -> None:
+        """Take no more calls, let those under way end for ``GRACE`` seconds, and close."""
+        self._stopping.set()
+        self._health.enter_graceful_shutdown()
+        self._server.stop(GRACE).wait()
+        self._threads.shutdown()
+        self._watch.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _keep_health(self) -> None:
+        """Healthy is who reaches Redis."""
+        link, healthy = RetryingRedis(self._client, deadline=_WATCH_EVERY), True
+        while not self._stopping.wait(_WATCH_EVERY):
+            before = healthy
+            try:
+                link.call("health: ping", self._client.ping)
+                healthy = True
+            except RlepError as error:
+                healthy = False
+                _log.warning("not healthy: %s", error)
+            if healthy != before:
+                self._set_health(healthy)
+
+    def _set_health(self, healthy: bool) -> None:
+        status = HealthCheckResponse.SERVING if healthy else HealthCheckResponse.NOT_SERVING
+        for service in ("", SERVICE):
+            self._health.set(service, status)
+
+
+def _bound(server: Any, host: str, port: int, tls: ServerTls | None) -> str:
+    place = f"[{host}]" if ":" in host else host
+    try:
+        address = f"{place}:{port}"
+        got = server.add_secure_port(address, tls.credentials()) if tls else server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(f"{place}:{port} cannot be listened on: {error}") from None
+    return f"{place}:{got}"

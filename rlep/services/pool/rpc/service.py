@@ -1,0 +1,288 @@
+"""The verbs of the gRPC service: each lets the caller in, opens the pool, and answers or says why not."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, NoReturn
+
+import grpc
+
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
+from rlep.core.types import Trajectory
+from rlep.services.pool.pool import Pool, entry_of
+from rlep.services.pool.rpc.access import ANYBODY, Caller, Rates, Role, Tokens
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.rpc.proto import pool_pb2_grpc
+from rlep.services.pool.rpc.registry import UNFENCED, Shelf, Writer
+from rlep.services.pool.rpc.wire import (
+    CALL_BYTES,
+    ERROR_KEY,
+    FRAME_BYTES,
+    RECORDS_A_CALL,
+    RETRY_KEY,
+    counts_bytes,
+    sample_frames,
+)
+from rlep.services.pool.storage.codec import decode
+from rlep.services.pool.storage.reading import PROMPTS_A_PART, RecordsRemoved
+from rlep.services.pool.values import AddReport
+
+Context = Any
+"""``grpc.ServicerContext``; grpc has no types."""
+
+LONGEST_CALL = 600.0
+"""Seconds: a call with a later deadline, or none, is refused."""
+_PROMPTS_A_PAGE = 256
+_NAMES_A_PAGE = 4096
+_LARGEST_DRAW = 1 << 20
+_LARGEST_COUNT = 1024
+_CALL = re.compile(r"[0-9a-f]{16}")
+_CODES = {
+    ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
+    RecordRefused: grpc.StatusCode.INVALID_ARGUMENT,
+    PoolError: grpc.StatusCode.FAILED_PRECONDITION,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_LONGEST_MESSAGE = 2000
+
+
+class _Refused(Exception):
+    """A call that is not let in, with its status and the seconds after which it may come again."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code, self.retry_after = code, retry_after
+
+
+class PoolServicer(pool_pb2_grpc.PoolServicer):
+    """See ``proto/pool.proto``. ``tokens`` None lets everybody do everything."""
+
+    def __init__(self, shelf: Shelf, *, default_pool: str, tokens: Tokens | None, rates: Rates) -> None:
+        self._shelf, self._default, self._tokens, self._rates = shelf, default_pool, tokens, rates
+
+    def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
+        with self._answering(context) as caller:
+            head = next(request_iterator, pb.AddFrame())
+            name = self._allowed(caller, head.pool, Role.APPEND)
+            if head.call and not _CALL.fullmatch(head.call):
+                raise ConfigError(f"call {head.call!r:.40} is not 16 hex digits")
+            found, refused = _decoded([*head.records, *_further(request_iterator, head)])
+            if not found:
+                return _add_reply(AddReport(0, 0, tuple(refused)))
+            writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
+            digest = found[0][0].provenance.tokenizer_digest
+            pool = self._shelf.writer(name, writer, tokenizer_digest=digest)
+            return _add_reply(_added(pool, found, refused, head.call or None))
+
+    def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
+        with self._answering(context) as caller:
+            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            if request.count > _LARGEST_COUNT or request.count * len(request.prompt_ids) > _LARGEST_DRAW:
+                raise ConfigError(
+                    f"a sample of {len(request.prompt_ids)} prompts x {request.count}: at most {_LARGEST_COUNT} a prompt "
+                    f"and {_LARGEST_DRAW} together"
+                )
+            drawn = pool.draw(list(request.prompt_ids), request.count, seed=request.seed, step=request.step)
+            counts = counts_bytes(drawn.counts)
+            for part in pool.read(drawn):
+                for frame in sample_frames(part):
+                    frame.counts, counts = counts, b""
+                    yield frame
+            if counts:
+                yield pb.SampleFrame(counts=counts)
+
+    def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
+        with self._answering(context) as caller:
+            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            page, following = _page(pool.prompt_ids(), request.after, _PROMPTS_A_PAGE)
+            for start in range(0, len(page), PROMPTS_A_PART):
+                yield from _export_frames(pool, page[start : start + PROMPTS_A_PART])
+            yield pb.ExportFrame(next=following)
+
+    def Get(self, request: pb.GetRequest, context: Context) -> pb.GetReply:
+        with self._answering(context) as caller:
+            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            return pb.GetReply(record=pool.record(request.content_id, request.prompt_id) or b"")
+
+    def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.CountReply:
+        with self._answering(context) as caller:
+            pool = self._shelf.writer(self._allowed(caller, request.pool, Role.ADMIN))
+            ids = list(request.content_ids)
+            return pb.CountReply(count=pool.remove(request.prompt_id, ids, quarantine=request.quarantine))
+
+    def Pin(self, request: pb.PinRequest, context: Context) -> pb.CountReply:
+        with self._answering(context) as caller:
+            pool = self._shelf.writer(self._allowed(caller, request.pool, Role.ADMIN))
+            return pb.CountReply(count=pool.pin(request.prompt_id, list(request.content_ids), pinned=request.pinned))
+
+    def Seal(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
+        with self._answering(context) as caller:
+            name = self._allowed(caller, request.pool, Role.ADMIN)
+            digest = self._shelf.writer(name).seal()
+            self._shelf.forget(name)
+            return pb.DigestReply(digest=digest)
+
+    def Digest(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
+        with self._answering(context) as caller:
+            return pb.DigestReply(digest=self._shelf.reader(self._allowed(caller, request.pool, Role.READ)).digest())
+
+    def Stats(self, request: pb.PoolRequest, context: Context) -> pb.StatsReply:
+        with self._answering(context) as caller:
+            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ), fresh=True)
+            return pb.StatsReply(json=json.dumps(asdict(pool.stats())))
+
+    def ListPrompts(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
+        with self._answering(context) as caller:
+            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            return _listed(pool.prompt_ids(), request)
+
+    def ListTrajectories(self, request: pb.ListTrajectoriesRequest, context: Context) -> pb.ListTrajectoriesReply:
+        with self._answering(context) as caller:
+            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            return pb.ListTrajectoriesReply(ids=bytes.fromhex("".join(pool.content_ids(request.prompt_id))))
+
+    def ListPools(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
+        with self._answering(context) as caller:
+            return _listed([name for name in self._shelf.names() if caller.role(name) >= Role.READ], request)
+
+    @contextmanager
+    def _answering(self, context: Context) -> Iterator[Caller]:
+        """Let the caller in, and turn an error into the status that ends the call."""
+        try:
+            yield self._admitted(context)
+        except RecordsRemoved:
+            _end(
+                context, grpc.StatusCode.ABORTED, "a drawn record was removed meanwhile: ask again", ((RETRY_KEY, "0"),)
+            )
+        except _Refused as refusal:
+            wait = refusal.retry_after
+            _end(context, refusal.code, refusal, () if wait is None else ((RETRY_KEY, f"{wait:.3f}"),))
+        except RlepError as error:
+            code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+            _end(context, code, error, ((ERROR_KEY, type(error).__name__),))
+
+    def _admitted(self, context: Context) -> Caller:
+        """Who calls, if with a token that counts, not too often, and with a deadline."""
+        host = context.peer().rpartition(":")[0]
+        caller: Caller | None = Caller(host, (ANYBODY,))
+        if self._tokens is not None:
+            given = dict(context.invocation_metadata()).get("authorization", "")
+            caller = self._tokens.caller(given.removeprefix("Bearer ")) if given.startswith("Bearer ") else None
+        if wait := self._rates.wait(caller.name if caller else host):
+            raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls by this client", wait)
+        if caller is None:
+            raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
+        left = context.time_remaining()
+        if left is None or left > LONGEST_CALL:
+            raise _Refused(
+                grpc.StatusCode.INVALID_ARGUMENT, f"a call needs a deadline of at most {LONGEST_CALL:g} seconds"
+            )
+        return caller
+
+    def _allowed(self, caller: Caller, pool: str, role: Role) -> str:
+        """The name of the pool, if the caller has this role there."""
+        name = pool or self._default
+        if (has := caller.role(name)) < role:
+            raise _Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"pool {name}: this needs the role {role.name.lower()}; the token has {has.name.lower()}",
+            )
+        return name
+
+
+def _end(
+    context: Context, code: grpc.StatusCode, error: Exception | str, trailing: tuple[tuple[str, str], ...]
+) -> NoReturn:
+    context.set_trailing_metadata(trailing)
+    context.abort(code, str(error)[:_LONGEST_MESSAGE])
+    raise AssertionError("abort returned")
+
+
+def _further(frames: Iterator[pb.AddFrame], head: pb.AddFrame) -> Iterator[pb.Record]:
+    """Records of the frames after the first.
+
+    Raises ``ConfigError`` where all together are more than one call takes, or than the first says; ``_Refused`` where they
+    are fewer: gRPC ends the frames of a client that is gone like those of one that has sent all.
+    """
+    count, size = len(head.records), head.ByteSize()
+    for frame in frames:
+        count, size = count + len(frame.records), size + frame.ByteSize()
+        if size > CALL_BYTES:
+            raise ConfigError(f"an insert of more than {CALL_BYTES >> 20} MiB: send its records in several calls")
+        yield from frame.records
+    if count > RECORDS_A_CALL:
+        raise ConfigError(f"an insert of {count} records: at most {RECORDS_A_CALL} in one call")
+    if count > head.total:
+        raise ConfigError(f"an insert of {count} records whose first frame says {head.total}")
+    if count < head.total:
+        raise _Refused(
+            grpc.StatusCode.ABORTED,
+            f"only {count} of {head.total} records arrived, none is stored: send the call again",
+        )
+
+
+def _decoded(records: Sequence[pb.Record]) -> tuple[list[tuple[Trajectory, bytes]], list[tuple[str, str]]]:
+    """The trajectories that can be read, each with its record, and (content id, reason) of the others."""
+    found, refused = [], []
+    for record in records:
+        try:
+            found.append((decode(record.record, record.prompt_id), record.record))
+        except RecordRefused as error:
+            refused.append(("", str(error)))
+    return found, refused
+
+
+def _added(
+    pool: Pool, found: list[tuple[Trajectory, bytes]], refused: list[tuple[str, str]], call: str | None
+) -> AddReport:
+    """Store what the pool takes, in one atomic insert a bucket."""
+    entries = []
+    for trajectory, record in found:
+        try:
+            pool.check(trajectory)
+            entries.append(entry_of(trajectory, record))
+        except RecordRefused as error:
+            refused.append((trajectory.content_id, str(error)))
+    report = pool.add_entries(entries, call=call)
+    return replace(report, refused=(*refused, *report.refused))
+
+
+def _add_reply(report: AddReport) -> pb.AddReply:
+    refused = [pb.Refused(content_id=content_id, reason=reason) for content_id, reason in report.refused]
+    return pb.AddReply(inserted=report.inserted, duplicates=report.duplicates, refused=refused, evicted=report.evicted)
+
+
+def _export_frames(pool: Pool, prompt_ids: list[str]) -> Iterator[pb.ExportFrame]:
+    """All records of these prompts."""
+    held = pool.store.content_ids(prompt_ids)
+    blobs = iter(pool.store.fetch(list(zip(prompt_ids, held, strict=True))))
+    frame, size = pb.ExportFrame(), 0
+    for prompt_id, ids in zip(prompt_ids, held, strict=True):
+        for blob in (next(blobs) for _ in ids):
+            if blob is None:
+                continue  # removed meanwhile
+            if size and size + len(blob) > FRAME_BYTES:
+                yield frame
+                frame, size = pb.ExportFrame(), 0
+            frame.records.add(prompt_id=prompt_id, record=blob)
+            size += len(blob)
+    if size:
+        yield frame
+
+
+def _page(names: list[str], after: str, limit: int) -> tuple[list[str], str]:
+    """At most ``limit`` of the ascending names after one, and where the next page begins: empty where there is none."""
+    start = bisect_right(names, after) if after else 0
+    page = names[start : start + limit]
+    return page, page[-1] if start + limit < len(names) else ""
+
+
+def _listed(names: list[str], request: pb.ListRequest) -> pb.ListReply:
+    limit = request.limit if 0 < request.limit <= _NAMES_A_PAGE else _NAMES_A_PAGE
+    page, following = _page(names, request.after, limit)
+    return pb.ListReply(names=page, next=following)

@@ -1,0 +1,149 @@
+"""What crosses the wire: frames of a sample made and put together, within the sizes both sides keep to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from rlep.core.errors import PoolError
+from rlep.core.types import Int32Array
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.storage.sample import Part, Sample, Stored, columns
+
+RECORDS_A_FRAME = 64
+SERVICE: str = pb.DESCRIPTOR.services_by_name["Pool"].full_name
+RECORDS_A_CALL = 512
+"""Most records of one insert."""
+CALL_BYTES = 1 << 26
+"""Most bytes of one insert, all frames together."""
+FRAME_BYTES = 1 << 22
+"""A frame that has reached this is sent."""
+MESSAGE_BYTES = 1 << 24
+"""Largest message; the largest record takes half of it."""
+ERROR_KEY = "rlep-error"
+"""Trailing metadata with the name of the error."""
+RETRY_KEY = "rlep-retry-after"
+"""Trailing metadata with the seconds after which a call that came too soon is taken."""
+
+_ID_BYTES = 16
+_RECORD_OVERHEAD = 256  # bytes of a record's prompt id and framing at most
+
+
+def insert_calls(records: Sequence[pb.Record]) -> Iterator[list[pb.AddFrame]]:
+    """Records in frames, the frames in calls, each within its limits."""
+    frames, count, size = [pb.AddFrame()], 0, 0
+    framed = 0
+    for record in records:
+        more = len(record.record) + _RECORD_OVERHEAD
+        if count == RECORDS_A_CALL or size + more > CALL_BYTES:
+            yield frames
+            frames, count, size, framed = [pb.AddFrame()], 0, 0, 0
+        elif len(frames[-1].records) == RECORDS_A_FRAME or framed + more > FRAME_BYTES:
+            frames.append(pb.AddFrame())
+            framed = 0
+        frames[-1].records.append(record)
+        count, size, framed = count + 1, size + more, framed + more
+    if count:
+        yield frames
+
+
+def sample_frames(part: Part | Stored) -> Iterator[pb.SampleFrame]:
+    """A part as frames of about ``FRAME_BYTES`` at most."""
+    if isinstance(part, Stored):
+        for records in _framed(list(map(len, part.blobs))):
+            blobs = part.blobs[records]
+            yield pb.SampleFrame(
+                ids=b"".join(part.ids[records]), record_lengths=_int32(list(map(len, blobs))), records=b"".join(blobs)
+            )
+        return
+    a_token = 4 + part.logprobs.dtype.itemsize
+    end = 0
+    for records in _framed([a_token * n + len(text) for n, text in zip(part.lengths, part.details, strict=True)]):
+        start, end = end, end + sum(part.lengths[records])
+        details, logprobs = part.details[records], part.logprobs[start:end]
+        yield pb.SampleFrame(
+            ids=b"".join(part.ids[records]),
+            lengths=_int32(part.lengths[records]),
+            tokens=part.tokens[4 * start : 4 * end],
+            logprobs=logprobs.tobytes(),
+            half=logprobs.dtype.itemsize == 2,
+            finished=bytes(part.finished[records]),
+            detail_lengths=_int32(list(map(len, details))),
+            details=b"".join(details),
+        )
+
+
+def _framed(sizes: Sequence[int]) -> Iterator[slice]:
+    """Which records go into each frame."""
+    start = together = 0
+    for at, size in enumerate(sizes):
+        if at > start and together + size > FRAME_BYTES:
+            yield slice(start, at)
+            start, together = at, 0
+        together += size
+    if start < len(sizes):
+        yield slice(start, None)
+
+
+def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> Sample:
+    """The sample whose frames these are, taken apart as they arrive.
+
+    Raises ``PoolError`` where their columns do not fit together, ``RecordRefused`` for a damaged record.
+    """
+    counts, parts = b"", list[Part]()
+    for frame in frames:
+        counts += frame.counts
+        parts.append(_part(frame))
+    given = np.frombuffer(counts, "<i4").astype(np.int32)
+    drawn = sum(len(part.ids) for part in parts)
+    if len(given) != len(prompt_ids) or int(given.sum()) != drawn or given.min(initial=0) < 0:
+        raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(given)} counts, {drawn} records")
+    return columns(prompt_ids, given, parts)
+
+
+def _part(frame: pb.SampleFrame) -> Part:
+    """A frame's trajectories. Raises ``PoolError`` where its columns are not of one length."""
+    ids = _divided(frame.ids, [_ID_BYTES] * (len(frame.ids) // _ID_BYTES))
+    if frame.record_lengths:
+        blobs = _divided(frame.records, _numbers(frame.record_lengths))
+        if len(blobs) != len(ids):
+            raise PoolError(f"a sample's frame arrived with {len(ids)} ids, {len(blobs)} records")
+        return Stored(ids, blobs).part()
+    lengths, details = _numbers(frame.lengths), _divided(frame.details, _numbers(frame.detail_lengths))
+    logprobs = np.frombuffer(frame.logprobs, "<f2" if frame.half else "<f4")
+    if not len(ids) == len(lengths) == len(frame.finished) == len(details):
+        raise PoolError(f"a sample's frame of {len(ids)} ids arrived with other numbers of lengths, ends or details")
+    if min(lengths, default=0) < 0 or not 4 * sum(lengths) == 4 * len(logprobs) == len(frame.tokens):
+        raise PoolError(
+            f"a sample's frame of {sum(lengths)} tokens arrived with {len(frame.tokens)} bytes of them, "
+            f"{len(logprobs)} log-probs"
+        )
+    return Part(ids, lengths, frame.tokens, logprobs, [ended != 0 for ended in frame.finished], details)
+
+
+def _divided(column: bytes, lengths: list[int]) -> list[bytes]:
+    """A column cut into pieces of these lengths. Raises ``PoolError`` where they are not those of all of it."""
+    if min(lengths, default=0) < 0 or sum(lengths) != len(column):
+        raise PoolError(
+            f"a sample's frame arrived with {len(column)} bytes for {len(lengths)} pieces of {sum(lengths)}"
+        )
+    bounds = [0, *itertools.accumulate(lengths)]
+    return [column[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _numbers(column: bytes) -> list[int]:
+    if len(column) % 4:
+        raise PoolError(f"a sample's frame arrived with {len(column)} bytes of int32")
+    numbers: list[int] = np.frombuffer(column, "<i4").tolist()
+    return numbers
+
+
+def _int32(values: list[int]) -> bytes:
+    return np.array(values, "<i4").tobytes()
+
+
+def counts_bytes(counts: Int32Array) -> bytes:
+    """The counts column of a sample's first frame."""
+    return counts.astype("<i4").tobytes()

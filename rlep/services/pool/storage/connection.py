@@ -1,0 +1,297 @@
+"""One way to talk to Redis: redis-py's own retries off, a deadline around everything, and answers we can act on.
+
+redis-py 8 retries ten times by itself: a command whose answer was lost is then applied twice. Here only operations that
+may be applied twice are retried, by ``RetryingRedis``, until a deadline. A write returns when the server has handed it to its
+operating system: with ``appendfsync everysec`` Redis answers while up to two seconds of writes lie in its memory only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+import hiredis
+import redis
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.retry import Retry
+
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+
+T = TypeVar("T")
+Client = redis.Redis | redis.RedisCluster
+Command = tuple[Any, ...]
+
+_log = logging.getLogger(__name__)
+# Codes of states that pass when a server has started, caught up, or been given room again; UNWRITTEN is ours.
+_PASSING = {
+    "LOADING", "READONLY", "OOM", "MISCONF", "NOSCRIPT", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "NOREPLICAS",
+    "UNWRITTEN",
+}  # fmt: skip
+# redis-py takes the code off these.
+_CODES: dict[type[RedisError], str] = {
+    exceptions.BusyLoadingError: "LOADING",
+    exceptions.ReadOnlyError: "READONLY",
+    exceptions.OutOfMemoryError: "OOM",
+    exceptions.NoScriptError: "NOSCRIPT",
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+    exceptions.TryAgainError: "TRYAGAIN",
+    exceptions.MasterDownError: "MASTERDOWN",
+}
+# How Redis 6 reports what a command in a script met: "Error running script (…): @user_script: 12: -OOM command …".
+_IN_SCRIPT = re.compile(r"@user_script: \d+: -?([A-Z]+) ")
+_REFUSED = {
+    "OOM": "it is out of memory (maxmemory); reads go on. Raise maxmemory or prune the pool",
+    "MISCONF": "it cannot write its append-only file; reads go on. Free disk space where its data lies",
+    "READONLY": "it is a read-only replica; give the primary's address",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
+}
+_SCRIPTS = {
+    name: resources.files("rlep.services.pool.storage").joinpath(f"scripts/{name}.lua").read_text()
+    for name in ("add", "remove", "pin", "fence", "written")
+}
+
+
+class _Progress(NamedTuple):
+    """How far a server has written its append-only file."""
+
+    run: bytes
+    """Names the server's process."""
+    size: int = 0
+    """Bytes in the file."""
+    pending: int = 0
+    """Bytes in the server's memory only."""
+    status: bytes = b"ok"
+    """``err`` when the last attempt to write failed."""
+
+
+def read_password(password_file: Path | None = None) -> str | None:
+    """The Redis password: from a file, else from ``RLEP_REDIS_PASSWORD`` or ``RLEP_REDIS_PASSWORD_FILE``, else None."""
+    if password_file is None and (password := os.environ.get("RLEP_REDIS_PASSWORD")):
+        return password
+    named = os.environ.get("RLEP_REDIS_PASSWORD_FILE")
+    path = password_file or (Path(named) if named else None)
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Redis password file {path} cannot be read: {error}") from None
+
+
+def connect(url: str, *, password_file: Path | None = None, timeout: float = 5.0) -> Client:
+    """A client for ``redis://``, ``rediss://`` or ``unix://``, of one server or of a cluster, whichever answers there.
+
+    ``timeout`` is the longest wait for one answer in seconds. A URL may carry a user name, never a password. Raises
+    ``ConfigError`` for the URL and ``PoolError`` or a redis-py error where nobody answers as hoped.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(f"Redis address {parts.scheme:.20}://… does not start with redis://, rediss:// or unix://")
+    if parts.password or any("password" in name for name in parse_qs(parts.query, keep_blank_values=True)):
+        raise ConfigError(
+            f"Redis address {parts.scheme}://… holds a password, which logs would show: give it in a password file, "
+            "RLEP_REDIS_PASSWORD or RLEP_REDIS_PASSWORD_FILE"
+        )
+    options: dict[str, Any] = {
+        "password": read_password(password_file),
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    if parts.username:
+        options["username"] = parts.username
+    client = redis.Redis.from_url(url, **options)
+    if parts.scheme == "unix" or not client.info("cluster").get("cluster_enabled"):
+        return client
+    client.close()
+    return redis.RedisCluster.from_url(url, **options)
+
+
+class RetryingRedis:
+    """A client with a deadline: what is retried, what is not, and what is raised in the end."""
+
+    def __init__(self, client: Client, *, deadline: float = 30.0) -> None:
+        """``deadline``: seconds that one operation may take, retries included."""
+        self.client = client
+        self.deadline = deadline
+        self.clustered = isinstance(client, redis.RedisCluster)
+        self._shas: dict[str, str] = {}
+        self._runs: dict[str, bytes] = {}
+
+    def call(self, what: str, operation: Callable[[], T]) -> T:
+        """The result of an operation that may be applied twice, tried until the deadline.
+
+        Raises ``DeadlineExceeded`` when Redis did not answer in time, ``PoolError`` when it refused to the end.
+        """
+        return until_deadline(what, operation, deadline=self.deadline)
+
+    def one(self, what: str, *command: Any) -> Any:
+        """The answer to one reading command."""
+        return self.call(what, lambda: self.client.execute_command(*command))
+
+    def many(self, what: str, commands: Sequence[Command]) -> list[Any]:
+        """The answers to reading commands, sent together."""
+        return self.call(what, lambda: self._send(commands)) if commands else []
+
+    def write(self, what: str, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+        """The answers to idempotent writes (name, key, …), sent together, once the append-only file holds them."""
+        return self._written(what, [command[1] for command in commands], lambda: self._send(commands, atomic))
+
+    def scripts(self, what: str, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+        """The answers to calls (keys, arguments) of one of ``scripts/*.lua``, once the append-only file holds their writes.
+
+        Each must bear being applied twice.
+        """
+        return self._written(what, [keys[0] for keys, _ in calls], lambda: self._run(name, calls))
+
+    def _send(self, commands: Sequence[Command], atomic: bool = False) -> list[Any]:
+        if not atomic and isinstance(self.client, redis.Redis):
+            return _sent(self.client, commands)
+        with self.client.pipeline(transaction=atomic) as pipeline:
+            for command in commands:
+                pipeline.execute_command(*command)
+            return _checked(pipeline.execute(raise_on_error=False))
+
+    def _run(self, name: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+        sha = self._shas.get(name) or self._load(name)
+        commands = [(len(keys), *keys, *arguments) for keys, arguments in calls]
+        try:
+            if self.clustered:
+                return [self.client.evalsha(sha, *command) for command in commands]
+            return self._send([("EVALSHA", sha, *command) for command in commands])
+        except exceptions.NoScriptError:
+            self._shas.pop(name, None)
+            raise
+
+    def _written(self, what: str, keys: Sequence[str], operation: Callable[[], list[Any]]) -> list[Any]:
+        """The answers to a write, once every server that holds one of the keys has handed it to its operating system.
+
+        A server that was started again in between may have lost the write: it is then sent once more.
+        """
+        places = list(dict.fromkeys(keys)) if self.clustered else list(keys[:1])
+        answers: list[Any] | None = None
+        runs: list[bytes] = []
+        first: list[_Progress] = []
+
+        def attempt() -> list[Any]:
+            nonlocal answers, runs, first
+            if answers is None:
+                runs = [self._runs.get(place) or self._progress([place])[0].run for place in places]
+                answers = operation()
+                first = []
+            now = self._progress(places)
+            if [progress.run for progress in now] != runs:
+                answers = None
+                raise exceptions.ConnectionError("it was started again before all was in its append-only file")
+            # A file that shrank was rewritten meanwhile: count anew.
+            first = [new if new.size < old.size else old for old, new in zip(first or now, now, strict=True)]
+            for old, new in zip(first, now, strict=True):
+                if new.pending and new.size < old.size + old.pending:
+                    code = "UNWRITTEN" if new.status == b"ok" else "MISCONF"
+                    raise ResponseError(f"{code} its append-only file lacks {new.pending} bytes")
+            return answers
+
+        return self.call(what, attempt) if places else []
+
+    def _progress(self, places: Sequence[str]) -> list[_Progress]:
+        """How far the server of each key has written, asked now."""
+        answers = [_Progress(*answer) for answer in self._run("written", [([place], ()) for place in places])]
+        self._runs.update(zip(places, (progress.run for progress in answers), strict=True))
+        return answers
+
+    def _load(self, name: str) -> str:
+        sha = self.client.script_load(_SCRIPTS[name])
+        self._shas[name] = sha.decode() if isinstance(sha, bytes) else str(sha)
+        return self._shas[name]
+
+
+def until_deadline(what: str, operation: Callable[[], T], *, deadline: float) -> T:
+    """Try an idempotent operation until it succeeds, fails for good, or ``deadline`` seconds have passed."""
+    start, pause = time.monotonic(), 0.002
+    while True:
+        try:
+            return operation()
+        except AuthenticationError as error:
+            raise PoolError(f"{what}: Redis refuses these credentials: {error}") from None
+        except RedisError as error:
+            if not _may_pass(error):
+                raise _final(what, error) from error
+            if time.monotonic() + pause - start > deadline:
+                raise _spent(what, error, deadline) from error
+            _log.debug("%s: %s; trying again", what, error)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.5)
+
+
+def packed(commands: Sequence[Command]) -> bytes:
+    """Commands as they travel, in one piece; redis-py itself takes twice as long."""
+    return b"".join(map(hiredis.pack_command, commands))
+
+
+def _sent(client: redis.Redis, commands: Sequence[Command]) -> list[Any]:
+    """What a pipeline does, in half of its time: redis-py's own looks at every answer in several layers of Python."""
+    pool = client.connection_pool
+    connection = pool.get_connection()
+    answers: list[Any] = []
+    try:
+        connection.send_packed_command([packed(commands)])
+        for _ in commands:
+            try:
+                answers.append(connection.read_response())
+            except ResponseError as error:
+                answers.append(error)
+    except BaseException:
+        connection.disconnect()  # or the next one to use it would read the rest of these answers
+        raise
+    finally:
+        pool.release(connection)
+    return _checked(answers)
+
+
+def _checked(answers: list[Any]) -> list[Any]:
+    """All answers, or the first error among them as Redis said it (redis-py would mix the command into it)."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+def _code(error: RedisError) -> str:
+    """The code that Redis' answer began with, or an empty string where it did not answer."""
+    for kind, code in _CODES.items():
+        if isinstance(error, kind):
+            return code
+    if not isinstance(error, ResponseError):
+        return ""
+    within = _IN_SCRIPT.search(str(error))
+    return within[1] if within else str(error).partition(" ")[0]
+
+
+def _may_pass(error: RedisError) -> bool:
+    return isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError) or _code(error) in _PASSING
+
+
+def _final(what: str, error: RedisError) -> PoolError:
+    code, _, rest = str(error).partition(" ")
+    if code == "SEALED":
+        return PoolError(f"{what}: the pool is sealed; nothing can be added to it or removed")
+    if code == "FENCED":
+        return PoolError(f"{what}: a newer incarnation of this writer has taken over (epoch {rest})")
+    return PoolError(f"{what}: Redis answered: {error}")
+
+
+def _spent(what: str, error: RedisError, deadline: float) -> PoolError | DeadlineExceeded:
+    code = _code(error)
+    if code in _REFUSED:
+        return PoolError(f"{what}: Redis refuses writes: {_REFUSED[code]} (tried for {deadline:g} s)")
+    return DeadlineExceeded(f"{what}: no answer from Redis within {deadline:g} s: {error}")

@@ -1,0 +1,167 @@
+"""A pool's index in memory: which records a prompt has, and which of them a draw picks."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
+from rlep.core.types import Int32Array, Int64Array
+from rlep.services.pool.storage.store import Generation, Store
+
+_ID_BYTES = 16
+_editions = itertools.count(1)
+
+
+class Drawn(NamedTuple):
+    """What a draw picked, before any record is read."""
+
+    prompt_ids: Sequence[str]
+    """``[P]``"""
+    counts: Int32Array
+    """``[P]``"""
+    picks: Int64Array
+    """``[K]``: which of its prompt's records each is."""
+    held: list[bytes]
+    """``[P]``: the content ids of all of a prompt's records, 16 bytes each."""
+    editions: list[int]
+    """``[P]``: a number that no other reading of any prompt has had: what lies under (edition, content id) never changes."""
+
+    def ids(self) -> list[list[bytes]]:
+        """``[P]``: content ids of the records picked."""
+        starts = iter((_ID_BYTES * self.picks).tolist())
+        return [
+            [held[start : start + _ID_BYTES] for start in islice(starts, count)]
+            for held, count in zip(self.held, self.counts.tolist(), strict=True)
+        ]
+
+    def parts(self, *, prompts: int, records: int) -> Iterator[Drawn]:
+        """The same in parts of at most so many prompts, and of so many records unless it is a single prompt."""
+        start = first = end = 0
+        for at, count in enumerate(self.counts.tolist()):
+            if at > start and (at - start == prompts or end - first + count > records):
+                yield self._part(slice(start, at), slice(first, end))
+                start, first = at, end
+            end += count
+        if start < len(self.held):
+            yield self._part(slice(start, None), slice(first, end))
+
+    def _part(self, part: slice, records: slice) -> Drawn:
+        return Drawn(
+            self.prompt_ids[part], self.counts[part], self.picks[records], self.held[part], self.editions[part]
+        )
+
+
+class _Rows:
+    """What is known of each prompt, a row each; row 0 is of every prompt that is not known."""
+
+    def __init__(self) -> None:
+        self.row_of: dict[str, int] = {}
+        self.held = [b""]
+        self.counts = np.zeros(1, np.int64)
+        self.keys = np.zeros((1, 2), np.uint64)
+        self.editions = np.zeros(1, np.int64)
+
+    def put(self, prompt_ids: Sequence[str], ids: Sequence[Sequence[bytes]], edition: int) -> None:
+        """Note the content ids of these prompts, ascending, as of one reading. A field that is none is never drawn."""
+        new = [prompt_id for prompt_id in prompt_ids if prompt_id not in self.row_of]
+        self.row_of.update(zip(new, itertools.count(len(self.held)), strict=False))
+        self.held += [b""] * len(new)
+        self.counts, self.editions = (
+            np.append(column, np.zeros_like(column, shape=len(new))) for column in (self.counts, self.editions)
+        )
+        self.keys = np.concatenate([self.keys, prompt_keys(new)])
+        rows = [self.row_of[prompt_id] for prompt_id in prompt_ids]
+        for row, found in zip(rows, ids, strict=True):
+            self.held[row] = b"".join([content_id for content_id in found if len(content_id) == _ID_BYTES])
+        self.counts[rows] = [len(self.held[row]) // _ID_BYTES for row in rows]
+        self.editions[rows] = edition
+
+
+class Index:
+    """Prompt id -> its content ids in ascending order, as of the last ``refresh``. Safe to share between threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._generations: list[Generation] = []
+        self._rows = _Rows()
+        self._sealed = False
+
+    def refresh(self) -> None:
+        """Read what changed in the store since the last time: nothing but a number per bucket where nothing did."""
+        with self._lock:
+            if not self._sealed:
+                self._read()
+
+    def freeze(self) -> None:
+        """Read one last time: a sealed pool does not change, so that nothing need be asked again."""
+        with self._lock:
+            self._read()
+            self._sealed = True
+
+    def _read(self) -> None:
+        generations = self._store.generations()
+        known: list[Generation | None] = list(self._generations) or [None] * len(generations)
+        changes = [
+            [] if before == now else before and self._store.changed(bucket, before, now)
+            for bucket, (before, now) in enumerate(zip(known, generations, strict=True))
+        ]
+        whole = None in changes  # the first time, a long time ago, or another history lies under this name now
+        prompts = (
+            self._store.all_prompts() if whole else [prompt_id for changed in changes for prompt_id in changed or ()]
+        )
+        ids = self._store.content_ids(prompts)
+        if whole:
+            self._rows = _Rows()
+        if prompts:
+            self._rows.put(prompts, ids, next(_editions))
+        self._generations = generations
+
+    def draw(self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int) -> Drawn:
+        """Which records each prompt gives, uniformly and without replacement; none below ``minimum`` records."""
+        with self._lock:
+            known, row_of = self._rows, self._rows.row_of
+            rows = [row_of.get(prompt_id, 0) for prompt_id in prompt_ids]
+            at = np.array(rows, np.intp)
+            available, keys, editions = known.counts[at], known.keys[at], known.editions[at]
+            held = [known.held[row] for row in rows]
+        available[available < minimum] = 0
+        picks, offsets = draw_uniform_keyed(keys, available, count, seed=seed, step=step)
+        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), picks, held, editions.tolist())
+
+    def prompt_ids(self) -> list[str]:
+        """Prompts with at least one record, ascending."""
+        with self._lock:
+            return sorted(prompt_id for prompt_id, row in self._rows.row_of.items() if self._rows.held[row])
+
+    def questions_with(self, minimum: int) -> int:
+        """How many prompts have at least this many records."""
+        with self._lock:
+            return int((self._rows.counts[1:] >= minimum).sum())
+
+    def content_ids(self, prompt_id: str) -> list[bytes]:
+        """Content ids of one prompt, ascending."""
+        with self._lock:
+            return _divided(self._rows.held[self._rows.row_of.get(prompt_id, 0)])
+
+    def digest(self) -> str:
+        """32 hex digits that name this set of records: a hash of all content ids in ascending order."""
+        with self._lock:
+            every = b"".join(self._rows.held)
+        return digest_of(_divided(every))
+
+
+def _divided(ids: bytes) -> list[bytes]:
+    return [ids[start : start + _ID_BYTES] for start in range(0, len(ids), _ID_BYTES)]
+
+
+def digest_of(content_ids: Iterable[bytes]) -> str:
+    """32 hex digits that name a set of records, in whatever order they come."""
+    return hashlib.blake2b(b"".join(sorted(content_ids)), digest_size=16, person=b"rlep.pool").hexdigest()

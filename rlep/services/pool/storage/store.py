@@ -1,0 +1,340 @@
+"""Every Redis key of a pool, and the commands on them. Nothing above this file knows a key; nothing here knows a field.
+
+For a pool ``N`` with bucket ``B`` (hash-tagged: a script touches one bucket, which is one slot of a Redis Cluster; one server
+needs no more than one bucket)::
+
+    rlep:pools                set     names of the pools of this Redis
+    rlep:{N}:meta             hash    format, buckets, tokenizer, cap, digest (when sealed)
+    rlep:{N/B}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
+                                      labels (last number given), epoch:<writer>
+    rlep:{N/B}:index          set     ids of prompts that ever had a record or a quarantined one
+    rlep:{N/B}:changes        list    the last 512 changes: generation, mark, ids of the prompts whose records changed
+    rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
+    rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
+    rlep:{N/B}:pins           set     content ids that no cap removes
+    rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
+    rlep:{N/B}:x:<prompt>     hash    the same, quarantined
+    rlep:{N/B}:reply:<nonce>  string  answer to a named insert or a thread's last, for an hour: a repeated call gets it again
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+from rlep.core.errors import ConfigError, PoolError
+from rlep.services.pool.ahead import Ahead
+from rlep.services.pool.storage.connection import Command, RetryingRedis
+
+FORMAT = 2
+"""Layout of the keys; a pool of another format is refused."""
+
+_NAMES = "rlep:pools"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LABEL_BYTES = 4
+_PROMPTS_A_CALL = 1024
+
+Wanted = Sequence[tuple[str, Sequence[bytes]]]
+"""Content ids of some prompts' records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is fixed when a pool is made, and its digest once it is sealed."""
+
+    tokenizer_digest: str
+    buckets: int
+    cap: int
+    digest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record on its way into the store."""
+
+    prompt_id: str
+    content_id: bytes
+    label: str
+    record: bytes
+
+
+class Generation(NamedTuple):
+    """A state of a bucket's records."""
+
+    number: int
+    """Grows by 1 with every change; a server that lost unacknowledged changes in a crash may give one again."""
+    mark: bytes
+    """Chosen anew for every change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """How many records, and how many bytes of them, carry one label."""
+
+    records: int
+    bytes: int
+
+
+class Fetching:
+    """Fetches under way; their answers are taken in the order in which they were asked for."""
+
+    def __init__(self, key: Callable[[str], str], ahead: Ahead) -> None:
+        """``Store.fetching`` makes one."""
+        self._key, self._ahead = key, ahead
+
+    def ask(self, wanted: Wanted) -> Callable[[], list[bytes | None]]:
+        """Ask for what ``Store.fetch`` gives; the call that is returned waits for it."""
+        commands = [("HMGET", self._key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
+        if not commands:
+            return list
+        self._ahead.ask(commands)
+        return lambda: _values(self._ahead.answers())
+
+
+class Store:
+    """The keys of one pool."""
+
+    def __init__(self, link: RetryingRedis, name: str) -> None:
+        """Raises ``ConfigError`` for a name that is not 1 to 64 letters, digits or ``._-``."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"pool name {name!r:.80} is not 1 to 64 letters, digits or ._- (first a letter or digit)")
+        self.name = name
+        self.buckets = 0
+        self._link = link
+        self._calls = count()
+        self._local = threading.local()
+
+    def names(self) -> list[str]:
+        """Names of all pools of this Redis."""
+        return sorted(name.decode() for name in self._link.one("listing pools", "SMEMBERS", _NAMES))
+
+    def meta(self) -> Meta | None:
+        """What the pool was made with, or None where there is no such pool. Raises ``PoolError`` for another format."""
+        answer = self._link.one(f"pool {self.name}: opening", "HGETALL", self._meta)
+        fields = dict(zip(answer[::2], answer[1::2], strict=True)) if isinstance(answer, list) else answer
+        if not fields:
+            return None
+        if int(fields[b"format"]) != FORMAT:
+            raise PoolError(
+                f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}. Back it up with the "
+                "rlep that made it, and restore the backup into a new pool"
+            )
+        self.buckets = int(fields[b"buckets"])
+        digest = fields.get(b"digest")
+        return Meta(
+            fields[b"tokenizer"].decode(), self.buckets, int(fields[b"cap"]), digest.decode() if digest else None
+        )
+
+    def create(self, meta: Meta) -> None:
+        """Make the pool, unless another opener was quicker: each field is the first one's, set in one transaction.
+
+        The name comes first: a maker killed in between leaves no pool, and the next one makes it.
+        """
+        fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
+        commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
+        self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
+        self._link.write(f"pool {self.name}: making", commands, atomic=True)
+
+    def insert(
+        self, entries: Sequence[NewRecord], *, cap: int, writer: str, epoch: int | None, call: str | None = None
+    ) -> tuple[list[str], int]:
+        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed.
+
+        A ``call`` of the same name, by whichever process, gets the first one's answer again within an hour.
+        """
+        by_bucket: dict[int, dict[str, list[int]]] = {}
+        for position, entry in enumerate(entries):
+            prompts = by_bucket.setdefault(self._bucket(entry.prompt_id), {})
+            prompts.setdefault(entry.prompt_id, []).append(position)
+        number, calls = (0 if call else next(self._calls)), []
+        for bucket, prompts in by_bucket.items():
+            reply = f"reply:{call or self._nonce()}"
+            kinds = ("state", "index", "changes", "totals", "labels", "pins", reply, "q:", "x:")
+            keys = [self._key(bucket, kind) for kind in kinds]
+            labels: dict[str, int] = {}
+            records: list[str | int | bytes] = []
+            for prompt_id, positions in prompts.items():
+                records += (prompt_id, len(positions))
+                for position in positions:
+                    entry = entries[position]
+                    records += (entry.content_id, labels.setdefault(entry.label, len(labels) + 1), entry.record)
+            fence = "" if epoch is None else epoch
+            calls.append((keys, [writer, fence, cap, number, _mark(), len(labels), *labels, *records]))
+        replies = self._link.scripts(f"pool {self.name}: adding", "add", calls)
+        letters, evicted = [""] * len(entries), 0
+        for prompts, reply in zip(by_bucket.values(), replies, strict=True):
+            _, removed, answers = reply.decode().split(":")
+            evicted += int(removed)
+            order = [position for positions in prompts.values() for position in positions]
+            for position, letter in zip(order, answers, strict=True):
+                letters[position] = letter
+        return letters, evicted
+
+    def fetch(self, wanted: Wanted, *, quarantined: bool = False) -> list[bytes | None]:
+        """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one is gone."""
+        key = self._quarantine if quarantined else self._records
+        commands = [("HMGET", key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
+        return _values(self._link.many(f"pool {self.name}: reading", commands))
+
+    @contextmanager
+    def fetching(self) -> Iterator[Fetching]:
+        """Several fetches, each asked for before the answers to earlier ones are taken."""
+        with Ahead(self._link, f"pool {self.name}: reading") as ahead:
+            yield Fetching(self._records, ahead)
+
+    def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
+        """Take records out, or aside; how many there were."""
+        bucket = self._bucket(prompt_id)
+        keys = [self._key(bucket, kind) for kind in ("state", "changes", "totals", "pins")]
+        keys += (self._records(prompt_id), self._quarantine(prompt_id))
+        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", _mark(), *ids])
+        return int(self._link.scripts(f"pool {self.name}: removing", "remove", [call])[0])
+
+    def set_aside(self, entries: Sequence[NewRecord]) -> int:
+        """Quarantine records that the pool does not hold; how many were not quarantined before."""
+        unlabelled, doing = bytes(_LABEL_BYTES), f"pool {self.name}: quarantining"
+        prompts = {entry.prompt_id: self._bucket(entry.prompt_id) for entry in entries}
+        first: list[Command] = [("HSET", self._key(bucket, "state"), "aside", 1) for bucket in set(prompts.values())]
+        first += [("SADD", self._key(bucket, "index"), prompt_id) for prompt_id, bucket in prompts.items()]
+        commands = [
+            ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
+            for entry in entries
+        ]
+        self._link.write(doing, first)
+        return sum(map(int, self._link.write(doing, commands)))
+
+    def forget(self, prompt_id: str, ids: Sequence[bytes]) -> int:
+        """Drop quarantined records for good, so that they may come again; how many there were."""
+        command = ("HDEL", self._quarantine(prompt_id), *ids)
+        return int(self._link.write(f"pool {self.name}: forgetting", [command])[0])
+
+    def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
+        """Keep records from the cap's removal or let them go; how many of them are in the pool."""
+        keys = [self._key(self._bucket(prompt_id), "pins"), self._records(prompt_id)]
+        return int(self._link.scripts(f"pool {self.name}: pinning", "pin", [(keys, [int(pinned), *ids])])[0])
+
+    def fence(self, writer: str, epoch: int) -> None:
+        """Refuse this writer's older incarnations from now on, in every bucket."""
+        calls = [([self._key(bucket, "state")], [writer, epoch]) for bucket in range(self.buckets)]
+        self._link.scripts(f"pool {self.name}: opening for writer {writer} at epoch {epoch}", "fence", calls)
+
+    def seal(self) -> None:
+        """Close every bucket for inserts and removals."""
+        commands = [("HSET", self._key(bucket, "state"), "sealed", 1) for bucket in range(self.buckets)]
+        self._link.write(f"pool {self.name}: sealing", commands)
+
+    def set_digest(self, digest: str) -> None:
+        """Record the digest of a sealed pool."""
+        self._link.write(f"pool {self.name}: sealing", [("HSET", self._meta, "digest", digest)])
+
+    def generations(self) -> list[Generation]:
+        """Of each bucket; unequal whenever its records have changed."""
+        answers = self._everywhere("looking for changes", "HMGET", "state", "generation", "mark")
+        return [Generation(int(number or 0), mark or b"") for number, mark in answers]
+
+    def changed(self, bucket: int, since: Generation, now: Generation) -> list[str] | None:
+        """Prompts of a bucket whose records changed between two generations, at least; None where that is not known."""
+        kept = now.number - since.number + 1
+        if kept < 1:
+            return None
+        log = self._link.one(
+            f"pool {self.name}: reading changes", "LRANGE", self._key(bucket, "changes"), -kept - 8, -1
+        )
+        entries = [entry.split(b" ") for entry in log]
+        starts = [at for at, entry in enumerate(entries) if entry[:2] == [b"%d" % since.number, since.mark]]
+        if not starts:
+            return None
+        return list({prompt_id.decode() for entry in entries[starts[0] + 1 :] for prompt_id in entry[2:]})
+
+    def content_ids(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[list[bytes]]:
+        """Per prompt, the content ids of its records, or of its quarantined ones, in ascending order."""
+        key, found = self._quarantine if quarantined else self._records, list[list[bytes]]()
+        for start in range(0, len(prompt_ids), _PROMPTS_A_CALL):
+            commands = [("HKEYS", key(prompt_id)) for prompt_id in prompt_ids[start : start + _PROMPTS_A_CALL]]
+            found += (sorted(ids) for ids in self._link.many(f"pool {self.name}: reading the index", commands))
+        return found
+
+    def everything(self, prompt_id: str) -> tuple[dict[bytes, bytes], dict[bytes, bytes], set[bytes]]:
+        """Records and quarantined records of a prompt by content id, and which ids of its bucket are pinned."""
+        pins = self._key(self._bucket(prompt_id), "pins")
+        commands = [("HGETALL", self._records(prompt_id)), ("HGETALL", self._quarantine(prompt_id)), ("SMEMBERS", pins)]
+        held, aside, pinned = self._link.many(f"pool {self.name}: reading", commands)
+        records, quarantined = (
+            {content_id: value[_LABEL_BYTES:] for content_id, value in _pairs(answer).items()}
+            for answer in (held, aside)
+        )
+        return records, quarantined, set(pinned)
+
+    def pinned(self) -> set[bytes]:
+        """Content ids of all pinned records."""
+        return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
+
+    def all_prompts(self) -> list[str]:
+        """Every prompt that ever had a record, quarantined ones included, ascending."""
+        answers = self._everywhere("reading the index", "SMEMBERS", "index")
+        return sorted(prompt_id.decode() for prompt_ids in answers for prompt_id in prompt_ids)
+
+    def labels(self) -> dict[str, Label]:
+        """Records and bytes by label."""
+        names = self._everywhere("counting", "HGETALL", "labels")
+        totals = self._everywhere("counting", "HGETALL", "totals")
+        sums: dict[str, Label] = {}
+        for name_answer, total_answer in zip(names, totals, strict=True):
+            total = _pairs(total_answer)
+            for name, number in _pairs(name_answer).items():
+                before = sums.get(name.decode(), Label(0, 0))
+                records, size = (int(total.get(kind + number, 0)) for kind in (b"n:", b"b:"))
+                sums[name.decode()] = Label(before.records + records, before.bytes + size)
+        return sums
+
+    def _everywhere(self, doing: str, command: str, kind: str, *arguments: str | int) -> list[Any]:
+        """One reading command on the same kind of key of every bucket."""
+        commands = [(command, self._key(bucket, kind), *arguments) for bucket in range(self.buckets)]
+        return self._link.many(f"pool {self.name}: {doing}", commands)
+
+    @property
+    def _meta(self) -> str:
+        return f"rlep:{{{self.name}}}:meta"
+
+    def _bucket(self, prompt_id: str) -> int:
+        return zlib.crc32(prompt_id.encode()) % self.buckets if self.buckets > 1 else 0
+
+    def _key(self, bucket: int, kind: str) -> str:
+        return f"rlep:{{{self.name}/{bucket}}}:{kind}"
+
+    def _records(self, prompt_id: str) -> str:
+        return f"rlep:{{{self.name}/{self._bucket(prompt_id)}}}:q:{prompt_id}"
+
+    def _quarantine(self, prompt_id: str) -> str:
+        return self._key(self._bucket(prompt_id), f"x:{prompt_id}")
+
+    def _nonce(self) -> str:
+        """Names this thread's inserts: it waits for each answer before the next call, so one answer kept is enough."""
+        if not hasattr(self._local, "nonce"):
+            self._local.nonce = secrets.token_hex(8)
+        return str(self._local.nonce)
+
+
+def _values(answers: Iterable[Sequence[bytes | None]]) -> list[bytes | None]:
+    """Records without their labels' numbers."""
+    return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
+
+
+def _mark() -> str:
+    """Tells a change from another of the same number."""
+    return secrets.token_hex(4)
+
+
+def _pairs(answer: Mapping[bytes, bytes] | Iterable[bytes]) -> dict[bytes, bytes]:
+    """A hash as redis-py gives it: a mapping, or field, value, field, value."""
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    flat = list(answer)
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,203 @@
+"""One worker process as seen by its parent: started, given batches, killed when it must be, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlep.core.errors import VerifierError
+from rlep.core.types import Status
+from rlep.services.verifier import frames
+from rlep.services.verifier.jail import Limits
+
+_START_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class GradingJob:
+    """One comparison for a worker."""
+
+    reference: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a job."""
+
+    status: Status
+    extracted: str | None
+    seconds: float
+
+
+class WorkerLost(RuntimeError):
+    """The process is gone or out of step; what it had not answered is to be given to a new one."""
+
+    at_work = False
+    """Whether it had accepted its jobs."""
+
+
+class WorkerProcess:
+    """A killable process. Not thread-safe: one supervising thread owns it, from start to close.
+
+    The kernel kills the process when that thread ends, so the thread must outlive the worker.
+    """
+
+    def __init__(self, task: str, limits: Limits) -> None:
+        self._task = task
+        self._limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._buffer = bytearray()
+        self._batches = 0
+        self.restarts = 0
+
+    def start(self) -> None:
+        """Start the process without waiting for it to be ready. Raises VerifierError where the machine refuses."""
+        command = [sys.executable, "-m", "rlep.services.verifier.worker"]
+        arguments = [str(os.getpid()), self._task, json.dumps(asdict(self._limits))]
+        try:
+            self._process = subprocess.Popen(
+                command + arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError as error:
+            raise VerifierError(f"no verifier process ({self._task}) can be started: {error}") from error
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._buffer.clear()
+
+    def grade(self, jobs: Sequence[GradingJob]) -> list[Reply]:
+        """One reply per job, in order. A job that killed its runner is reported once; the others are graded.
+
+        Raises VerifierError when the process cannot serve or is lost repeatedly without a job to blame.
+        """
+        replies: list[Reply] = []
+        position, losses = 0, 0
+        while len(replies) < len(jobs):
+            try:
+                self._attempt(jobs[len(replies) :], replies)
+            except WorkerLost as lost:
+                self.kill()
+                self.restarts += 1
+                losses = losses + 1 if len(replies) == position else 1
+                position = len(replies)
+                if lost.at_work and losses > 1:  # lost twice with this job: the job is to blame
+                    replies.append(Reply("crashed", None, 0.0))
+                elif losses > 2:
+                    raise VerifierError(
+                        f"the verifier process ({self._task}) was lost {losses} times: {lost}"
+                    ) from lost
+        return replies
+
+    def _attempt(self, jobs: Sequence[GradingJob], replies: list[Reply]) -> None:
+        """Send ``jobs`` and append replies until all are answered or one of them ended the runner."""
+        if self._process is None:
+            self.start()
+        self._batches += 1
+        self._send({"batch": self._batches, "jobs": [(job.reference, job.answer) for job in jobs]})
+        accepted = False
+        wanted = len(replies) + len(jobs)
+        started = time.perf_counter()
+        patience = _START_SECONDS
+        while len(replies) < wanted:
+            try:
+                message = self._receive(started + patience)
+            except WorkerLost as lost:
+                lost.at_work = accepted
+                raise
+            now = time.perf_counter()
+            if message is None:
+                if not accepted:
+                    raise WorkerLost(f"no sign of life for {_START_SECONDS:g} s")
+                self.kill()
+                self.restarts += 1
+                replies.append(Reply("timeout", None, now - started))
+                return
+            if isinstance(message, list):
+                replies.append(Reply(*message))
+            elif "failed" in message:
+                raise VerifierError(f"the verifier process ({self._task}) cannot serve: {message['failed']}")
+            elif message.get("batch") == self._batches:
+                accepted, patience = True, self._limits.wall_seconds
+            elif "ended" in message and accepted:
+                self.restarts += 1
+                ended = message["ended"]  # a job may leave with the exit code of a runner that is recycled
+                replies.append(Reply("crashed" if ended == "recycled" else ended, None, now - started))
+                return
+            started = now
+
+    def _send(self, message: Any) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        descriptor = self._process.stdin.fileno()
+        remaining = memoryview(frames.encode(message))
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        while remaining:
+            if not poll.poll(_START_SECONDS * 1000):
+                raise WorkerLost("it does not read its jobs")
+            try:
+                remaining = remaining[os.write(descriptor, remaining) :]
+            except BrokenPipeError as error:
+                raise WorkerLost("it closed its pipe") from error
+
+    def _receive(self, deadline: float) -> Any | None:
+        """The next message, or None at the deadline (``time.perf_counter``)."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while True:
+            try:
+                found, used = frames.take(self._buffer)
+            except frames.FrameError as error:
+                raise WorkerLost(str(error)) from error
+            if used:
+                del self._buffer[:used]
+                return found
+            if not poll.poll(max(0.0, deadline - time.perf_counter()) * 1000):
+                return None
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                raise WorkerLost("it exited")
+            self._buffer += chunk
+
+    def kill(self) -> None:
+        """End the process and its runner now; the next ``grade`` starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _environment() -> dict[str, str]:
+    """The parent's, made reproducible: fixed hash order (the engine iterates over sets), one thread, same modules."""
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {
+        **os.environ,
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
