@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rlep.algorithms.in_flight import InFlight
 from safetensors import safe_open
 
 from rlep.actors.generators import GeneratorPool
@@ -40,7 +41,6 @@ from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import PoolService
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.algorithms.in_flight import InFlight
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -82,14 +82,14 @@ class Recorded:
         return self.inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """See the port."""
         if self.again:
             for request in requests:
                 yield self.answers[request.id]
             return
-        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s):
             self.answers[one.request_id] = one
             yield one
 
@@ -121,7 +121,7 @@ class Cast:
         assert self.inputs.train is not None
         order = PromptOrder(len(self.inputs.train), config.rollout.prompts, config.run.seed)
         prompts = [self.inputs.train.prompts[index] for index in order.step(number)]
-        step = Step(run, trainers, number, replays, lambda *_: (), in_flight=in_flight)
+        step = Step(run, trainers, number, replays, lambda *_: ())
         outcome = await run_step(step, prompts)
         return Made(outcome, step_metrics(outcome))
 
@@ -258,7 +258,7 @@ async def store(actors: Cast, made: Made) -> None:
     """Answers that ended by themselves, declared right, as replays of their prompts: only their lengths matter here."""
     assert actors.pool is not None
     right = Verdict("correct", "0", "math", "1")
-    members = [one for ready in made.outcome.sets for group in ready.groups for one in group.fresh]
+    members = [one for ready in made.outcome.mini_batches for group in ready.groups for one in group.fresh]
     report = await actors.pool.add([replace(one, verdict=right) for one in members if one.finish_reason == "stop"])
     if report.refused:
         raise RuntimeError(f"the pool refused {report.refused[0]}")

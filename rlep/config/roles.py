@@ -186,11 +186,11 @@ class ClusterConfig(Section):
     ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
 
 
-def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
+def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: bool, max_staleness: int) -> None:
     """Raise ``ConfigError`` with the reason where generators and learner cannot use the same devices in turns."""
     width, gpus = generator.tensor_parallel, generator.gpus or learner.gpus
     conflicts = {
-        f"update.stream = {stream}": stream != "off" and "it updates while answers are written; set it to off",
+        "update.stream = true": stream and "it updates while responses are generated; set it to false",
         f"rollout.max_staleness = {max_staleness}": max_staleness
         and "it writes answers while the learner updates; set it to 0",
         f"generator.maximum = {generator.maximum}": generator.maximum

@@ -54,9 +54,9 @@ class Answers:
         return self.inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s):
             self.written += 1
             yield self.known.setdefault(one.request_id, one)
 

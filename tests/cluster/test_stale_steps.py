@@ -36,7 +36,7 @@ async def kill_one(generators: GeneratorPool) -> None:
 def checked(outcome: StepOutcome) -> int:
     """Check each token's age and log-prob; returns how many are stale."""
     stale = 0
-    for ready in outcome.sets:
+    for ready in outcome.mini_batches:
         at = 0
         for group in ready.groups:
             assert len({one.sample_id for one in group.fresh}) == FRESH

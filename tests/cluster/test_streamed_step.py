@@ -45,7 +45,7 @@ class Answers:
         return self.inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         if self.again:
             for number, request in enumerate(requests):
@@ -53,7 +53,7 @@ class Answers:
                     await self.updated.wait()
                 yield self.known[request.id]
             return
-        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s):
             self.held = max(self.held, *(self.inner._queue.leased(f"generator-{index}") for index in range(2)))
             self.known[one.request_id] = one
             yield one
@@ -71,11 +71,9 @@ class Watched:
         self.asked.append("score")
         return await self.inner.score(batch, rollout=rollout)
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         self.asked.append("update")
-        outcome = await self.inner.update(batch, rollout=rollout, supervised=supervised, keep=keep)
+        outcome = await self.inner.update(batch, rollout=rollout, supervised=supervised)
         self.updated.set()
         return outcome
 

@@ -77,6 +77,8 @@ class LearnerOptions:
     loss: LossOptions = field(default_factory=LossOptions)
     reference: Path | None = None
     """Model directory of the reference policy; needed by ``loss.kl_coef`` and by nothing else."""
+    keep_start_weights: bool = False
+    """Copy the weights before each rollout's first update, so that batches of the rollout can be scored after it."""
     device: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` communicates through gloo, ``cuda`` through NCCL."""
     micro_batch_tokens: int = 16384
