@@ -28,6 +28,7 @@ from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, small_task
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VERSION = 1
@@ -50,9 +51,11 @@ class Cast:
 
     async def until(self, role: str, holds: Callable[[list[ActorStatus]], bool]) -> None:
         """Wait until the actors of a role are in some state."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not holds(actors(await self.do(Look()), role)):  # noqa: ASYNC110 - seen from outside
-                await asyncio.sleep(0.1)
+
+        async def reached() -> bool:
+            return holds(actors(await self.do(Look()), role))
+
+        await until(reached, f"the {role}s", poll=0.1)
 
     async def pid(self, name: str) -> int:
         """The process of an actor."""
@@ -152,9 +155,7 @@ async def test_what_a_silent_generator_holds_is_hedged_long_before_its_lease_end
     try:
         async with rollouts(cast, "hedged"):
             os.kill(silent, signal.SIGSTOP)
-            async with asyncio.timeout(DEADLINE_S):
-                while cast.generators.reissued.won == before.won:  # noqa: ASYNC110 - seen from outside
-                    await asyncio.sleep(0.1)
+            await until(lambda: cast.generators.reissued.won > before.won, "a hedged request to be answered")
     finally:
         os.kill(silent, signal.SIGCONT)
         queue._lease_s, queue._hedging = lease_s, Hedging(0)
