@@ -144,7 +144,7 @@ async def test_a_learner_that_never_comes_is_an_error_after_the_deadline_and_the
 ) -> None:
     absent = rig.new_group(deadline_s=10.0)
     loading = asyncio.create_task(rig.sampler.load_weights(rig.offer(absent.group, 5)))
-    await until(lambda: rig.sampler._among_peers.is_set(), "the engine to wait for its peers")
+    await until(rig.sampler._among_peers.is_set, "the engine to wait for its peers")
     for _ in range(20):  # each within milliseconds, or it would wait out the group's deadline
         assert (await rig.sampler.health()).policy_version is None
     assert not loading.done()
