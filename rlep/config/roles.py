@@ -184,6 +184,8 @@ class ClusterConfig(Section):
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
     ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
+    cpu_acceleration: bool = False
+    """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
 
 def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
