@@ -79,9 +79,9 @@ class GeneratorConfig(ActorConfig):
     """Times a dead generator is started again before the run ends."""
     silence_s: Seconds = 60
     """A generator that answers no heartbeat for this long is taken for dead and replaced."""
-    transfer: Literal["segment", "gloo", "nccl"] = "segment"
-    """How weights arrive: ``segment`` through shared memory, learner rank 0 and generators on one machine; ``gloo`` (CPUs) or
-    ``nccl`` (GPUs) over the network, from wherever the learner is."""
+    transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
+    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine; ``gloo`` (CPUs) or ``nccl``
+    (GPUs) over the network, from wherever the learner is."""
     transfer_deadline_s: Seconds = 120
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
@@ -197,8 +197,8 @@ def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, strea
         and "it writes answers while the learner updates; set it to 0",
         f"generator.maximum = {generator.maximum}": generator.maximum
         and "the number of generators is that of the learners' devices; set it to 0",
-        f"generator.transfer = {generator.transfer}": generator.transfer != "segment"
-        and "learner and generators never work at the same time, as a broadcast needs; take segment",
+        f"generator.transfer = {generator.transfer}": generator.transfer != "shared_memory"
+        and "learner and generators never work at the same time, as a broadcast needs; take shared_memory",
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
         and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
         f"{generator.count * width} ranks",

@@ -18,7 +18,8 @@ hold): one seed per request 1.27 × none; prefix cache on 1.15 × off; blocks of
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -48,6 +49,8 @@ class EngineParts:
     """A class derived from ``WorkerExtension``."""
     start_call: str | None = None
     """A method of the worker extension that is called once, on every worker, when the model is loaded."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the engine's processes, beside those that every engine has."""
 
 
 STOCK = EngineParts()
@@ -90,7 +93,9 @@ class SamplerOptions:
     """Seed of the engine's own generator; samples use the seed of their request."""
 
 
-def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = None) -> Path:
+def prepare_environment(
+    options: SamplerOptions, runtime_parent: Path | None = None, parts: EngineParts = STOCK
+) -> Path:
     """Set vLLM's environment variables; to be called in the sampler's own process before anything imports vLLM.
 
     Everything vLLM puts on disk for this engine (sockets, rendezvous files) goes into a new private directory below
@@ -125,16 +130,12 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
             **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if options.tensor_parallel > 1 else {}),
             # Allows the model inside the engine's process: no third process, no message queue between the two.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            # Packed matrices of one weight update are given up for those of the next: their pages stay with the process.
-            # An update of 500 M weights takes 1.3 s with this and 2.2 s without.
-            "MALLOC_MMAP_THRESHOLD_": str(2**32),
-            "MALLOC_TRIM_THRESHOLD_": str(2**33),
         }
     else:
         # FlashInfer's sampler ignores seeds, so that our requests never get it; but vLLM tries it while it starts, and
         # dies where it cannot be compiled: without nvcc, as in our image (vllm-project/vllm#49497).
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    os.environ.update(settings)
+    os.environ.update(settings | parts.environment)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
 
