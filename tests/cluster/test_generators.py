@@ -47,7 +47,9 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     """Two generators and two learner ranks; the generators serve version 0."""
     home = tmp_path_factory.mktemp("generators")
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=generators", "cluster.cpus=4"]
-    config = load_config([BASE], [*overrides, "generator.count=2", "learner.ranks=2", "generator.silence_s=15"])
+    config = load_config(
+        [BASE], [*overrides, "generator.count=2", "learner.ranks=2", "generator.heartbeat_timeout_s=15"]
+    )
     inputs = read_inputs(config)
     assert inputs.train is not None
     async with stage(config) as actors:

@@ -132,7 +132,7 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
 
 
 async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_waits(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.silence_s=5")
+    config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.heartbeat_timeout_s=5")
     batch = probe_batch([(np.arange(4, dtype=np.int32), np.arange(7, dtype=np.int32))] * 4)
     async with stage(config) as actors:
         learners = actors.learners()
@@ -146,7 +146,7 @@ async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_
 
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "cluster.cpus=2", "verifier.silence_s=5")
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.heartbeat_timeout_s=5")
     async with stage(config) as actors:
         verifiers = actors.verifiers()
         await actors.started()

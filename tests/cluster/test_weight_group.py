@@ -70,7 +70,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     """Nothing is published yet."""
     home = tmp_path_factory.mktemp("group")
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=group", "cluster.cpus=4"]
-    group = ['generator.transfer="gloo"', "generator.transfer_deadline_s=60", "generator.silence_s=15"]
+    group = ['generator.transfer="gloo"', "generator.transfer_deadline_s=60", "generator.heartbeat_timeout_s=15"]
     config = load_config([BASE], [*overrides, *group, "generator.count=2", "learner.ranks=2"])
     inputs = read_inputs(config)
     assert inputs.train is not None
