@@ -25,6 +25,7 @@ from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, small_task
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VERSION = 1
@@ -47,9 +48,11 @@ class Cast:
 
     async def until(self, role: str, holds: Callable[[list[ActorStatus]], bool]) -> None:
         """Wait until the actors of a role are in some state."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not holds(actors(await self.do(Look()), role)):  # noqa: ASYNC110 - seen from outside
-                await asyncio.sleep(0.1)
+
+        async def reached() -> bool:
+            return holds(actors(await self.do(Look()), role))
+
+        await until(reached, f"the {role}s", poll=0.1)
 
     async def pid(self, name: str) -> int:
         """The process of an actor."""
