@@ -73,9 +73,9 @@ class GeneratorConfig(ActorConfig):
     """Times a dead generator is started again before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """A generator that answers no heartbeat for this long is considered dead and replaced."""
-    transfer: Literal["segment", "gloo", "nccl"] = "segment"
-    """How weights arrive: ``segment`` through shared memory, learner rank 0 and generators on one machine; ``gloo`` (CPUs) or
-    ``nccl`` (GPUs) over the network, from wherever the learner is."""
+    transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
+    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine; ``gloo`` (CPUs) or ``nccl``
+    (GPUs) over the network, from wherever the learner is."""
     transfer_deadline_s: Seconds = 120
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
@@ -167,6 +167,8 @@ class ClusterConfig(Section):
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
     ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
+    cpu_acceleration: bool = False
+    """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
 
 def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
@@ -176,8 +178,8 @@ def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, strea
         f"update.stream = {stream}": stream != "off" and "it updates while answers are written; set it to off",
         f"rollout.max_staleness = {max_staleness}": max_staleness
         and "it writes answers while the learner updates; set it to 0",
-        f"generator.transfer = {generator.transfer}": generator.transfer != "segment"
-        and "learner and generators never work at the same time, as a broadcast needs; take segment",
+        f"generator.transfer = {generator.transfer}": generator.transfer != "shared_memory"
+        and "learner and generators never work at the same time, as a broadcast needs; take shared_memory",
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
         and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
         f"{generator.count * width} ranks",

@@ -31,7 +31,7 @@ DELETED = {
 }
 """Old key → why it went and what to use instead. It never changed a step's result, so a stored config just loses it."""
 
-RENAMED_VALUES: dict[tuple[str, str], str] = {}
+RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory"}
 """(key, old value) → the value's new name, treated like ``RENAMED``."""
 
 DELETED_VALUES = {
