@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only private directories are made in it
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux, without the final zero."""
@@ -43,6 +41,16 @@ def directory_below(parent: Path, prefix: str, remove: Callable[[Path], None] = 
     """A new directory ``<prefix><pid>-…`` of mode 700 in ``parent``; those of the same prefix whose owner is dead are removed."""
     for old in parent.glob(f"{prefix}*"):
         owner = old.name.removeprefix(prefix).split("-")[0]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+        if owner.isdigit() and not _is_alive(int(owner)):
             remove(old)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -148,8 +148,6 @@ class Training:
         trained = await self._train(number, prompts)
         since = generators.reissued - before
         again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
-        if self._run.config.generator.hedge:
-            again |= {"rollout/hedged": since.hedged, "rollout/hedges_won": since.won}
         if self._run.config.replay.selection == "least-used":
             self._used.update(trained.replayed)
         for index, update in enumerate(trained.updates):

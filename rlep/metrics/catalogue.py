@@ -53,8 +53,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
     Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
-    Metric("rollout/hedged", "requests", "Slow requests given to a second generator too (generator.hedge)"),
-    Metric("rollout/hedges_won", "requests", "Of the hedged ones those that the second generator answered first"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
@@ -156,6 +154,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("metrics/nonfinite", "values", "Values of this line that were NaN or infinite and are written as null"),
 )
 
+RENAMED = {"update/old_kl": "update/approx_kl", "group/rescued": "group/solved_by_replay"}
+"""Old metric → its new name. It is refused where a metric is named; runs that recorded it can still be read."""
+
 EVENTS: dict[str, str] = {
     "run_started": "The run began in an empty run directory",
     "run_resumed": "The run continues from a checkpoint",
@@ -199,6 +200,9 @@ def metric_for(name: str) -> Metric:
     for metric, pattern in _patterns():
         if pattern.fullmatch(name):
             return metric
+    for old, new in RENAMED.items():
+        if name == old or name.startswith(old + "/"):
+            raise ValueError(f"unknown metric {name!r}; it is now called {new + name.removeprefix(old)}")
     near = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=2)
     raise ValueError(f"unknown metric {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 

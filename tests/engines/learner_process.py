@@ -40,7 +40,8 @@ class Spec:
     collective_timeout_s: float = 60.0
     lr: float = 1e-3
     clip_norm: float = 1.0
-    keep_start_weights: bool = False
+    keep: bool = False
+    """Whether the weights before a rollout's first update are kept."""
 
 
 def save_batch(path: Path, batch: SequenceBatch) -> str:
@@ -172,7 +173,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,
-        keep_start_weights=spec.keep_start_weights,
+        keep_start_weights=spec.keep,
         threads=1,
     )
     learner = LearnerRank(Path(spec.model), options, rank=rank, world_size=spec.world_size, init_method=spec.meeting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., LearnerRank]]:
     with single_ranks(tmp_path, model) as begin:
-        yield begin
+        yield partial(begin, keep_start_weights=True)
 
 
 def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_first(
@@ -43,7 +44,7 @@ def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_firs
         for batch in scored:
             learner.update(batch, rollout=rollout)
     expected = weights_of(learner)
-    streamed = start(**options, keep_start_weights=True)
+    streamed = start(**options)
     for rollout in range(2):
         for batch in SETS:
             old = streamed.score(batch, rollout=rollout)
@@ -52,7 +53,7 @@ def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_firs
 
 
 def test_scoring_at_the_start_leaves_the_present_weights_alone(start: Callable[..., LearnerRank]) -> None:
-    learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0), keep_start_weights=True)
+    learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0))
     before = learner.score(SETS[0], rollout=7)
     learner.update(SETS[1], rollout=7)
     present, now = weights_of(learner), learner.score(SETS[0])
@@ -65,11 +66,11 @@ def test_scoring_at_the_start_leaves_the_present_weights_alone(start: Callable[.
 
 
 def test_weights_that_were_not_kept_are_not_made_up(start: Callable[..., LearnerRank], tmp_path: Path) -> None:
-    learner = start()
+    learner = start(keep_start_weights=False)
     learner.update(SETS[0], rollout=3)
     with pytest.raises(UpdateError, match="rollout 3 has been updated on and the weights before that were not kept"):
         learner.score(SETS[1], rollout=3)
-    learner = start(keep_start_weights=True)
+    learner = start()
     learner.update(SETS[0], rollout=4)
     learner.save(tmp_path)
     assert learner.written(60)
@@ -79,7 +80,7 @@ def test_weights_that_were_not_kept_are_not_made_up(start: Callable[..., Learner
 
 
 def test_a_failure_while_scoring_gives_the_present_weights_back(start: Callable[..., LearnerRank]) -> None:
-    learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0), keep_start_weights=True)
+    learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0))
     learner.update(SETS[0], rollout=0)
     present = weights_of(learner)
     broken = replace(SETS[1], tokens=np.full_like(SETS[1].tokens, 10_000))
@@ -92,9 +93,9 @@ def test_two_ranks_keep_their_shards(model: Path, tmp_path: Path) -> None:
     paths = [save_batch(tmp_path / f"set-{number}.npz", batch) for number, batch in enumerate(SETS)]
     scores = [("score", path) for path in paths[1:]]
     rest = [("update", path, 0) for path in paths[1:]]
-    before = run_ranks(tmp_path, model, 2, [*scores, ("update", paths[0], 0), *rest], lr=1e-2, keep_start_weights=True)
+    before = run_ranks(tmp_path, model, 2, [*scores, ("update", paths[0], 0), *rest], lr=1e-2)
     at_start = [("score", path, 0) for path in paths[1:]]
-    after = run_ranks(tmp_path, model, 2, [("update", paths[0], 0), *at_start, *rest], lr=1e-2, keep_start_weights=True)
+    after = run_ranks(tmp_path, model, 2, [("update", paths[0], 0), *at_start, *rest], lr=1e-2, keep=True)
     assert after[1:4] == before[:3]
     assert after[4:] == before[4:]
 
@@ -104,7 +105,6 @@ def test_asleep_it_holds_no_memory_and_it_goes_on_to_the_bit(start: Callable[...
         "optimizer": OptimizerOptions(lr=1e-2, warmup=0),
         "loss": LossOptions(kl_coef=0.1),
         "reference": model,
-        "keep_start_weights": True,
     }
 
     def trained(*, sleeps: bool) -> tuple[dict[str, Tensor], Float32Array]:

@@ -13,6 +13,7 @@ import pytest
 from rlep.core.errors import ConfigError
 from rlep.core.types import Provenance, Sampling, Status, Trajectory, Verdict
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
+from rlep.services.pool.files import records
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
