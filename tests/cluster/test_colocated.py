@@ -31,6 +31,7 @@ from rlep.data.prompts import PromptSet
 from rlep.driver import ports
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.launch.compose import RunActors, read_inputs, stage
 from rlep.metrics.spans import Span
@@ -92,7 +93,7 @@ async def cast_of(actors: RunActors, config: Config, prompts: PromptSet, known: 
     writers, learner, published = actors.ports(generators, learners, weights)
     answers = Answers(writers, known)
     run = Run(config, Roles(answers, verifiers), TerminalProgress(), "tok", "base", "float32")
-    return Cast(actors, generators, answers, Trainers(learner, published, None), run)
+    return Cast(actors, generators, answers, Trainers(learner, published, OnPolicyRollouts(run), None), run)
 
 
 def check_turns(spans: Sequence[Span]) -> None:

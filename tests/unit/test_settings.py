@@ -225,6 +225,10 @@ def test_a_stored_config_takes_over_new_names_and_loses_what_went(tmp_path: Path
     tree["generator"]["silence_s"] = tree["generator"].pop("heartbeat_timeout_s")
     tree["generator"] |= {"minimum": 1, "maximum": 4, "idle_s": 600, "hedge": 3.0}
     assert parse_stored_config(tree, tmp_path / "config.json") == present
+    tree["update"]["stream"] = "off"
+    assert parse_stored_config(tree, tmp_path / "config.json") == present
+    tree["update"]["stream"] = "fixed"
+    assert parse_stored_config(tree, tmp_path / "config.json").update.stream
     tree["update"]["stream"] = "completion"
     with pytest.raises(
         ConfigError, match=r"^.*config\.json: update\.stream = 'completion': this value no longer exists"
