@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
+from rlep.engines.torch_private import gloo_group, nccl_group
 from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, TensorSpec, in_order
 
 _POLL_S = 0.0005
@@ -112,13 +113,11 @@ class BroadcastMember:
 
 def _backend(group: BroadcastGroup, rank: int, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
     if group.backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, group.world_size, timeout)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = 2 * timeout  # ours comes first
+        return gloo_group(store, rank, group.world_size, timeout)
     before = os.environ.get(_NCCL_ERRORS_KEY)
     os.environ[_NCCL_ERRORS_KEY] = _ABORT_ONLY  # read by the constructor
     try:
-        return dist.ProcessGroupNCCL(store, rank, group.world_size, options)
+        return nccl_group(store, rank, group.world_size, 2 * timeout)  # ours comes first
     finally:
         if before is None:
             del os.environ[_NCCL_ERRORS_KEY]
