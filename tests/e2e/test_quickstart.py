@@ -16,10 +16,9 @@ QUESTIONS, CANDIDATES = 512, 16
 FEWER = {"collect.toml": ("samples = 64", f"samples = {CANDIDATES}"), "base.toml": ("final_samples = 16", "")}
 """File -> what it says, and what it says here."""
 PROGRAM = """
-import sys
-from pathlib import Path
-from rlep.cli import main, quickstart
-quickstart.CONFIGS = Path(sys.argv.pop(1))
+import importlib, pathlib, sys
+from rlep.cli import main
+importlib.import_module("rlep.cli.quickstart").CONFIGS = pathlib.Path(sys.argv.pop(1))
 main()
 """
 
