@@ -6,7 +6,7 @@
 LOCK ?= cpu
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
-SPHINX := $(RUN) -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+SPHINX := $(RUN) -m sphinx -q -aE -W --keep-going -b html -d build/doctrees docs build/docs
 # Two workers share each suite. Files that start Ray, vLLM or whole runs keep to one worker each, the longest first.
 CHEAP := tests/unit tests/contract tests/services
 HEAVY := tests/e2e tests/cluster tests/engines
