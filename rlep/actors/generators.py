@@ -43,7 +43,7 @@ class GeneratorPool:
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
-        self._queue = WorkQueue(config.lease_s, hedge=config.hedge)
+        self._queue = WorkQueue(config.lease_s)
         self._crew = Crew("generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave)
         self._weights = EngineWeights(lambda: self._workers, self._span, config)
         self.publish, self.take, self.living = self._weights.publish, self._weights.take, self._weights.living
@@ -296,7 +296,7 @@ class GeneratorPool:
 
     def _call_off(self) -> None:
         """Tell who works in vain; one that does not hear it keeps what it holds, and gets nothing in its place."""
-        held = self._queue.in_vain()
+        held = self._queue.superseded()
         for worker in self._workers:
             if worker.name in held and worker.actor is not None:
                 stopping = asyncio.create_task(self._stop(worker, worker.actor, held[worker.name]))
@@ -305,7 +305,7 @@ class GeneratorPool:
 
     async def _stop(self, worker: GeneratorReplica, actor: ActorHandle[Any], requests: list[str]) -> None:
         with suppress(RlepError, RayError):
-            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.silence_s)
+            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.heartbeat_timeout_s)
             self._queue.stopped(worker.name, requests)
             worker.room.set()
 
@@ -314,7 +314,7 @@ class GeneratorPool:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                await call(actor.health.remote(), f"{worker.name}.health", self._config.silence_s)
+                await call(actor.health.remote(), f"{worker.name}.health", self._config.heartbeat_timeout_s)
             except (RlepError, RayError) as error:
                 worker.lose(actor, error)
                 return

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,9 +93,9 @@ class Rank:
         logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
-    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, keep: bool) -> UpdateOutcome | None:
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, *_: object) -> UpdateOutcome | None:
         """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
-        step = self._learner.sft_update if supervised else partial(self._learner.update, keep=keep)
+        step = self._learner.sft_update if supervised else self._learner.update
         report = step(batch, rollout=rollout)
         if self._rank:
             return None

@@ -178,7 +178,7 @@ class Learners:
                     f"learner-{n}",
                     method,
                     deadline_s=deadline,
-                    silence_s=self._config.silence_s,
+                    heartbeat_timeout_s=self._config.heartbeat_timeout_s,
                 )
             )
             for n, rank in enumerate(self._ranks)

@@ -68,7 +68,7 @@ class VerifierReplica:
             return handle
 
         self.actor = Supervised(
-            name, start, restarts=config.restarts, silence_s=config.silence_s, report=cluster.report
+            name, start, restarts=config.restarts, heartbeat_timeout_s=config.heartbeat_timeout_s, report=cluster.report
         )
 
     @property

@@ -157,8 +157,6 @@ class Training:
         trained = await self._train(number, prompts)
         since = generators.reissued - before
         again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
-        if self._run.config.generator.hedge:
-            again |= {"rollout/hedged": since.hedged, "rollout/hedges_won": since.won}
         tokens = trained.metrics.get("rollout/tokens")
         if self._in_flight is not None and isinstance(tokens, int):
             self._in_flight.record(number.clock.seconds["step"], tokens)

@@ -54,8 +54,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/in_flight", "requests", "Requests that generators hold at once; chosen from past steps"),
     Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
-    Metric("rollout/hedged", "requests", "Slow requests given to a second generator too (generator.hedge)"),
-    Metric("rollout/hedges_won", "requests", "Of the hedged ones those that the second generator answered first"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),

@@ -89,9 +89,9 @@ async def connected():
     await asyncio.to_thread(cluster.connect)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(600)
+        await asyncio.Event().wait()
     finally:
-        await asyncio.sleep(4)
+        await asyncio.sleep(4)  # longer than Ray's three seconds: the claim itself
         await asyncio.to_thread(cluster.close)
         print("closed")
 

@@ -20,6 +20,7 @@ from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environ
 from rlep.engines.weights.publication import Probe, Publication, Segment, TensorSpec
 from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, sequence, true_logprobs
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -285,9 +286,11 @@ async def test_an_update_waits_for_running_samples_and_refuses_new_ones(rig: Rig
 
 async def under_way(rig: Rig) -> None:
     """Wait until the engine works on something."""
-    async with asyncio.timeout(60):
-        while not (await rig.sampler.health()).in_flight:  # noqa: ASYNC110 - there is no event to wait for from outside
-            await asyncio.sleep(0)
+
+    async def working() -> bool:
+        return (await rig.sampler.health()).in_flight > 0
+
+    await until(working, "the engine to work on something")
 
 
 async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None:
@@ -301,11 +304,11 @@ async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None
 
 @pytest.mark.parametrize("rig", ["tied"], indirect=True)
 async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
+    engines = [one for one in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(one.cmdline())]
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
     await under_way(rig)
-    for child in psutil.Process().children(recursive=True):
-        if "EngineCore" in " ".join(child.cmdline()):
-            child.kill()
+    for engine in engines:
+        engine.kill()
     with pytest.raises(ActorLost):
         await running
     with pytest.raises(ActorLost, match="engine died"):

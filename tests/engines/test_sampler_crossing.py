@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +21,7 @@ from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.publication import Probe, Publication, TensorSpec
 from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
+from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -26,7 +29,7 @@ OPTIONS = SamplerOptions(
     max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=36, max_num_batched_tokens=CONTEXT
 )
 SAMPLING = Sampling(max_tokens=60)
-REQUESTS = 1200  # 33 times what the engine holds: whenever the weights change, it is writing
+WRITERS, REQUESTS = 4, 300  # together 33 times what the engine holds: whenever the weights change, it is writing
 
 
 @dataclass
@@ -69,8 +72,8 @@ def tokens(count: int, seed: int) -> Int32Array:
     return np.random.default_rng(seed).integers(2, VOCABULARY, count).astype(np.int32)
 
 
-def requests(label: str) -> list[Request]:
-    return [Request(f"{label}/{i}", f"p{i // 4}", tokens(4 + i // 4 % 30, i // 4), i % 4, i) for i in range(REQUESTS)]
+def requests(label: str, count: int = REQUESTS) -> list[Request]:
+    return [Request(f"{label}/{i}", f"p{i // 4}", tokens(4 + i // 4 % 30, i // 4), i % 4, i) for i in range(count)]
 
 
 def versions_of(completion: Completion) -> list[int]:
@@ -100,65 +103,98 @@ async def test_nothing_is_written_before_any_weights_are_confirmed(rig: Rig) -> 
         await anext(rig.sampler.generate(requests("early"), SAMPLING))
 
 
-async def collected(rig: Rig, wanted: list[Request], seen: asyncio.Event) -> dict[str, Completion]:
-    """All responses by request; ``seen`` is set by one that the newest weights ended."""
-    found: dict[str, Completion] = {}
-    async for batch in rig.sampler.generate(wanted, SAMPLING):
-        assert not found.keys() & {one.request_id for one in batch}
-        found |= {one.request_id: one for one in batch}
-        if any(versions_of(one)[-1] == rig.version for one in batch):
-            seen.set()
-    assert found.keys() == {request.id for request in wanted}
-    return found
+@dataclass
+class Writing:
+    """Writers of whom each asks for ``REQUESTS`` responses again and again until ``enough``: the engine is never idle."""
+
+    rig: Rig
+    label: str
+    enough: bool = False
+    newest: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by each response that the newest weights ended."""
+    prompts: dict[str, Int32Array] = field(default_factory=dict)
+    found: dict[str, Completion] = field(default_factory=dict)
+
+    async def writer(self, number: int) -> None:
+        for turn in itertools.count():
+            if self.enough:
+                return
+            wanted = requests(f"{self.label}/{number}/{turn}")
+            self.prompts |= {request.id: request.tokens for request in wanted}
+            async for batch in self.rig.sampler.generate(wanted, SAMPLING):
+                assert not self.found.keys() & {one.request_id for one in batch}
+                self.found |= {one.request_id: one for one in batch}
+                if any(versions_of(one)[-1] == self.rig.version for one in batch):
+                    self.newest.set()
+
+    async def response_under_the_newest_weights(self) -> None:
+        """Wait for one that is yet to come."""
+        self.newest.clear()
+        async with asyncio.timeout(DEADLINE_S):
+            await self.newest.wait()
+
+    def versions(self) -> set[int]:
+        return {version for one in self.found.values() for version in versions_of(one)}
+
+    def worst(self, chosen: Iterable[Completion]) -> float:
+        """Of ``Rig.worst``."""
+        return max(self.rig.worst(one, self.prompts[one.request_id]) for one in chosen)
+
+
+@asynccontextmanager
+async def writing(rig: Rig, label: str) -> AsyncIterator[Writing]:
+    """Responses are written while the block lasts; after it each that was asked for is there, once."""
+    done = Writing(rig, label)
+    async with asyncio.TaskGroup() as writers:
+        for number in range(WRITERS):
+            writers.create_task(done.writer(number))
+        yield done
+        done.enough = True
+    assert done.found.keys() == done.prompts.keys()
 
 
 async def test_responses_survive_updates_and_each_token_is_its_own_versions(rig: Rig) -> None:
     await rig.update()
-    seen, wanted = asyncio.Event(), requests("crossed")
-    collecting = asyncio.create_task(collected(rig, wanted, seen))
-    for _ in range(2):
-        await seen.wait()
-        seen.clear()
-        await rig.update()
-    found = await collecting
-    crossed = [one for one in found.values() if len(set(versions_of(one))) > 1]
-    assert {version for one in found.values() for version in versions_of(one)} == {1, 2, 3}
+    async with writing(rig, "crossed") as done:
+        for _ in range(2):
+            await done.response_under_the_newest_weights()
+            await rig.update()
+        await done.response_under_the_newest_weights()
+    crossed = [one for one in done.found.values() if len(set(versions_of(one))) > 1]
+    assert done.versions() == {1, 2, 3}
     if rig.on_update == "abort":
         assert crossed == []
     else:
         assert len(crossed) >= 2  # of 36 that were being written at either update
-    prompts = {request.id: request.tokens for request in wanted}
-    checked = {one.request_id: one for one in [*crossed, *list(found.values())[::8]]}
-    assert max(rig.worst(one, prompts[one.request_id]) for one in checked.values()) <= 1e-4
+    checked = {one.request_id: one for one in [*crossed, *list(done.found.values())[::8]]}
+    assert done.worst(checked.values()) <= 1e-4
 
 
 async def test_what_was_written_under_weights_that_were_refused_is_written_again(rig: Rig) -> None:
-    seen, wanted = asyncio.Event(), requests("refused")
-    collecting = asyncio.create_task(collected(rig, wanted, seen))
-    await seen.wait()
-    rig.version += 1
-    good = copy.deepcopy(rig.model)
-    perturb(good, 0.05)
-    perturb(rig.model, 0.1)
-    bad = rig.publication()
-    wrong = replace(bad.probes[0], logprobs=true_logprobs(good, bad.probes[0].prompt, bad.probes[0].response))
-    await rig.sampler.load_weights(bad)
-    with pytest.raises(WeightSyncError, match="differ from the learner's"):
-        await rig.sampler.confirm(replace(bad, probes=(wrong,)))
-    assert not collecting.done()
-    rig.model = good
-    again = rig.publication()
-    await rig.sampler.load_weights(again)
-    await rig.sampler.confirm(again)
-    found = await collecting
-    assert {version for one in found.values() for version in versions_of(one)} == {rig.version - 1, rig.version}
-    prompts = {request.id: request.tokens for request in wanted}
-    of_both = [one for one in found.values() if rig.version in versions_of(one)]
-    assert max(rig.worst(one, prompts[one.request_id]) for one in of_both[::4]) <= 1e-4
+    async with writing(rig, "refused") as done:
+        await done.response_under_the_newest_weights()
+        rig.version += 1
+        good = copy.deepcopy(rig.model)
+        perturb(good, 0.05)
+        perturb(rig.model, 0.1)
+        bad = rig.publication()
+        wrong = replace(bad.probes[0], logprobs=true_logprobs(good, bad.probes[0].prompt, bad.probes[0].response))
+        await rig.sampler.load_weights(bad)
+        with pytest.raises(WeightSyncError, match="differ from the learner's"):
+            await rig.sampler.confirm(replace(bad, probes=(wrong,)))
+        assert rig.version not in done.versions()
+        rig.model = good
+        again = rig.publication()
+        await rig.sampler.load_weights(again)
+        await rig.sampler.confirm(again)
+        await done.response_under_the_newest_weights()
+    assert done.versions() == {rig.version - 1, rig.version}
+    of_both = [one for one in done.found.values() if rig.version in versions_of(one)]
+    assert done.worst(of_both[::4]) <= 1e-4
 
 
 async def test_an_abandoned_response_stays_away(rig: Rig) -> None:
-    wanted = requests("left")
+    wanted = requests("left", WRITERS * REQUESTS)
     first, found = True, set()
     async for batch in rig.sampler.generate(wanted, SAMPLING):
         found |= {one.request_id for one in batch}
@@ -166,5 +202,5 @@ async def test_an_abandoned_response_stays_away(rig: Rig) -> None:
             first = False
             rig.sampler.abandon({request.id for request in wanted if request.id not in found})
             await rig.update()
-    assert len(found) < REQUESTS
+    assert len(found) < len(wanted)
     assert (await rig.sampler.health()).in_flight == 0

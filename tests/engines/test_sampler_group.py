@@ -21,6 +21,7 @@ from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.weights.publication import BroadcastGroup, Probe, Publication, Segment, TensorSpec
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 GLOO = SamplerOptions(
@@ -143,11 +144,9 @@ async def test_a_learner_that_never_comes_is_an_error_after_the_deadline_and_the
 ) -> None:
     absent = rig.new_group(deadline_s=10.0)
     loading = asyncio.create_task(rig.sampler.load_weights(rig.offer(absent.group, 5)))
-    while rig.sampler.policy_version is not None:  # noqa: ASYNC110 - there is no event to wait for from outside
-        await asyncio.sleep(0.01)
-    for _ in range(20):
+    await until(rig.sampler._among_peers.is_set, "the engine to wait for its peers")
+    for _ in range(20):  # each within milliseconds, or it would wait out the group's deadline
         assert (await rig.sampler.health()).policy_version is None
-        await asyncio.sleep(0.05)
     assert not loading.done()
     with pytest.raises(WeightSyncError, match=r"rank 1 of 2 did not meet the others"):
         await loading

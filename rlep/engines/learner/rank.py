@@ -104,13 +104,12 @@ class LearnerRank:
         with self._kept.at_start_of(rollout):
             return self._no_grad_pass(batch, entropy=False)
 
-    def update(self, batch: SequenceBatch, *, rollout: int, keep: bool = False) -> UpdateReport:
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One optimizer update on whole groups with their old log-probs.
 
         Args:
             batch: the whole update; ranks take their parts of it themselves.
             rollout: number of the training step (from 0), which warm-up and schedule may count.
-            keep: the rollout's first update keeps a copy of the weights before it, for ``score``; until the next rollout.
 
         Raises:
             UpdateError: the batch has no old log-probs.
@@ -118,7 +117,7 @@ class LearnerRank:
         options = self.options.loss
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
-        self._kept.updating(rollout, keep=keep)
+        self._kept.updating(rollout, keep=self.options.keep_start_weights)
         weights = normalizers(batch, options)  # [S]
         high_entropy = None
         if options.high_entropy_fraction < 1:
