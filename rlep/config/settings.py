@@ -34,12 +34,8 @@ DELETED = {
 RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory", ("update.stream", "fixed"): "true"}
 """(key, old value) → the value's new name, treated like ``RENAMED``."""
 
-DELETED_VALUES = {
-    (
-        "update.stream",
-        "completion",
-    ): "its order of updates was not reproducible; use true, which also trains while later groups are generated",
-}
+STREAM_COMPLETION = "its order of updates was not reproducible; true updates in a fixed order"
+DELETED_VALUES = {("update.stream", "completion"): STREAM_COMPLETION}
 """(key, old value) → why it went and what to use instead. It changed results: a stored config that has it is refused."""
 
 
