@@ -45,10 +45,3 @@ def parameters_on_meta() -> Iterator[None]:
 def gloo_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
     """A gloo group beside the process's default one, which need not exist."""
     return dist.ProcessGroupGloo(store, rank, world_size, timeout)
-
-
-def nccl_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroupNCCL:
-    """The same over NCCL."""
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, world_size, options)

@@ -37,6 +37,7 @@ class Symbol:
 
 
 _C10D = "torch._C._distributed_c10d"
+_STEP = ("scheduler_output", "model_runner_output")
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (
         # Operators have no Python definition: their shape functions have the same parameters.
@@ -50,22 +51,54 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         ),
         Symbol("torch.nn.modules.module", "Module.register_parameter", ("name", "param")),
         Symbol(_C10D, "ProcessGroupGloo.__init__", ("store", "rank", "size", "timeout")),
-        Symbol(_C10D, "ProcessGroupNCCL.__init__", ("store", "rank", "size", "options")),
-        Symbol(_C10D, "ProcessGroupNCCL.Options.__init__"),
-        Symbol(_C10D, "Backend.Options._timeout"),
+    ),
+    "rlep/engines/sampler/vllm_private.py": (
+        Symbol("vllm.v1.engine.exceptions", "EngineDeadError"),
+        Symbol("vllm.v1.engine.exceptions", "EngineGenerateError"),
+        Symbol("vllm.v1.engine.async_llm", "AsyncLLM.engine_core"),
+        Symbol("vllm.v1.engine.core_client", "MPClient.resources"),
+        Symbol("vllm.v1.engine.core_client", "BackgroundResources.ctx"),
+        Symbol("vllm.v1.worker.gpu_worker", "Worker._weight_update_active"),
+        Symbol("vllm.v1.worker.gpu_worker", "Worker.weight_transfer_engine"),
+        Symbol("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
+        Symbol("vllm.engine.arg_utils", "EngineArgs.additional_config"),
+    ),
+    "rlep/engines/cpu/private.py": (
+        Symbol("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", _STEP),
+        Symbol("vllm.v1.core.sched.scheduler", "Scheduler.kv_cache_manager"),
+        Symbol("vllm.v1.core.sched.output", "SchedulerOutput.scheduled_new_reqs"),
+        Symbol("vllm.v1.core.sched.output", "SchedulerOutput.finished_req_ids"),
+        Symbol("vllm.v1.core.kv_cache_manager", "KVCacheManager.allocate_slots", ("request", "num_new_tokens")),
+        Symbol("vllm.v1.core.kv_cache_manager", "KVCacheManager.empty_kv_cache_blocks"),
+        Symbol("vllm.v1.core.kv_cache_manager", "KVCacheManager.coordinator"),
+        Symbol("vllm.v1.core.kv_cache_manager", "KVCacheBlocks"),
+        Symbol("vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator.single_type_managers"),
+        Symbol("vllm.v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager.req_to_blocks"),
+        Symbol("vllm.v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager.block_size"),
+        Symbol("vllm.v1.engine", "EngineCoreOutput.new_token_ids"),
+        Symbol("vllm.v1.engine", "EngineCoreOutput.new_logprobs"),
+        Symbol("vllm.v1.engine", "EngineCoreOutput.finish_reason"),
+        Symbol("vllm.v1.engine", "EngineCoreOutput.stop_reason"),
+        Symbol("vllm.v1.engine", "EngineCoreOutputs.outputs"),
+        Symbol("vllm.v1.engine", "EngineCoreOutputs.finished_requests"),
+        Symbol("vllm.v1.engine", "EngineCoreOutputs.scheduler_stats"),
+        Symbol("vllm.v1.outputs", "ModelRunnerOutput.req_id_to_index"),
+        Symbol("vllm.v1.outputs", "ModelRunnerOutput.logprobs"),
+        Symbol("vllm.v1.outputs", "LogprobsLists.logprobs"),
+        Symbol("vllm.v1.request", "Request.num_computed_tokens"),
+        Symbol("vllm.v1.request", "RequestStatus.RUNNING"),
+        Symbol("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler.__init__", ("logprobs_mode",)),
+        Symbol(
+            "vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler.forward_cpu", ("logits", "generators", "k", "p")
+        ),
+        Symbol("vllm.v1.sample.ops.topk_topp_sampler", "apply_top_k_top_p", ("logits", "k", "p")),
+        Symbol("vllm.v1.sample.sampler", "Sampler.topk_topp_sampler"),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""
 
 NOT_YET_MOVED: set[str] = {
     "rlep/actors/cluster.py",
-    "rlep/engines/cpu/draws.py",
-    "rlep/engines/cpu/scheduling.py",
-    "rlep/engines/sampler/engine.py",
-    "rlep/engines/sampler/requests.py",
-    "rlep/engines/sampler/setup.py",
-    "rlep/engines/sampler/sleep.py",
-    "rlep/engines/sampler/weight_change.py",
 }
 """Files with private names that have not moved to an adapter yet. It only shrinks: one that has none any more is an error."""
 
