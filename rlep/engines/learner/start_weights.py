@@ -1,4 +1,4 @@
-"""The weights that a rollout's updates began with, kept beside the present ones while later update sets are scored."""
+"""The weights that a rollout's updates began with, kept beside the present ones while later mini-batches are scored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from rlep.core.errors import UpdateError
 
 
-class KeptWeights:
+class StartWeights:
     """One rank's shards as they were before a rollout's first update; nothing is held unless that update asks for it."""
 
     def __init__(self, shards: Sequence[tuple[str, DTensor]]) -> None:
