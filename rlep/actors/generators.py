@@ -120,12 +120,12 @@ class GeneratorPool:
         return self._crew.members
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
         if all(worker.spent for worker in self._workers):
             raise self._nobody_left()
-        job = self._queue.put(requests, sampling, in_flight)
+        job = self._queue.put(requests, sampling)
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):

@@ -21,11 +21,12 @@ from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
-from rlep.driver.train import Training, TrainingData, rlep_step
+from rlep.driver.train import Training, TrainingData
 from rlep.launch.compose import Inputs, pool_directory, read_inputs, stage
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
+from rlep.launch.wings import rollouts, train_step
 from rlep.metrics.trackers import open_trackers
 
 
@@ -139,9 +140,9 @@ async def _train(
         )
         run = _run(config, inputs, Roles(writers, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
-        made, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
-        step = watch.watched(made, actors.cluster.timeline, control.roles)
-        return await Training(run, Trainers(trained, weights, pool, failures), data, store, step, ahead=ahead).run()
+        trainers = Trainers(trained, weights, rollouts(run, prompts), pool, failures)
+        step = watch.watched(sft_step if supervised else train_step(config), actors.cluster.timeline, control.roles)
+        return await Training(run, trainers, data, store, step).run()
 
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress) -> Collected:
