@@ -101,7 +101,7 @@ class Rank:
         logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
-    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, *_: object) -> UpdateOutcome | None:
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
         """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
         step = self._learner.sft_update if supervised else self._learner.update
         report = step(batch, rollout=rollout)

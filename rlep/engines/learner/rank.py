@@ -97,7 +97,8 @@ class LearnerRank:
     def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
 
-        Under the present weights; with ``rollout`` under those before its first update, which must have kept them.
+        Under the present weights; with ``rollout`` under those before its first update, which
+        ``options.keep_start_weights`` keeps.
         """
         with self._kept.at_start_of(rollout):
             return self._no_grad_pass(batch, entropy=False)
