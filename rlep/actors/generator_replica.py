@@ -24,7 +24,7 @@ class GeneratorReplica:
         self.loading = asyncio.Lock()
         """Held while it loads weights, which others may load with it in a group."""
         self.error: Exception | None = None
-        self.gap: float | None = None
+        self.difference: float | None = None
         """Max log-prob difference (nats) of its last confirmed weights; None while it has not loaded the present publication."""
         self.asleep = False
         """Whether it has freed its device's memory; the next weights wake it."""

@@ -37,16 +37,16 @@ class EngineWeights:
         """
         self.publication = publication
         for worker in self._staying():
-            worker.gap = None
+            worker.difference = None
         await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in self._takers().values()))
         begun = time.monotonic()
-        while not (gaps := [worker.gap for worker in self._staying() if worker.gap is not None]):
+        while not (differences := [worker.difference for worker in self._staying() if worker.difference is not None]):
             # all lost: it is enough that one is restarted
             error = next((worker.error for worker in self._members() if worker.error), None)
             if all(worker.spent for worker in self._members()) or time.monotonic() - begun > deadline_s:
                 raise WeightSyncError(f"no generator loaded policy version {publication.version}: {error}")
             await asyncio.sleep(0.1)
-        return max(gaps)
+        return max(differences)
 
     async def sleep(self) -> None:
         """Have every engine free its device's memory; one that fails is killed."""
@@ -84,15 +84,17 @@ class EngineWeights:
         takers = {name: worker for name, worker in self._takers().items() if name in publications}
         for worker in takers.values():
             worker.ready.clear()
-            worker.gap = worker.error = None
+            worker.difference = worker.error = None
         await asyncio.gather(*(self._loaded(worker, publications[n], deadline_s) for n, worker in takers.items()))
-        gaps = {name: takers[name].gap if name in takers else None for name in publications}
+        differences = {name: takers[name].difference if name in takers else None for name in publications}
         failed = [
-            f"{name}: {takers[name].error if name in takers else 'lost'}" for name, gap in gaps.items() if gap is None
+            f"{name}: {takers[name].error if name in takers else 'lost'}"
+            for name, difference in differences.items()
+            if difference is None
         ]
         if failed:
             raise WeightSyncError("; ".join(failed))
-        return max(gap for gap in gaps.values() if gap is not None)
+        return max(difference for difference in differences.values() if difference is not None)
 
     def _takers(self) -> dict[str, GeneratorReplica]:
         living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
@@ -117,13 +119,13 @@ class EngineWeights:
                 return False
             try:
                 with self._span(worker.name, "load weights"):
-                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
+                    difference = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
             except WeightSyncError as error:
                 worker.error = error
                 return False
             except (RlepError, RayError) as error:
                 worker.lose(actor, error)
                 return False
-            worker.gap, worker.version, worker.asleep = float(gap), publication.version, False
+            worker.difference, worker.version, worker.asleep = float(difference), publication.version, False
             worker.ready.set()
             return True
