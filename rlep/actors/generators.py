@@ -228,7 +228,7 @@ class GeneratorPool:
             ray.kill(actor)
             raise
         if served is not None:
-            worker.gap, worker.version = gap, served.version
+            worker.difference, worker.version = gap, served.version
             worker.ready.set()
         worker.actor, worker.state = actor, "serving"
 
