@@ -41,7 +41,7 @@ def supervisors(directory: Path) -> list[psutil.Process]:
     return [
         p
         for p in psutil.process_iter(["cmdline", "cwd"])
-        if p.info["cwd"] == str(directory) and "supervisor.py" in " ".join(p.info["cmdline"] or [])
+        if p.info["cwd"] == str(directory) and "watchdog.py" in " ".join(p.info["cmdline"] or [])
     ]
 
 

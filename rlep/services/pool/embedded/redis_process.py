@@ -174,7 +174,7 @@ class EmbeddedRedis:
                     "start empty. Use a newer program"
                 )
             self._write_settings()
-            script = Path(__file__).with_name("supervisor.py")
+            script = Path(__file__).with_name("watchdog.py")
             command = [sys.executable, "-I", "-S", str(script), str(binary), "redis.conf", "users", str(served)]
             with (self.directory / "supervisor.log").open("wb") as log:
                 # A session of its own: an interrupt at the terminal must not stop the server before its users are done.
