@@ -149,7 +149,7 @@ class Control:
             return await cluster.place(ControlActor, ACTOR_NAME, ROLE)
 
         self._report, self._timeline = cluster.report, cluster.timeline
-        self._actor = Supervised(ACTOR_NAME, start, restarts=3, silence_s=60, report=cluster.report)
+        self._actor = Supervised(ACTOR_NAME, start, restarts=3, heartbeat_timeout_s=60, report=cluster.report)
         self._listening: asyncio.Task[None] | None = None
         self._doing: set[asyncio.Task[None]] = set()
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import ray
 
 from rlep.core.types import Completion, Request, Sampling
+from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
+from rlep.engines.sampler.setup import STOCK
 from rlep.engines.weights.publication import Publication
 
 
@@ -21,8 +23,9 @@ class GeneratorActor:
         """``devices``: the GPUs to use instead of those that Ray gives this actor."""
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
-        prepare_environment(options, runtime_parent)
-        self._sampler = Sampler(model, options)
+        parts = acceleration().engine if options.cpu_acceleration else STOCK
+        prepare_environment(options, runtime_parent, parts)
+        self._sampler = Sampler(model, options, parts)
 
     async def ping(self) -> int:
         """The process id."""
@@ -37,7 +40,7 @@ class GeneratorActor:
         self._sampler.serve_base(version)
 
     async def load(self, publication: Publication) -> float:
-        """Take over published weights and confirm them by log-probs; returns the largest gap."""
+        """Load published weights and confirm them by log-probs; returns the largest difference in nats."""
         await self._sampler.load_weights(publication)
         return await self._sampler.confirm(publication)
 
@@ -51,11 +54,11 @@ class GeneratorActor:
             yield finished
 
     async def abandon(self, request_ids: Sequence[str]) -> None:
-        """Stop writing these: nobody waits for them any more."""
+        """Stop generating these: their responses are no longer needed."""
         self._sampler.abandon(frozenset(request_ids))
 
     async def health(self) -> SamplerHealth:
-        """What the engine itself says; fails when it is dead."""
+        """The engine's state; fails when it is dead."""
         return await self._sampler.health()
 
     async def close(self) -> None:

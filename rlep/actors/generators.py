@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
+from rlep.engines.weights.publication import Publication
 
 
 class GeneratorPool:
@@ -43,11 +44,9 @@ class GeneratorPool:
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
-        self._queue = WorkQueue(config.lease_s, hedge=config.hedge)
+        self._queue = WorkQueue(config.lease_s)
         self._crew = Crew("generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave)
         self._weights = EngineWeights(lambda: self._workers, self._span, config)
-        self.publish, self.take, self.living = self._weights.publish, self._weights.take, self._weights.living
-        self.sleep, self.wake = self._weights.sleep, self._weights.wake
         self._version: int | None = None
         self._streams: set[asyncio.Task[None]] = set()
 
@@ -77,6 +76,26 @@ class GeneratorPool:
                 'cluster.placement = "colocated": there are as many generators as learner devices for them'
             )
 
+    async def publish(self, publication: Publication, *, deadline_s: float) -> float:
+        """See ``EngineWeights.publish``."""
+        return await self._weights.publish(publication, deadline_s=deadline_s)
+
+    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
+        """See ``EngineWeights.take``."""
+        return await self._weights.take(publications, deadline_s=deadline_s)
+
+    def living(self) -> tuple[str, ...]:
+        """See ``EngineWeights.living``."""
+        return self._weights.living()
+
+    async def sleep(self) -> None:
+        """See ``EngineWeights.sleep``."""
+        await self._weights.sleep()
+
+    async def wake(self) -> None:
+        """See ``EngineWeights.wake``."""
+        await self._weights.wake()
+
     def status(self) -> RoleStatus:
         """What every generator does now."""
         return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
@@ -101,12 +120,12 @@ class GeneratorPool:
         return self._crew.members
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
         if all(worker.spent for worker in self._workers):
             raise self._nobody_left()
-        job = self._queue.put(requests, sampling, in_flight)
+        job = self._queue.put(requests, sampling)
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):
@@ -296,7 +315,7 @@ class GeneratorPool:
 
     def _call_off(self) -> None:
         """Tell who works in vain; one that does not hear it keeps what it holds, and gets nothing in its place."""
-        held = self._queue.in_vain()
+        held = self._queue.superseded()
         for worker in self._workers:
             if worker.name in held and worker.actor is not None:
                 stopping = asyncio.create_task(self._stop(worker, worker.actor, held[worker.name]))
@@ -305,7 +324,7 @@ class GeneratorPool:
 
     async def _stop(self, worker: GeneratorReplica, actor: ActorHandle[Any], requests: list[str]) -> None:
         with suppress(RlepError, RayError):
-            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.silence_s)
+            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.heartbeat_timeout_s)
             self._queue.stopped(worker.name, requests)
             worker.room.set()
 
@@ -314,7 +333,7 @@ class GeneratorPool:
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
-                await call(actor.health.remote(), f"{worker.name}.health", self._config.silence_s)
+                await call(actor.health.remote(), f"{worker.name}.health", self._config.heartbeat_timeout_s)
             except (RlepError, RayError) as error:
                 worker.lose(actor, error)
                 return

@@ -88,7 +88,7 @@ class PoolService:
 
         self._span = cluster.timeline.span
         self._deadline = config.deadline_s + 60  # the pool's own deadline answers first, with its reason
-        self._actor = Supervised(name, start, restarts=3, silence_s=config.deadline_s, report=cluster.report)
+        self._actor = Supervised(name, start, restarts=3, heartbeat_timeout_s=config.deadline_s, report=cluster.report)
 
     async def start(self) -> None:
         """Open the pool. Raises ``PoolError`` or ``ConfigError`` with the reason."""

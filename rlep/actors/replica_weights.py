@@ -59,7 +59,7 @@ class EngineWeights:
         worker.asleep, worker.version = True, None
         try:
             with self._span(worker.name, "sleep"):
-                await call(actor.sleep.remote(), f"{worker.name}.sleep", self._config.silence_s)
+                await call(actor.sleep.remote(), f"{worker.name}.sleep", self._config.heartbeat_timeout_s)
         except (RlepError, RayError) as error:
             worker.lose(actor, error)
             ray.kill(actor)  # now: its memory is the learner's

@@ -21,14 +21,14 @@ GRACE_S = 20.0
 
 
 async def watched(
-    handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, silence_s: float
+    handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, heartbeat_timeout_s: float
 ) -> Any:
     """As ``call``, of an actor whose ``ping`` answers meanwhile; raises what the heartbeat raises."""
     calling = asyncio.create_task(call(reference, f"{name}.{method}", deadline_s))
     calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
     try:
-        while not (await asyncio.wait({calling}, timeout=min(HEARTBEAT_S, silence_s)))[0]:
-            await call(handle.ping.remote(), f"{name}'s heartbeat", silence_s)
+        while not (await asyncio.wait({calling}, timeout=min(HEARTBEAT_S, heartbeat_timeout_s)))[0]:
+            await call(handle.ping.remote(), f"{name}'s heartbeat", heartbeat_timeout_s)
         return await calling
     finally:
         calling.cancel()
@@ -46,13 +46,13 @@ class Supervised:
         start: Callable[[], Awaitable[ActorHandle[Any]]],
         *,
         restarts: int,
-        silence_s: float,
+        heartbeat_timeout_s: float,
         report: Report,
     ) -> None:
-        """``silence_s``: an actor whose ping is not answered for this long is taken for dead."""
+        """``heartbeat_timeout_s``: an actor whose ping is not answered for this long is taken for dead."""
         self.name = name
         self._report = report
-        self._silence_s = silence_s
+        self._silence_s = heartbeat_timeout_s
         self.restarts_left = restarts
         self._start = start
         self._handle: ActorHandle[Any] | None = None
@@ -78,7 +78,7 @@ class Supervised:
             reference = getattr(handle, method).remote(*args)
             try:
                 return await watched(
-                    handle, reference, self.name, method, deadline_s=deadline_s, silence_s=self._silence_s
+                    handle, reference, self.name, method, deadline_s=deadline_s, heartbeat_timeout_s=self._silence_s
                 )
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)

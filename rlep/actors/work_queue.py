@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rlep.actors.hedging import Hedging
 from rlep.core.types import Completion, Reissued, Request, Sampling
 
 
@@ -19,8 +18,6 @@ class GenerateCall:
 
     sampling: Sampling
     missing: dict[str, Request]
-    in_flight: int | None = None
-    """Requests that all workers together should hold at a time; None leaves it to the workers."""
     finished: asyncio.Queue[Completion | Exception] = field(default_factory=asyncio.Queue)
 
 
@@ -31,24 +28,18 @@ class QueuedRequest:
     job: GenerateCall
     request: Request
     leases: dict[str, float] = field(default_factory=dict)
-    hedge: str = ""
-    """Who took it because it was slow; empty if nobody did."""
 
 
 class WorkQueue:
-    """First in, first out over all jobs; every request is finished exactly once, however often it was handed out.
+    """First in, first out over all jobs; every request is finished exactly once, however often it was dispatched.
 
     A worker holds what it takes until it finishes or loses it. A request whose leases have all ended is offered to the
-    workers that do not hold it; so is, where nothing waits, one that is slow (see ``Hedging``). Whoever answers first counts.
+    workers that do not hold it. The first completion counts.
     """
 
-    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic, *, hedge: float = 0) -> None:
-        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read.
-
-        ``hedge``: so many times the median, and a request is slow; 0: none is.
-        """
+    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """``lease_s``: seconds after which a taken request is offered again; ``clock``: where seconds are read."""
         self._lease_s, self._clock = lease_s, clock
-        self._hedging = Hedging(hedge)
         self._pending: deque[QueuedRequest] = deque()
         self._late: dict[str, QueuedRequest] = {}
         """Requests that are held, but under no lease any more."""
@@ -57,45 +48,39 @@ class WorkQueue:
         self._leased: dict[str, dict[str, QueuedRequest]] = {}
         self._open: dict[str, QueuedRequest] = {}
         self._changed = asyncio.Event()
-        self._in_vain: dict[str, list[str]] = {}
+        self._superseded: dict[str, list[str]] = {}
         """Worker → requests that it holds and another has answered."""
         self.reissued = Reissued()
 
-    def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> GenerateCall:
+    def put(self, requests: Iterable[Request], sampling: Sampling) -> GenerateCall:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
         wanted = list(requests)
         missing = {request.id: request for request in wanted}
         clashes = [request.id for request in wanted if request.id in self._open]
         if len(missing) != len(wanted) or clashes:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
-        job = GenerateCall(sampling, missing, in_flight)
+        job = GenerateCall(sampling, missing)
         entries = [QueuedRequest(job, request) for request in wanted]
         self._open.update((entry.request.id, entry) for entry in entries)
         self._pending.extend(entries)
-        self._hedging.begin(job, len(wanted))
         self._changed.set()
         return job
 
     def take(self, worker: str, limit: int) -> tuple[GenerateCall, list[Request]] | None:
         """Lease up to ``limit`` requests of one job to ``worker``; None when there is none for it.
 
-        Those whose lease has ended come first, then those that wait, then those that are slow.
+        Those whose lease has ended come first, then those that wait.
         """
         held = self._leased.setdefault(worker, {})
         taken: list[QueuedRequest] = []
         while len(taken) < limit and (entry := self._offer(worker)) is not None:
             if taken and entry.job is not taken[0].job:
                 break
-            now = self._clock()
             if self._late.pop(entry.request.id, None) is not None:
                 self._count(retried=1)
-            elif entry.leases:
-                entry.hedge = worker
-                self._count(hedged=1)
             else:
                 self._pending.popleft()
-            self._hedging.taken(entry.job, entry.request.id, worker, now)
-            entry.leases[worker] = now + self._lease_s
+            entry.leases[worker] = self._clock() + self._lease_s
             self._ends.append((entry.leases[worker], worker, entry))
             held[entry.request.id] = entry
             taken.append(entry)
@@ -113,20 +98,16 @@ class WorkQueue:
             return False
         if entry is not wanted and not wanted.leases:  # given back, and answered after all by whom it was taken from
             self._pending = deque(other for other in self._pending if other is not wanted)
-        if wanted.hedge == worker:
-            self._count(won=1)
         for other in wanted.leases:
-            self._in_vain.setdefault(other, []).append(identity)
-        if self._hedging.answered(job, identity, worker, self._clock()):
-            self._changed.set()
+            self._superseded.setdefault(other, []).append(identity)
         self._forget(identity)
         del job.missing[identity]
         job.finished.put_nowait(completion)
         return True
 
-    def in_vain(self) -> dict[str, list[str]]:
+    def superseded(self) -> dict[str, list[str]]:
         """Worker → requests that it holds, answered by another since the last call: it may stop."""
-        found, self._in_vain = self._in_vain, {}
+        found, self._superseded = self._superseded, {}
         return found
 
     def stopped(self, worker: str, identities: Iterable[str]) -> None:
@@ -156,7 +137,6 @@ class WorkQueue:
 
     def cancel(self, job: GenerateCall) -> dict[str, list[str]]:
         """Forget a job; returns who may stop working on what of it, as worker → request ids: those leases are over."""
-        self._hedging.end(job)
         for identity in job.missing:
             self._forget(identity)
         self._pending = deque(entry for entry in self._pending if entry.job is not job)
@@ -174,10 +154,8 @@ class WorkQueue:
             self.cancel(job)
 
     def share(self, workers: int) -> int:
-        """Requests that one of ``workers`` should hold: an even part of all, or of what the oldest waiting job allows."""
-        allowed = self._pending[0].job.in_flight if self._pending else None
-        total = len(self._open) if allowed is None else min(allowed, len(self._open))
-        return -(-total // max(workers, 1))
+        """Requests that one of ``workers`` should hold: an even part of all."""
+        return -(-len(self._open) // max(workers, 1))
 
     def leased(self, worker: str) -> int:
         """How many requests ``worker`` works on, those that another has answered meanwhile included."""
@@ -192,19 +170,15 @@ class WorkQueue:
         """Wait until there is a request that ``worker`` may take."""
         while self._offer(worker) is None:
             self._changed.clear()
-            times = [self._hedging.next_slow(worker), self._ends[0][0] if self._ends else None]
-            until = min((at for at in times if at is not None), default=None)
+            until = self._ends[0][0] - self._clock() if self._ends else None
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), None if until is None else until - self._clock())
+                await asyncio.wait_for(self._changed.wait(), until)
 
     def _offer(self, worker: str) -> QueuedRequest | None:
         """The next request for ``worker``."""
         self._end_leases()
         late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
-        if late is not None or self._pending:
-            return late or self._pending[0]
-        slow = self._hedging.slow(worker, self._clock())
-        return None if slow is None else self._open[slow]
+        return late if late is not None or not self._pending else self._pending[0]
 
     def _end_leases(self) -> None:
         while self._ends:
@@ -224,8 +198,8 @@ class WorkQueue:
         entry.leases.pop(worker, None)
         self._leased.get(worker, {}).pop(entry.request.id, None)
 
-    def _count(self, *, retried: int = 0, dropped: int = 0, hedged: int = 0, won: int = 0) -> None:
-        self.reissued += Reissued(retried, dropped, hedged, won)
+    def _count(self, *, retried: int = 0, dropped: int = 0) -> None:
+        self.reissued += Reissued(retried, dropped)
 
     def _forget(self, identity: str) -> None:
         self._open.pop(identity, None)

@@ -47,9 +47,8 @@ def backlog(status: RunStatus) -> list[str]:
     lines = []
     for role in status.roles:
         if role.role == "generator":
-            again = f"{role.reissued.retried} given out again, {role.reissued.dropped} answers dropped"
-            hedged = f", {role.reissued.hedged} hedged, {role.reissued.won} of them won" if role.reissued.hedged else ""
-            lines.append(f"requests: {role.backlog} waiting for a generator, {again}{hedged}")
+            again = f"{role.reissued.retried} re-dispatched, {role.reissued.dropped} completions dropped"
+            lines.append(f"requests: {role.backlog} waiting for a generator, {again}")
         elif role.role == "verifier":
             lines.append(f"verdicts: {role.backlog} calls waiting for a verifier")
     return lines

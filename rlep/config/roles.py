@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from rlep.core.errors import ConfigError
 
@@ -53,12 +53,6 @@ class GeneratorConfig(ActorConfig):
 
     count: Positive = 1
     """Number of generators; may differ from the number of learners."""
-    minimum: Positive = 1
-    """With ``maximum``: as few generators are left after ``idle_s`` without requests."""
-    maximum: Count = 0
-    """As many generators may come when requests wait longer than a generator takes to start; 0 keeps their number."""
-    idle_s: Seconds = 600
-    """With ``maximum``: generators without any request for this long leave, down to ``minimum``."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute type; ``auto`` is bfloat16 on GPU and float32 on CPU."""
     tensor_parallel: Positive = 1
@@ -77,26 +71,15 @@ class GeneratorConfig(ActorConfig):
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     restarts: Count = 3
     """Times a dead generator is started again before the run ends."""
-    silence_s: Seconds = 60
-    """A generator that answers no heartbeat for this long is taken for dead and replaced."""
-    transfer: Literal["segment", "gloo", "nccl"] = "segment"
-    """How weights arrive: ``segment`` through shared memory, learner rank 0 and generators on one machine; ``gloo`` (CPUs) or
-    ``nccl`` (GPUs) over the network, from wherever the learner is."""
+    heartbeat_timeout_s: Seconds = 60
+    """A generator that answers no heartbeat for this long is considered dead and replaced."""
+    transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
+    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine; ``gloo`` (CPUs) or ``nccl``
+    (GPUs) over the network, from wherever the learner is."""
     transfer_deadline_s: Seconds = 120
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
     """A request not answered for this long is given to another free generator too; the first answer counts."""
-    hedge: float = Field(0.0, ge=0)
-    """Where no request waits, one out for so many times the median goes to a second free generator too; 0: none."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> Self:
-        if self.maximum and not self.minimum <= self.count <= self.maximum:
-            raise ConfigError(
-                f"generator.count = {self.count} must lie between generator.minimum = {self.minimum} and "
-                f"generator.maximum = {self.maximum}; maximum = 0 keeps the number as it is"
-            )
-        return self
 
 
 class VerifierConfig(ActorConfig):
@@ -112,13 +95,13 @@ class VerifierConfig(ActorConfig):
         "math", pattern=r"^(math|math-bare|strict-box|dapo|exact|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
     )
     """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
-    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/verifier.md``."""
+    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/reference/verifier.md``."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
     """Times a dead verifier is started again before the run ends."""
-    silence_s: Seconds = 60
-    """A verifier that answers no heartbeat for this long while it grades is taken for dead and replaced."""
+    heartbeat_timeout_s: Seconds = 60
+    """A verifier that answers no heartbeat for this long while it grades is considered dead and replaced."""
 
 
 class LearnerConfig(ActorConfig):
@@ -142,8 +125,8 @@ class LearnerConfig(ActorConfig):
     """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
     collective_timeout_s: Seconds = 300
     """A rank that its peers wait for in a collective for this long fails the group."""
-    silence_s: Seconds = 60
-    """A rank that answers no heartbeat for this long while it works is taken for dead, and all are started again."""
+    heartbeat_timeout_s: Seconds = 60
+    """A rank that answers no heartbeat for this long while it works is considered dead, and all are started again."""
     deadline_s: Seconds = 3600
     """Longest wait for one score, update, weight publication or checkpoint."""
     restarts: Count = 2
@@ -183,20 +166,20 @@ class ClusterConfig(Section):
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
-    ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
+    ``generator.tensor_parallel`` learner ranks, sharing them by time, all on one machine; see ``docs/how-to/choose-devices.md``."""
+    cpu_acceleration: bool = False
+    """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
 
-def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
+def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: bool, max_staleness: int) -> None:
     """Raise ``ConfigError`` with the reason where generators and learner cannot use the same devices in turns."""
     width, gpus = generator.tensor_parallel, generator.gpus or learner.gpus
     conflicts = {
-        f"update.stream = {stream}": stream != "off" and "it updates while answers are written; set it to off",
+        "update.stream = true": stream and "it updates while responses are generated; set it to false",
         f"rollout.max_staleness = {max_staleness}": max_staleness
         and "it writes answers while the learner updates; set it to 0",
-        f"generator.maximum = {generator.maximum}": generator.maximum
-        and "the number of generators is that of the learners' devices; set it to 0",
-        f"generator.transfer = {generator.transfer}": generator.transfer != "segment"
-        and "learner and generators never work at the same time, as a broadcast needs; take segment",
+        f"generator.transfer = {generator.transfer}": generator.transfer != "shared_memory"
+        and "learner and generators never work at the same time, as a broadcast needs; take shared_memory",
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
         and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
         f"{generator.count * width} ranks",

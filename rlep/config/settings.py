@@ -16,6 +16,28 @@ from rlep.core.errors import ConfigError
 
 Tree = dict[str, Any]
 
+RENAMED = {
+    "generator.silence_s": "generator.heartbeat_timeout_s",
+    "verifier.silence_s": "verifier.heartbeat_timeout_s",
+    "learner.silence_s": "learner.heartbeat_timeout_s",
+}
+"""Old key → its new name. It is refused in files and ``--set``, and taken over from a stored config."""
+
+DELETED = {
+    "generator.minimum": "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
+    "generator.maximum": "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
+    "generator.idle_s": "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
+    "generator.hedge": "requests are no longer sent twice by response time; generator.lease_s re-dispatches late ones",
+}
+"""Old key → why it went and what to use instead. It never changed a step's result, so a stored config just loses it."""
+
+RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory", ("update.stream", "fixed"): "true"}
+"""(key, old value) → the value's new name, treated like ``RENAMED``."""
+
+STREAM_COMPLETION = "its order of updates was not reproducible; true updates in a fixed order"
+DELETED_VALUES = {("update.stream", "completion"): STREAM_COMPLETION}
+"""(key, old value) → why it went and what to use instead. It changed results: a stored config that has it is refused."""
+
 
 def load_config(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> Config:
     """The config that ``files`` (later ones win) and ``key=value`` overrides describe.
@@ -51,6 +73,21 @@ def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = No
         raise ConfigError("\n".join(_sentence(issue, sources or {}) for issue in error.errors())) from None
 
 
+def parse_stored_config(tree: Mapping[str, Any], file: Path) -> Config:
+    """The config that an earlier run left in ``file``: renamed keys and values are taken over, deleted keys are dropped.
+
+    Raises ``ConfigError``, naming the file, where a value went that changed what a step computes.
+    """
+    upgraded: Tree = {}
+    for section, keys in tree.items():
+        for key, value in keys.items():
+            if (name := f"{section}.{key}") in DELETED:
+                continue
+            name = RENAMED.get(name, name)
+            _merge(upgraded, _nested(name.split(".", 1), RENAMED_VALUES.get((name, str(value)), value)))
+    return parse_config(upgraded, dict.fromkeys(_flat(upgraded), f"{file}: "))
+
+
 def dump_config(config: Config) -> str:
     """The resolved config as JSON: what ``config.json`` holds and ``parse_config`` reads back."""
     return json.dumps(config.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
@@ -80,9 +117,14 @@ def _override(text: str) -> Tree:
         parsed: Any = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value
+    return _nested(names, parsed)
+
+
+def _nested(names: Sequence[str], value: Any) -> Tree:
+    """The tree with this one value."""
     for name in reversed(names):
-        parsed = {name: parsed}
-    tree: Tree = parsed
+        value = {name: value}
+    tree: Tree = value
     return tree
 
 
@@ -98,6 +140,7 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str
     for key, value in tree.items():
         field = model.model_fields.get(key)
         if field is None:
+            _refuse_former(prefix + key)
             near = difflib.get_close_matches(key, model.model_fields, n=1)
             elsewhere = [f"{name}.{key}" for name, f in Config.model_fields.items() if key in _fields(f.annotation)]
             hints = [prefix + name for name in near] or elsewhere
@@ -109,6 +152,14 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str
             _refuse_unknown(value, field.annotation, f"{prefix}{key}.")
 
 
+def _refuse_former(key: str) -> None:
+    """Raise ``ConfigError`` for a key that rlep once had."""
+    if key in RENAMED:
+        raise ConfigError(f"{key} is now called {RENAMED[key]}")
+    if key in DELETED:
+        raise ConfigError(f"{key} no longer exists: {DELETED[key]}")
+
+
 def _fields(annotation: object) -> Iterable[str]:
     return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ()
 
@@ -116,7 +167,12 @@ def _fields(annotation: object) -> Iterable[str]:
 def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     parts = [str(part) for part in issue["loc"]]
     key = ".".join(parts)
+    former = (key, str(issue["input"]))
     text = str(issue["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list")
+    if former in RENAMED_VALUES:
+        text = f"this value is now called {RENAMED_VALUES[former]}"
+    elif former in DELETED_VALUES:
+        text = f"this value no longer exists: {DELETED_VALUES[former]}"
     shown = "" if key == "pool.url" else f" = {issue['input']!r}"  # a URL may hold a password
     named = (".".join(parts[:count]) for count in range(len(parts), 0, -1))  # an item of a list: where the list is from
     source = next((sources[name] for name in named if name in sources), "")

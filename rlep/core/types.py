@@ -128,13 +128,9 @@ class Reissued:
     """How often work of generators was not done once and for all, since the run began."""
 
     retried: int = 0
-    """Requests handed out again, because their generator was lost, left, or let their lease end."""
+    """Requests re-dispatched, because their generator was lost, left, or let their lease end."""
     dropped: int = 0
     """Completions that nobody waited for any more."""
-    hedged: int = 0
-    """Requests given to a second generator, because the first was slow."""
-    won: int = 0
-    """Of those, the ones that the second one answered first."""
 
     def __add__(self, other: Reissued) -> Reissued:
         """Both together."""

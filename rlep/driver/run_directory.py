@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.config.schema import Config
-from rlep.config.settings import differences, parse_config
+from rlep.config.settings import differences, parse_stored_config
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.checkpoint import Checkpoints, write_json
 from rlep.metrics.catalogue import Tracker
@@ -101,10 +101,9 @@ class RunDirectory:
         accepted = config.checkpoint.accept
         changeable = CHANGEABLE + tuple(key for name in accepted for key in ACCEPTABLE[name])
         fixed = () if {config.replay.schedule, config.update.schedule} == {"constant"} else ("run.steps:",)
+        stored = parse_stored_config(self._read("config.json"), self.path / "config.json")
         changed = [
-            line
-            for line in differences(parse_config(self._read("config.json")), config)
-            if not line.startswith(changeable) or line.startswith(fixed)
+            line for line in differences(stored, config) if not line.startswith(changeable) or line.startswith(fixed)
         ]
         if changed:
             raise ConfigError(

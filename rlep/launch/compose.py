@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
@@ -142,10 +141,6 @@ class RunActors:
     async def started(self) -> None:
         """Wait until all actors that were asked for are up; the first failure ends the wait."""
         await asyncio.gather(*self._starting)
-        if self.config.generator.maximum and "generators" in self._elastic:
-            scaler = Autoscaler(self.cluster, self._elastic["generators"], self.config.generator)
-            self._stack.push_async_callback(scaler.close)
-            await scaler.start()
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""

@@ -12,7 +12,7 @@ from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, Polic
 from rlep.engines.sampler.setup import SamplerOptions
 
 PROBES = 4
-"""Sequences of the log-prob handshake."""
+"""Sequences of the log-prob check."""
 
 
 def check_options(config: Config) -> None:
@@ -35,9 +35,10 @@ def sampler_options(config: Config) -> SamplerOptions:
         max_model_len=config.data.max_prompt_tokens + rollout.max_tokens,
         device="cuda" if cuda else "cpu",
         dtype=generator_dtype(config),
+        cpu_acceleration=config.cluster.cpu_acceleration and not cuda,
         transfer=role.transfer,
         on_update=rollout.partial if rollout.max_staleness else "wait",
-        # The handshake must not wait for answers that are being written.
+        # The log-prob check must not wait for responses that are being generated.
         max_num_seqs=role.max_sequences + (PROBES if rollout.max_staleness else 0),
         max_num_batched_tokens=role.max_batched_tokens,
         kv_cache_gib=role.kv_cache_gib,
@@ -53,20 +54,22 @@ def sampler_options(config: Config) -> SamplerOptions:
 def group_options(config: Config) -> GroupOptions | None:
     """How learner and generators meet; None where weights go through shared memory."""
     role = config.generator
-    if role.transfer == "segment":
+    if role.transfer == "shared_memory":
         return None
     return GroupOptions(role.transfer, role.tensor_parallel, role.transfer_deadline_s)
 
 
 def check_transfer(config: Config) -> None:
-    """Raise ``ConfigError`` where the way of the weights does not suit the devices."""
-    way = config.generator.transfer
+    """Raise ``ConfigError`` where the transport of the weights does not suit the devices."""
+    transfer = config.generator.transfer
     devices = {"generator": config.generator.gpus > 0, "learner": config.learner.gpus > 0}
-    if way == "nccl" and not all(devices.values()):
+    if transfer == "nccl" and not all(devices.values()):
         lacking = " and ".join(f"{name}.gpus" for name, cuda in devices.items() if not cuda)
-        raise ConfigError(f'generator.transfer = "nccl" needs {lacking}; "segment" and "gloo" do without')
-    if way == "gloo" and any(devices.values()):
-        raise ConfigError('generator.transfer = "gloo" is for CPUs; with GPUs take "nccl", or "segment" on one machine')
+        raise ConfigError(f'generator.transfer = "nccl" needs {lacking}; "shared_memory" and "gloo" do without')
+    if transfer == "gloo" and any(devices.values()):
+        raise ConfigError(
+            'generator.transfer = "gloo" is for CPUs; with GPUs take "nccl", or "shared_memory" on one machine'
+        )
 
 
 def generator_dtype(config: Config) -> Literal["float32", "bfloat16", "float16"]:
@@ -109,5 +112,7 @@ def learner_options(config: Config) -> LearnerOptions:
         micro_batch_tokens=role.micro_batch_tokens,
         threads=role.threads or max(1, int(role.cpus)),
         collective_timeout_s=role.collective_timeout_s,
+        keep_start_weights=update.stream and update.prompts < config.rollout.prompts,
+        cpu_acceleration=config.cluster.cpu_acceleration and not cuda,
         seed=config.run.seed,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import signal
 from collections import Counter
@@ -16,11 +15,9 @@ import pytest
 import pytest_asyncio
 import ray
 
-from rlep.actors.autoscaler import Autoscaler
 from rlep.actors.cluster import Cluster
 from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
 from rlep.actors.generators import GeneratorPool
-from rlep.actors.hedging import Hedging
 from rlep.actors.replicas import ActorStatus
 from rlep.actors.verifiers import VerifierPool
 from rlep.config.settings import load_config
@@ -28,6 +25,7 @@ from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, small_task
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 VERSION = 1
@@ -50,9 +48,11 @@ class Cast:
 
     async def until(self, role: str, holds: Callable[[list[ActorStatus]], bool]) -> None:
         """Wait until the actors of a role are in some state."""
-        async with asyncio.timeout(DEADLINE_S):
-            while not holds(actors(await self.do(Look()), role)):  # noqa: ASYNC110 - seen from outside
-                await asyncio.sleep(0.1)
+
+        async def reached() -> bool:
+            return holds(actors(await self.do(Look()), role))
+
+        await until(reached, f"the {role}s", poll=0.1)
 
     async def pid(self, name: str) -> int:
         """The process of an actor."""
@@ -79,7 +79,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     """One generator that has moved on from the base weights, and one verifier."""
     home = tmp_path_factory.mktemp("elastic")
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=elastic", "cluster.cpus=4"]
-    times = ["generator.lease_s=5", "verifier.silence_s=5", "verifier.cpus=0.25"]
+    times = ["generator.lease_s=5", "verifier.heartbeat_timeout_s=5", "verifier.cpus=0.25"]
     config = load_config([BASE], [*overrides, *times])
     inputs = read_inputs(config)
     assert inputs.train is not None
@@ -145,25 +145,6 @@ async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_othe
     assert [event for event, name, _ in cast.happened if name == "generator-1"] == ["actor_started"]
 
 
-async def test_what_a_silent_generator_holds_is_hedged_long_before_its_lease_ends(cast: Cast) -> None:
-    silent, before, queue = await cast.pid("generator-1"), cast.generators.reissued, cast.generators._queue
-    lease_s, queue._lease_s = queue._lease_s, 3600.0
-    queue._hedging = Hedging(3.0)
-    try:
-        async with rollouts(cast, "hedged"):
-            os.kill(silent, signal.SIGSTOP)
-            async with asyncio.timeout(DEADLINE_S):
-                while cast.generators.reissued.won == before.won:  # noqa: ASYNC110 - seen from outside
-                    await asyncio.sleep(0.1)
-    finally:
-        os.kill(silent, signal.SIGCONT)
-        queue._lease_s, queue._hedging = lease_s, Hedging(0)
-    since = cast.generators.reissued - before
-    assert 0 < since.won <= since.hedged
-    assert since.retried == 0
-    await rollout(cast, "continued-hedged")
-
-
 async def test_generators_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
     async with rollouts(cast, "shrunk"):
         hung, dead = await cast.pid("generator-1"), await cast.pid("generator-2")
@@ -201,21 +182,6 @@ async def test_what_has_no_room_is_said_and_the_others_stay(cast: Cast) -> None:
     status = await cast.do(Scale("generators", 1, 60))
     assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
     await rollout(cast, "after")
-
-
-async def test_generators_come_while_requests_wait_and_leave_when_there_are_none(cast: Cast) -> None:
-    assert len(names(await cast.do(Look()), "generator")) == 1
-    config = cast.generators._config.model_copy(update={"maximum": 2})
-    seconds = itertools.count(step=1000)  # 1000 s between two looks: longer than a start, and than idle_s
-    scaler = Autoscaler(cast.cluster, cast.generators, config, lambda: float(next(seconds)))
-    await scaler.start()
-    try:
-        async with rollouts(cast, "waiting"):
-            await cast.until("generator", lambda found: [actor.state for actor in found] == ["serving"] * 2)
-        await cast.until("generator", lambda found: len(found) == 1)
-    finally:
-        await scaler.close()
-    await rollout(cast, "settled")
 
 
 def answer(prompt: Prompt, sample: int) -> Completion:

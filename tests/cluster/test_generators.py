@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections import Counter
@@ -25,6 +24,7 @@ from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Completion, Request, Sampling
 from rlep.launch.compose import RunActors, read_inputs, stage
 from tests.small import BASE, small_task
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LONG = Sampling(max_tokens=48)
@@ -47,7 +47,9 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     """Two generators and two learner ranks; the generators serve version 0."""
     home = tmp_path_factory.mktemp("generators")
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=generators", "cluster.cpus=4"]
-    config = load_config([BASE], [*overrides, "generator.count=2", "learner.ranks=2", "generator.silence_s=15"])
+    config = load_config(
+        [BASE], [*overrides, "generator.count=2", "learner.ranks=2", "generator.heartbeat_timeout_s=15"]
+    )
     inputs = read_inputs(config)
     assert inputs.train is not None
     async with stage(config) as actors:
@@ -79,11 +81,8 @@ async def pids(cast: Cast) -> list[int]:
 
 async def both_alive(cast: Cast) -> None:
     """Wait until the supervisor has both generators back."""
-    async with asyncio.timeout(200):
-        while any(  # noqa: ASYNC110 - there is no event to wait for from outside
-            worker.actor is None or worker.lost.is_set() for worker in cast.generators._workers
-        ):
-            await asyncio.sleep(0.2)
+    workers = cast.generators._workers
+    await until(lambda: not any(w.actor is None or w.lost.is_set() for w in workers), "both generators")
 
 
 def exactly_once(completions: list[Completion], wanted: list[Request]) -> None:
@@ -93,9 +92,24 @@ def exactly_once(completions: list[Completion], wanted: list[Request]) -> None:
     assert all((one.prompt_id, one.sample) == place[one.request_id] for one in completions)
 
 
+def handed_out(cast: Cast, since: int) -> Counter[str]:
+    """Requests that each generator was given in the spans after the first ``since``."""
+    found: Counter[str] = Counter()
+    for span in list(cast.actors.cluster.timeline.spans)[since:]:
+        if span.what == "generate":
+            found[span.actor] += span.count
+    return found
+
+
 async def test_both_generators_share_the_work_and_answer_each_request_once(cast: Cast) -> None:
-    wanted = requests(cast, 256, "shared")
+    wanted, before = requests(cast, 256, "shared"), len(cast.actors.cluster.timeline.spans)
     exactly_once(await answers(cast, wanted), wanted)
+    await until(lambda: handed_out(cast, before).total() == 256, "all calls of generators to have ended")
+    given = handed_out(cast, before)
+    assert cast.generators.reissued.retried == 0
+    # Both serve before the first request is there: each fills its 64 slots, and again what becomes free of them.
+    assert given.keys() == {"generator-0", "generator-1"}
+    assert min(given.values()) >= 64
 
 
 async def test_a_response_depends_on_its_request_not_on_who_answers_it(cast: Cast) -> None:
@@ -144,12 +158,16 @@ async def test_new_weights_reach_all_generators_and_a_restarted_one_serves_them(
         with torch.no_grad():
             logprobs = model(ids).logits.log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
         np.testing.assert_allclose(logprobs[len(prompt) - 1 :].numpy(), one.logprobs, atol=1e-4)
-    victim = (await pids(cast))[0]
-    os.kill(victim, signal.SIGKILL)
-    await asyncio.sleep(1)
-    again = await answers(cast, requests(cast, 64, "after"))
+    victim = cast.generators._workers[0]
+    restarts = victim.restarts
+    os.kill((await pids(cast))[0], signal.SIGKILL)
+    await until(lambda: victim.restarts > restarts, "the loss to be noticed")
+    assert {one.policy_version for one in await answers(cast, requests(cast, 64, "without"))} == {1}
     await both_alive(cast)
-    assert {one.policy_version for one in again} == {1}
+    before = len(cast.actors.cluster.timeline.spans)
+    assert {one.policy_version for one in await answers(cast, requests(cast, 128, "with"))} == {1}
+    await until(lambda: handed_out(cast, before).total() == 128, "all calls of generators to have ended")
+    assert handed_out(cast, before)[victim.name] >= 32
 
 
 async def test_a_deadline_says_what_is_missing(cast: Cast) -> None:

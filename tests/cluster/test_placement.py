@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,6 +24,7 @@ from rlep.launch.compose import stage
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
+from tests.waiting import gate, until
 
 
 def config_in(home: Path, *more: str) -> Config:
@@ -85,18 +87,27 @@ async def test_actors_that_do_not_fit_together_are_refused_at_once_naming_each(t
         await start_verifiers(config)
 
 
-async def test_stopped_while_the_cluster_starts_it_is_ended_with_its_files(tmp_path: Path) -> None:
+async def test_stopped_while_the_cluster_starts_it_is_ended_with_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def homes() -> list[Path]:
         return list(Path(tempfile.gettempdir()).glob(f"rlep-ray-{os.getuid()}-{os.getpid()}-*"))
 
-    starting = asyncio.create_task(start_verifiers(config_in(tmp_path, "cluster.cpus=2")))
-    while not homes():
-        assert not starting.done()
-        await asyncio.sleep(0.01)
-    assert not ray.is_initialized()
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
+    init = ray.init
+
+    def held(**options: Any) -> object:
+        closed.pass_through()
+        return init(**options)
+
+    with gate() as closed:
+        monkeypatch.setattr(ray, "init", held)
+        starting = asyncio.create_task(start_verifiers(config_in(tmp_path, "cluster.cpus=2")))
+        await asyncio.to_thread(closed.wait_for_somebody)
+        assert len(homes()) == 1
+        starting.cancel()
+        closed.open()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
     assert not ray.is_initialized()
     assert homes() == []
 
@@ -121,10 +132,11 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
         before = ranks()
         assert len(before) == 1
         again = asyncio.create_task(learners.restart())
-        while not (new := [process for pid, process in ranks().items() if pid not in before]):
-            assert not again.done()
-            await asyncio.sleep(0.01)
-        new[0].kill()
+        # It imports torch and loads the model before it is ready, which takes hundreds of these polls.
+        await until(lambda: again.done() or ranks().keys() - before, "a new rank")
+        assert not again.done()
+        for pid in ranks().keys() - before:
+            os.kill(pid, signal.SIGKILL)
         await again
         assert learners.status().actors[0].restarts == 2
         with pytest.raises(LearnerLost, match="no restart left"):
@@ -132,7 +144,7 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
 
 
 async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_waits(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.silence_s=5")
+    config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.heartbeat_timeout_s=5")
     batch = probe_batch([(np.arange(4, dtype=np.int32), np.arange(7, dtype=np.int32))] * 4)
     async with stage(config) as actors:
         learners = actors.learners()
@@ -146,7 +158,7 @@ async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_
 
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "cluster.cpus=2", "verifier.silence_s=5")
+    config = config_in(tmp_path, "cluster.cpus=2", "verifier.heartbeat_timeout_s=5")
     async with stage(config) as actors:
         verifiers = actors.verifiers()
         await actors.started()

@@ -81,21 +81,22 @@ def test_what_living_workers_share_is_listed_though_another_process_ended_meanwh
 SLOW_TO_CLOSE = """
 import asyncio, os, signal
 from rlep.actors.cluster import Cluster
-from rlep.cli.shell import command_errors, run_async
+from rlep.cli.shell import command_errors, say_stopping
 from rlep.config.roles import ClusterConfig
+from rlep.launch.event_loop import run_async
 
 async def connected():
     cluster = Cluster(ClusterConfig(cpus=1), "terminated")
     await asyncio.to_thread(cluster.connect)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(600)
+        await asyncio.Event().wait()
     finally:
-        await asyncio.sleep(4)
+        await asyncio.sleep(4)  # longer than Ray's three seconds: the claim itself
         await asyncio.to_thread(cluster.close)
         print("closed")
 
-command_errors(lambda: run_async(connected()))()
+command_errors(lambda: run_async(connected(), say_stopping))()
 """
 
 

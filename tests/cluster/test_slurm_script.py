@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "deploy/slurm/rlep.sbatch"
 COMMANDS = {
@@ -30,13 +31,13 @@ print("arguments", *sys.argv[1:], flush=True)
 print("role", node["Labels"]["rlep-role"], "cpus", node["Resources"]["CPU"], flush=True)
 print("auth", os.environ["RAY_AUTH_MODE"], oct(stat.S_IMODE(os.stat(token).st_mode)), len(open(token).read()), flush=True)
 if "wait" in sys.argv:
-    import signal, time
+    import signal
     def stop(*_):
         print("saved before the end", flush=True)
         sys.exit(5)
     signal.signal(signal.SIGTERM, stop)
     print("waiting", flush=True)
-    time.sleep(600)
+    signal.pause()
 """
 
 
@@ -82,9 +83,8 @@ def test_at_the_time_limit_the_command_is_told_and_waited_for(submitted: dict[st
     log = tmp_path / "log"
     with log.open("w") as out:
         job = subprocess.Popen(["bash", SCRIPT, "wait"], env=submitted, stdout=out, stderr=subprocess.STDOUT)
-    while "waiting" not in log.read_text():
-        assert job.poll() is None, log.read_text()
-        time.sleep(0.1)
+    wait_until(lambda: "waiting" in log.read_text() or job.poll() is not None, "the command to run")
+    assert job.poll() is None, log.read_text()
     job.send_signal(signal.SIGTERM)
     assert job.wait() == 143
     assert log.read_text().splitlines()[-2] == "saved before the end"

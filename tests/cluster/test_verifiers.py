@@ -16,6 +16,7 @@ from rlep.core.types import Completion, Prompt, Verdict
 from rlep.launch.compose import stage
 from rlep.services.verifier.jail import Limits
 from tests.small import BASE, small_task
+from tests.waiting import until
 
 COUNT = 320
 
@@ -33,9 +34,11 @@ async def verdicts_of(home: Path, reference: str, texts: list[str], *more: str, 
         verifiers = actors.verifiers()
         await actors.started()
         victim = await (await verifiers._crew.members[0].actor.handle()).ping.remote()
-        grading = asyncio.create_task(verifiers.grade(prompt, completions))
-        await asyncio.sleep(0)  # its calls are on their way
         if kill:
+            os.kill(victim, signal.SIGSTOP)  # holds what it will be given
+        grading = asyncio.create_task(verifiers.grade(prompt, completions))
+        if kill:
+            await until(lambda: verifiers.status().actors[0].in_flight, "the first verifier to be given answers")
             os.kill(victim, signal.SIGKILL)
         return await grading
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -18,6 +17,7 @@ from rlep.config.settings import load_config
 from rlep.core.types import Prompt, Request, Sampling
 from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, small_task
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 DEADLINE_S = 240.0
@@ -43,9 +43,7 @@ class Cast:
 
     async def both_back(self) -> None:
         """Wait for the supervisor to start what was lost."""
-        async with asyncio.timeout(DEADLINE_S):
-            while len(self.generators.living()) < 2:  # noqa: ASYNC110 - there is no event to wait for from outside
-                await asyncio.sleep(0.2)
+        await until(lambda: len(self.generators.living()) == 2, "both generators")
 
     async def rollout(self, label: str, victim: int | None = None) -> set[int]:
         """The policy versions of 8 prompts' answers, one per request; ``victim`` is killed after the first."""
@@ -70,7 +68,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     """Nothing is published yet."""
     home = tmp_path_factory.mktemp("group")
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=group", "cluster.cpus=4"]
-    group = ['generator.transfer="gloo"', "generator.transfer_deadline_s=60", "generator.silence_s=15"]
+    group = ['generator.transfer="gloo"', "generator.transfer_deadline_s=60", "generator.heartbeat_timeout_s=15"]
     config = load_config([BASE], [*overrides, *group, "generator.count=2", "learner.ranks=2"])
     inputs = read_inputs(config)
     assert inputs.train is not None

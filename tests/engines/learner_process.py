@@ -40,6 +40,8 @@ class Spec:
     collective_timeout_s: float = 60.0
     lr: float = 1e-3
     clip_norm: float = 1.0
+    keep: bool = False
+    """Whether the weights before a rollout's first update are kept."""
 
 
 def save_batch(path: Path, batch: SequenceBatch) -> str:
@@ -137,7 +139,7 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
     if name == "score":
         return learner.score(load_batch(arguments[0]), rollout=arguments[1] if arguments[1:] else None).tolist()
     if name == "update":
-        report = learner.update(load_batch(arguments[0]), rollout=arguments[1], keep=len(arguments) > 2)
+        report = learner.update(load_batch(arguments[0]), rollout=arguments[1])
         return {
             "loss": report.loss,
             "grad_norm": report.grad_norm,
@@ -171,6 +173,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,
+        keep_start_weights=spec.keep,
         threads=1,
     )
     learner = LearnerRank(Path(spec.model), options, rank=rank, world_size=spec.world_size, init_method=spec.meeting)

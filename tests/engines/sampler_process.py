@@ -14,7 +14,7 @@ async def own(model: Path, options: SamplerOptions) -> None:
     await sampler.start(deadline_s=500)
     sys.stdout.write("\nready\n")
     sys.stdout.flush()
-    await asyncio.sleep(3600)
+    await asyncio.Event().wait()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., LearnerRank]]:
     with single_ranks(tmp_path, model) as begin:
-        yield begin
+        yield partial(begin, keep_start_weights=True)
 
 
 def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_first(
@@ -47,14 +48,14 @@ def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_firs
     for rollout in range(2):
         for batch in SETS:
             old = streamed.score(batch, rollout=rollout)
-            streamed.update(replace(batch, old_logprobs=old), rollout=rollout, keep=True)
+            streamed.update(replace(batch, old_logprobs=old), rollout=rollout)
     assert same(weights_of(streamed), expected)
 
 
 def test_scoring_at_the_start_leaves_the_present_weights_alone(start: Callable[..., LearnerRank]) -> None:
     learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0))
     before = learner.score(SETS[0], rollout=7)
-    learner.update(SETS[1], rollout=7, keep=True)
+    learner.update(SETS[1], rollout=7)
     present, now = weights_of(learner), learner.score(SETS[0])
     assert np.abs(now - before).max() > 1e-3
     for _ in range(2):
@@ -65,21 +66,22 @@ def test_scoring_at_the_start_leaves_the_present_weights_alone(start: Callable[.
 
 
 def test_weights_that_were_not_kept_are_not_made_up(start: Callable[..., LearnerRank], tmp_path: Path) -> None:
-    learner = start()
+    learner = start(keep_start_weights=False)
     learner.update(SETS[0], rollout=3)
     with pytest.raises(UpdateError, match="rollout 3 has been updated on and the weights before that were not kept"):
         learner.score(SETS[1], rollout=3)
-    learner.update(SETS[0], rollout=4, keep=True)
+    learner = start()
+    learner.update(SETS[0], rollout=4)
     learner.save(tmp_path)
     assert learner.written(60)
-    learner.update(SETS[0], rollout=4, keep=True)
+    learner.update(SETS[0], rollout=4)
     learner.load(tmp_path)  # the step is made again from here: these are its first weights
     np.testing.assert_array_equal(learner.score(SETS[1], rollout=4), learner.score(SETS[1]))
 
 
 def test_a_failure_while_scoring_gives_the_present_weights_back(start: Callable[..., LearnerRank]) -> None:
     learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0))
-    learner.update(SETS[0], rollout=0, keep=True)
+    learner.update(SETS[0], rollout=0)
     present = weights_of(learner)
     broken = replace(SETS[1], tokens=np.full_like(SETS[1].tokens, 10_000))
     with pytest.raises(IndexError):
@@ -90,10 +92,10 @@ def test_a_failure_while_scoring_gives_the_present_weights_back(start: Callable[
 def test_two_ranks_keep_their_shards(model: Path, tmp_path: Path) -> None:
     paths = [save_batch(tmp_path / f"set-{number}.npz", batch) for number, batch in enumerate(SETS)]
     scores = [("score", path) for path in paths[1:]]
-    rest = [("update", path, 0, True) for path in paths[1:]]
-    before = run_ranks(tmp_path, model, 2, [*scores, ("update", paths[0], 0, True), *rest], lr=1e-2)
+    rest = [("update", path, 0) for path in paths[1:]]
+    before = run_ranks(tmp_path, model, 2, [*scores, ("update", paths[0], 0), *rest], lr=1e-2)
     at_start = [("score", path, 0) for path in paths[1:]]
-    after = run_ranks(tmp_path, model, 2, [("update", paths[0], 0, True), *at_start, *rest], lr=1e-2)
+    after = run_ranks(tmp_path, model, 2, [("update", paths[0], 0), *at_start, *rest], lr=1e-2, keep=True)
     assert after[1:4] == before[:3]
     assert after[4:] == before[4:]
 
@@ -110,7 +112,7 @@ def test_asleep_it_holds_no_memory_and_it_goes_on_to_the_bit(start: Callable[...
         for rollout, (first, second) in enumerate((SETS[:2], SETS[2:])):
             for batch in (first, second):
                 old = learner.score(batch, rollout=rollout)
-                learner.update(replace(batch, old_logprobs=old), rollout=rollout, keep=True)
+                learner.update(replace(batch, old_logprobs=old), rollout=rollout)
                 if sleeps:
                     learner.sleep()
                     assert not sum(tensor.untyped_storage().nbytes() for tensor in held(learner))

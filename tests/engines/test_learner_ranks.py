@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -69,12 +68,11 @@ def test_a_dead_rank_fails_its_peer_at_once(model: Path, tmp_path: Path) -> None
     spec = Spec(str(model), 2, f"file://{tmp_path}/meeting", commands, str(tmp_path / "results.json"))
     survivor, dead = start_ranks(tmp_path, spec)
     dead.join()
-    died = time.monotonic()
     survivor.join()
     errors = log_of(tmp_path, 0).read_text()
     assert (survivor.exitcode, dead.exitcode) == (1, 17)
     assert "Connection closed by peer" in errors or "Connection reset by peer" in errors
-    assert time.monotonic() - died < spec.collective_timeout_s
+    assert "Timed out" not in errors
 
 
 def test_a_silent_rank_fails_its_peer_after_the_collective_timeout(model: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ python -m pytest tests/engines/test_sampler_parallel.py -k cuda
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from rlep.engines.weights.publication import OF_ONE_TOKEN, Probe, Publication, S
 from rlep.engines.weights.shared_memory import SegmentWriter
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.small import workers_of
+from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 CPU = SamplerOptions(
@@ -61,7 +61,7 @@ class Rig:
 
     @property
     def tolerance(self) -> float:
-        """Of the handshake."""
+        """Of the log-prob check."""
         return LOGPROB_TOLERANCE[self.options.dtype]
 
     def publish(self, version: int) -> Publication:
@@ -188,13 +188,14 @@ async def test_a_dead_worker_is_a_dead_sampler(rig: Rig) -> None:
     workers = workers_of(psutil.Process())
     assert len(workers) == 2
     workers[1].kill()
-    async with asyncio.timeout(120):
-        while True:
-            with suppress(ActorLost):
-                await rig.sampler.health()
-                await asyncio.sleep(0.1)
-                continue
-            break
+
+    async def dead() -> bool:
+        with suppress(ActorLost):
+            await rig.sampler.health()
+            return False
+        return True
+
+    await until(dead, "the engine to notice")
     with pytest.raises(ActorLost):
         await rig.answer(5)
     psutil.wait_procs(workers, timeout=60)

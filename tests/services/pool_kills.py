@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -231,11 +230,3 @@ def status_of(process: BaseProcess) -> int:
     process.join(DEADLINE)
     assert process.exitcode is not None, f"{process.name} has not ended within {DEADLINE:g} s"
     return process.exitcode
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition, ``DEADLINE`` seconds at most."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"waited {DEADLINE:g} s for {what}"
-        time.sleep(0.02)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import redis
 from rlep.core.types import Trajectory
 from rlep.services.pool.pool import Pool
 from tests.services.pool_servers import reserved_address
+from tests.waiting import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 
@@ -40,9 +40,9 @@ class Server:
         with log:
             command = [str(self.binary), str(DEPLOY / "redis.conf"), *place, *users, *options]
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        while not self.healthy():
-            assert self.process.poll() is None, (self.folder / "log").read_text()
-            time.sleep(0.05)
+        process = self.process
+        wait_until(lambda: self.healthy() or process.poll() is not None, "the server to be healthy")
+        assert process.poll() is None, (self.folder / "log").read_text()
 
     def healthy(self) -> bool:
         """What the probes of compose.yaml and redis.yaml ask."""

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rlep.core.errors import PoolError
 from rlep.core.types import Trajectory
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
+from tests.waiting import wait_until
 
 MakeTrajectory = Callable[..., Trajectory]
 TOKENIZER = "tokenizer-digest"
@@ -45,6 +45,13 @@ def free_ports(count: int) -> list[int]:
     return list(itertools.islice(free, count))
 
 
+def answers(node: redis.Redis) -> bool:
+    """Whether a server takes connections yet."""
+    with contextlib.suppress(redis.ConnectionError):
+        return bool(node.ping())
+    return False
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, any_binary: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of one of two primaries that share the 16,384 slots."""
@@ -61,17 +68,15 @@ def cluster(tmp_path: Path, any_binary: Path, monkeypatch: pytest.MonkeyPatch) -
     nodes = [redis.Redis(port=port, password=PASSWORD) for port in ports]
     try:
         for process, node, slots in zip(processes, nodes, (range(8192), range(8192, 16384)), strict=True):
-            while process.poll() is None:
-                with contextlib.suppress(redis.ConnectionError):
-                    node.execute_command("CLUSTER", "ADDSLOTS", *slots)
-                    break
-                time.sleep(0.05)
+            wait_until(lambda: process.poll() is not None or answers(node), "a primary to answer")  # noqa: B023
+            node.execute_command("CLUSTER", "ADDSLOTS", *slots)
         nodes[0].execute_command("CLUSTER", "MEET", "127.0.0.1", ports[1])
-        while not all(
-            info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "2"
-            for info in (node.execute_command("CLUSTER INFO") for node in nodes)
-        ):
-            time.sleep(0.05)
+
+        def whole() -> bool:
+            found = [node.execute_command("CLUSTER INFO") for node in nodes]
+            return all(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "2" for info in found)
+
+        wait_until(whole, "the primaries to know each other")
         yield f"redis://127.0.0.1:{ports[0]}"
     finally:
         for process, node in zip(processes, nodes, strict=True):

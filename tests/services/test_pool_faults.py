@@ -24,6 +24,7 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import AddReport, PoolOptions
 from tests.services import pool_writer
+from tests.waiting import wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 MakeTrajectory = Callable[..., Trajectory]
@@ -65,14 +66,15 @@ def bare_server(binary: Path, directory: Path) -> Iterator[tuple[subprocess.Pope
 
 def process_of(server: EmbeddedRedis) -> psutil.Process:
     """The server's process; waits for one that is being started again."""
-    while True:
-        for process in psutil.process_iter(["name", "cwd"]):
-            if process.info["cwd"] == str(server.directory) and process.info["name"] in (
-                "redis-server",
-                "valkey-server",
-            ):
-                return process
-        time.sleep(0.02)
+    names, found = ("redis-server", "valkey-server"), list[psutil.Process]()
+
+    def there() -> list[psutil.Process]:
+        all_of_them = psutil.process_iter(["name", "cwd"])
+        found[:] = [p for p in all_of_them if p.info["cwd"] == str(server.directory) and p.info["name"] in names]
+        return found
+
+    wait_until(there, "a server")
+    return found[0]
 
 
 @contextmanager
@@ -108,10 +110,11 @@ class Writer(threading.Thread):
 
 def end(writers: list[Writer]) -> None:
     """Let each writer end once it has added some batches more."""
-    wanted, give_up = [len(writer.history) + 3 for writer in writers], time.monotonic() + 60
-    while any(w.is_alive() and len(w.history) < n for w, n in zip(writers, wanted, strict=True)):
-        assert time.monotonic() < give_up, "waited 60 s for three batches of each writer"
-        time.sleep(0.02)
+    wanted = [len(writer.history) + 3 for writer in writers]
+    wait_until(
+        lambda: all(not w.is_alive() or len(w.history) >= n for w, n in zip(writers, wanted, strict=True)),
+        "three batches of each writer",
+    )
     for writer in writers:
         writer.ended.set()
         writer.join()
@@ -143,7 +146,7 @@ def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, 
             writer.start()
         pauses = random.Random(5)
         for _ in range(20):
-            time.sleep(pauses.uniform(0.01, 0.2))
+            time.sleep(pauses.uniform(0.01, 0.2))  # kills at any point: no time is the wrong one
             process = process_of(server)
             process.kill()
             process.wait()
@@ -165,9 +168,9 @@ def test_a_stall_longer_than_a_clients_patience_stores_nothing_twice(
         for writer in writers:
             writer.start()
         process = process_of(server)
-        time.sleep(0.2)
+        wait_until(lambda: all(writer.history or not writer.is_alive() for writer in writers), "the writers to write")
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(3)
+        time.sleep(3)  # the stall itself; a longer one only sends more calls again
         os.kill(process.pid, signal.SIGCONT)
         end(writers)
         check_history(pool, writers)
@@ -271,8 +274,21 @@ def test_room_given_within_the_deadline_lets_the_write_through(
     server: EmbeddedRedis, trajectory: MakeTrajectory
 ) -> None:
     with open_pool(server) as pool, open_pool(server) as admin:
-        admin._link.client.config_set("maxmemory", 1000)
-        relief = threading.Timer(0.5, admin._link.client.config_set, ("maxmemory", 0))
+        redis_itself = admin._link.client
+
+        def refusals() -> int:
+            """Errors that Redis has replied with; a script it was not given yet is none."""
+            found = redis_itself.info("errorstats")
+            return sum(error["count"] for name, error in found.items() if name != "errorstat_NOSCRIPT")
+
+        before = refusals()
+        redis_itself.config_set("maxmemory", 1000)
+
+        def give_room() -> None:
+            wait_until(lambda: refusals() > before, "a write that is refused")
+            redis_itself.config_set("maxmemory", 0)
+
+        relief = threading.Thread(target=give_room)
         relief.start()
         assert pool.add([trajectory()]).inserted == 1
         relief.join()

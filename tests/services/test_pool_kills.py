@@ -32,11 +32,11 @@ from tests.services.pool_kills import (
     processes,
     serve,
     status_of,
-    until,
     write,
 )
 from tests.services.pool_servers import reserved_address
 from tests.services.pool_writer import BATCH
+from tests.waiting import wait_until
 
 KILLED = -signal.SIGKILL
 
@@ -67,7 +67,7 @@ class Place:
     def end(self, writers: Sequence[BaseProcess], histories: Sequence[History]) -> None:
         """Let each writer add two batches more, and end."""
         before = [history.answered() for history in histories]
-        until(
+        wait_until(
             lambda: all(history.answered() >= n + 2 for history, n in zip(histories, before, strict=True)),
             "two batches of each writer",
         )
@@ -154,7 +154,7 @@ def test_redis_killed_at_21_points_of_a_running_server_loses_and_doubles_nothing
     server, histories = place.serve(*traps), [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
     log = place.redis.directory / "redis.log"
-    until(lambda: log.read_text().count("Server initialized") == 1 + len(traps), "the last start of Redis")
+    wait_until(lambda: log.read_text().count("Server initialized") == 1 + len(traps), "the last start of Redis")
     place.end(writers, histories)
     held, calls = place.check(server, list(zip(WRITERS, histories, strict=True)))
     assert all(call.begun == 1 and call.report is not None for call in calls)
@@ -170,8 +170,8 @@ def test_a_redis_that_stands_still_for_3_seconds_stores_nothing_twice(place: Pla
     server = place.serve(Trap(point, 9, "stop Redis"), patience=0.5)
     histories = [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
-    until(lambda: program.status() == psutil.STATUS_STOPPED, "Redis to be stopped")
-    time.sleep(3)
+    wait_until(lambda: program.status() == psutil.STATUS_STOPPED, "Redis to be stopped")
+    time.sleep(3)  # the stall itself; a longer one only sends more calls again
     os.kill(program.pid, signal.SIGCONT)
     place.end(writers, histories)
     held, calls = place.check(server, list(zip(WRITERS, histories, strict=True)))

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,12 +20,7 @@ import redis
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
 from rlep.services.pool.storage.connection import connect
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait as long as the test may take: its own time limit ends a wait in vain."""
-    while not condition():
-        time.sleep(0.02)
+from tests.waiting import wait_until
 
 
 def servers(directory: Path) -> list[psutil.Process]:
@@ -56,7 +51,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
     """A data directory that nobody serves any more in the end."""
     directory = tmp_path / "data"
     yield directory
-    wait_for(lambda: servers(directory) == supervisors(directory) == [])
+    wait_until(lambda: servers(directory) == supervisors(directory) == [], "server and supervisor to end")
 
 
 OWNER = """
@@ -88,7 +83,7 @@ def test_what_was_written_is_there_at_the_next_start(data: Path, binary: Path) -
         with EmbeddedRedis(data, binary) as server, client_of(server) as client:
             assert client.get("turn") == (str(turn - 1).encode() if turn else None)
             client.set("turn", turn)
-        wait_for(lambda: servers(data) == [])
+        wait_until(lambda: servers(data) == [], "the server to end")
 
 
 def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,7 +114,7 @@ def test_a_killed_owner_leaves_no_server_and_loses_nothing(data: Path, binary: P
     with client_of(server) as client:
         client.set("kept", "yes")
     kill(process)
-    wait_for(lambda: servers(data) == [])
+    wait_until(lambda: servers(data) == [], "the server to end")
     with server, client_of(server) as client:
         assert client.get("kept") == b"yes"
 
@@ -129,7 +124,9 @@ def test_a_second_user_joins_and_the_last_one_out_stops_the_server(data: Path, b
     with EmbeddedRedis(data, binary) as server:
         (running,) = servers(data)
         kill(process)
-        time.sleep(0.3)
+        time.sleep(
+            0.3
+        )  # nothing happens: time for a supervisor that takes the killed user for the last to end the server
         with client_of(server) as client:
             client.set("alive", "1")
         assert servers(data) == [running]
@@ -138,7 +135,7 @@ def test_a_second_user_joins_and_the_last_one_out_stops_the_server(data: Path, b
             with client_of(third) as client:
                 assert client.get("alive") == b"1"
             assert servers(data) == [running]
-    wait_for(lambda: servers(data) == [])
+    wait_until(lambda: servers(data) == [], "the server to end")
 
 
 def test_many_that_start_at_once_share_one_server(data: Path, binary: Path) -> None:
@@ -150,7 +147,7 @@ def test_many_that_start_at_once_share_one_server(data: Path, binary: Path) -> N
     assert len(servers(data)) == len(supervisors(data)) == 1
     for process in starting:
         kill(process)
-    wait_for(lambda: servers(data) == supervisors(data) == [])
+    wait_until(lambda: servers(data) == supervisors(data) == [], "server and supervisor to end")
 
 
 def test_a_killed_server_comes_back_by_itself(data: Path, binary: Path) -> None:
@@ -160,8 +157,8 @@ def test_a_killed_server_comes_back_by_itself(data: Path, binary: Path) -> None:
         (before,) = servers(data)
         before.kill()
         before.wait()
-        wait_for(lambda: len(servers(data)) == 1 and servers(data)[0].pid != before.pid)
-        wait_for(server._answers)
+        wait_until(lambda: [one for one in servers(data) if one.pid != before.pid], "another server")
+        wait_until(server._answers, "the server to answer")
         with client_of(server) as client:
             assert client.get("kept") == b"yes"
 
@@ -171,7 +168,7 @@ def test_a_killed_supervisor_takes_the_server_along_and_the_next_start_heals_it(
         with client_of(server) as client:
             client.set("kept", "yes")
         supervisors(data)[0].kill()
-        wait_for(lambda: servers(data) == [])
+        wait_until(lambda: servers(data) == [], "the server to end")
         with EmbeddedRedis(data, binary) as again, client_of(again) as client:
             assert client.get("kept") == b"yes"
 
@@ -181,7 +178,9 @@ def test_a_stopped_process_is_still_put_away(data: Path, any_binary: Path) -> No
     (server,) = servers(data)
     os.kill(server.pid, signal.SIGSTOP)
     kill(process)
-    wait_for(lambda: servers(data) == [])  # SIGTERM stays pending; SIGKILL follows after the supervisor's grace
+    wait_until(
+        lambda: servers(data) == [], "the server to end"
+    )  # SIGTERM stays pending; SIGKILL follows after the supervisor's grace
 
 
 def append_only_file(data: Path) -> Path:
@@ -234,7 +233,7 @@ def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: 
             client.set("a", 1)
         with EmbeddedRedis(deep, any_binary) as joined:
             assert joined.url == server.url
-    wait_for(lambda: servers(deep) == [])
+    wait_until(lambda: servers(deep) == [], "the server to end")
 
 
 def test_a_path_with_spaces_works(tmp_path: Path, any_binary: Path) -> None:
@@ -283,7 +282,7 @@ def test_a_program_that_never_answers_runs_into_the_deadline_and_is_stopped(tmp_
     program.chmod(0o700)
     with pytest.raises(DeadlineExceeded, match="1 s for the server to answer"):
         EmbeddedRedis(tmp_path / "data", program, deadline=1).start()
-    wait_for(lambda: supervisors(tmp_path / "data") == [])
+    wait_until(lambda: supervisors(tmp_path / "data") == [], "the supervisor to end")
 
 
 def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(

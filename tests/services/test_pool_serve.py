@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +29,7 @@ from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import AddReport
 from tests.services.pool_servers import reserved_address, serving
+from tests.waiting import Gate, gate, wait_until
 
 MakeTrajectory = Callable[..., Trajectory]
 Serve = Callable[..., tuple["subprocess.Popen[str]", str]]
@@ -69,30 +69,22 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def slow_add(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Adding to a pool sets the first event and waits for the second."""
-    add, begun, going_on = Pool.add_entries, threading.Event(), threading.Event()
+def held_add(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Where calls that add to a pool stand."""
+    add = Pool.add_entries
+    with gate() as closed:
 
-    def slow(pool: Pool, entries: Sequence[NewRecord], *, call: str | None = None) -> AddReport:
-        begun.set()
-        assert going_on.wait(DEADLINE)
-        return add(pool, entries, call=call)
+        def held(pool: Pool, entries: Sequence[NewRecord], *, call: str | None = None) -> AddReport:
+            closed.pass_through()
+            return add(pool, entries, call=call)
 
-    monkeypatch.setattr(Pool, "add_entries", slow)
-    yield begun, going_on
-    going_on.set()
+        monkeypatch.setattr(Pool, "add_entries", held)
+        yield closed
 
 
 def health(address: str) -> int:
     with grpc.insecure_channel(address) as channel:
         return int(HealthStub(channel).Check(HealthCheckRequest(), timeout=30).status)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def is_refused(client: PoolClient) -> bool:
@@ -132,7 +124,7 @@ def test_an_embedded_one_is_healthy_serves_and_leaves_nothing(
         assert len(redis_of(tmp_path / "pool")) == 2  # the server and its supervisor
         process.send_signal(number)
         assert process.wait(DEADLINE) == 0
-    until(lambda: redis_of(tmp_path / "pool") == [])
+    wait_until(lambda: redis_of(tmp_path / "pool") == [], "Redis to end")
     assert process.stdout is not None
     assert process.stdout.read() == ""
     assert (tmp_path / "stderr").read_text().strip() == "stopping …"
@@ -160,20 +152,22 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing_and_counts_righ
     process, _ = serve("--embedded", tmp_path / "pool", listen=address)
     batches = [[trajectory(f"q{i % 10}", [b, i]) for i in range(40)] for b in range(30)]
     reports: list[AddReport] = []
+    may_add = threading.Semaphore(10)  # a third of them between two kills
     with PoolClient(address, deadline=DEADLINE) as client:
         client.add([])
 
         def write() -> None:
             for batch in batches:
+                may_add.acquire()
                 reports.append(client.add(batch))
-                time.sleep(0.02)
 
         writer = threading.Thread(target=write)
         writer.start()
         for turn in (1, 2):
-            until(lambda: len(reports) >= 8 * turn)  # noqa: B023
+            wait_until(lambda: len(reports) >= 10 * turn - 2, "the batches before the kill")  # noqa: B023
             process.kill()
             process.wait()
+            may_add.release(10)
             process, _ = serve("--embedded", tmp_path / "pool", listen=address)
         writer.join(DEADLINE)
         # 30 x 40 answers, 120 a prompt, of which 64 stay. A call whose answer was lost is not counted twice.
@@ -189,21 +183,20 @@ def test_a_server_that_is_killed_and_started_again_loses_nothing_and_counts_righ
 
 
 def test_a_call_under_way_ends_when_the_server_stops_and_no_other_begins(
-    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, slow_add: tuple[threading.Event, threading.Event]
+    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, held_add: Gate
 ) -> None:
-    begun, going_on = slow_add
     with (
         serving(one_redis) as server,
         PoolClient(server.address, pool="under-way") as client,
         ThreadPoolExecutor() as threads,
     ):
         adding = threads.submit(client.add, [trajectory("q", [1])])
-        assert begun.wait(DEADLINE)
+        held_add.wait_for_somebody()
         stopping = threads.submit(server.stop)
         with PoolClient(server.address, deadline=0.5) as late:
-            until(lambda: is_refused(late))
+            wait_until(lambda: is_refused(late), "new calls to be refused")
         assert not stopping.done()
-        going_on.set()
+        held_add.open()
         assert adding.result(DEADLINE).inserted == 1
         stopping.result(DEADLINE)
 
@@ -226,19 +219,18 @@ def test_a_call_that_a_stopping_server_cancels_comes_again(
 
 
 def test_a_client_that_is_closed_ends_its_calls(
-    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, slow_add: tuple[threading.Event, threading.Event]
+    one_redis: EmbeddedRedis, trajectory: MakeTrajectory, held_add: Gate
 ) -> None:
-    begun, going_on = slow_add
     with serving(one_redis) as server, ThreadPoolExecutor() as threads:
         client = PoolClient(server.address, pool="closed")
         adding = threads.submit(client.add, [trajectory("q", [1])])
-        assert begun.wait(DEADLINE)
+        held_add.wait_for_somebody()
         client.close()
         with pytest.raises(PoolError, match=r"adding .* this client was closed"):
             adding.result(DEADLINE)
         with pytest.raises(PoolError, match=r"listing pools at pool server .*: this client was closed"):
             client.names()
-        going_on.set()
+        held_add.open()
 
 
 def test_a_server_without_its_redis_says_so(tmp_path: Path) -> None:
@@ -246,9 +238,9 @@ def test_a_server_without_its_redis_says_so(tmp_path: Path) -> None:
         assert health(server.address) == HealthCheckResponse.SERVING
         (program,) = [p for p in redis_of(tmp_path / "redis") if "redis" in p.name() or "valkey" in p.name()]
         program.suspend()
-        until(lambda: health(server.address) == HealthCheckResponse.NOT_SERVING)
+        wait_until(lambda: health(server.address) == HealthCheckResponse.NOT_SERVING, "the loss to be said")
         program.resume()
-        until(lambda: health(server.address) == HealthCheckResponse.SERVING)
+        wait_until(lambda: health(server.address) == HealthCheckResponse.SERVING, "the server to serve again")
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,8 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["update.stream=fixed"], "update.stream = fixed: it updates while answers are written"),
+        (["update.stream=true"], "update.stream = true: it updates while responses are generated"),
         (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it writes answers while"),
-        (["generator.maximum=3"], "generator.maximum = 3: the number of generators is that of"),
         (["generator.transfer=gloo"], "generator.transfer = gloo: learner and generators never work at the same time"),
         (
             ["learner.ranks=2"],

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pytest
-
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.driver.run_directory import Facts, RunDirectory
@@ -23,16 +21,15 @@ class Repeating(FakeGenerators):
     """Does some of the work of each rollout again."""
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        self.reissued += Reissued(retried=1, dropped=2, hedged=4, won=3)
-        async for one in super().generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        self.reissued += Reissued(retried=1, dropped=2)
+        async for one in super().generate(requests, sampling, deadline_s=deadline_s):
             yield one
 
 
-@pytest.mark.parametrize("hedge", [0, 2])
-async def test_a_line_counts_its_own_step_and_hedges_only_where_they_are_on(tmp_path: Path, hedge: float) -> None:
-    scene = scene_of(config_of(generator={"hedge": hedge}, replay={"count": 0}))
+async def test_a_line_counts_what_was_re_dispatched_in_its_own_step(tmp_path: Path) -> None:
+    scene = scene_of(config_of(replay={"count": 0}))
     generators = Repeating(scene.world)
     scene = replace(scene, generators=generators, weights=FakeWeights(scene.world, scene.learner, generators))
     store = RunDirectory(tmp_path, scene.config, Facts("train", "model", "tok", TRAIN.digest))
@@ -40,8 +37,6 @@ async def test_a_line_counts_its_own_step_and_hedges_only_where_they_are_on(tmp_
     await Training(scene.run, scene.trainers, data, store, rlep_step).run()
     store.close()
     expected = {"rollout/retried": 1, "rollout/dropped": 2}
-    if hedge:
-        expected |= {"rollout/hedged": 4, "rollout/hedges_won": 3}
     lines = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")]
-    names = ("rollout/retried", "rollout/dropped", "rollout/hedged", "rollout/hedges_won")
+    names = ("rollout/retried", "rollout/dropped")
     assert [{name: line[name] for name in names if name in line} for line in lines] == [expected] * 4

@@ -49,9 +49,9 @@ def rank_of(answer: Answer, ping: Answer) -> Any:
 
 
 def learners_of(
-    *ranks: Answer, deadline_s: float = 60.0, silence_s: float = 60.0, pings: Sequence[Answer] = ()
+    *ranks: Answer, deadline_s: float = 60.0, heartbeat_timeout_s: float = 60.0, pings: Sequence[Answer] = ()
 ) -> Learners:
-    config = LearnerConfig(deadline_s=deadline_s, silence_s=silence_s)
+    config = LearnerConfig(deadline_s=deadline_s, heartbeat_timeout_s=heartbeat_timeout_s)
     learners = Learners(cast(Any, SimpleNamespace(timeline=Timeline())), config, Path("model"), LearnerOptions())
     learners._ranks = list(map(rank_of, ranks, pings or [alive] * len(ranks)))
     return learners
@@ -95,7 +95,7 @@ async def test_a_rank_whose_heartbeat_stops_is_lost_long_before_the_deadline_and
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SETTLE_S", 0.1)
-    assert await lost(learners_of(silent, silent, silence_s=0.2, pings=[alive, silent])) == (
+    assert await lost(learners_of(silent, silent, heartbeat_timeout_s=0.2, pings=[alive, silent])) == (
         "learner-1's heartbeat did not answer within 0 s; learner-0.save: no answer"
     )
 
@@ -112,7 +112,7 @@ async def test_a_rank_that_is_busy_for_longer_than_silence_is_not_lost() -> None
             enough.set()
         return 1
 
-    await learners_of(busy, silence_s=0.3, pings=[beating]).save(Path("checkpoint"))
+    await learners_of(busy, heartbeat_timeout_s=0.3, pings=[beating]).save(Path("checkpoint"))
     assert len(beats) >= 3
 
 

@@ -19,10 +19,8 @@ import pytest
 
 from rlep.core.errors import DataError
 from rlep.core.jsonl import JsonLines, read_lines
-from rlep.metrics.catalogue import EVENTS, METRICS, PLACEHOLDERS, evaluation_metrics, flatten, metric_for
+from rlep.metrics.catalogue import METRICS, PLACEHOLDERS, evaluation_metrics, flatten, metric_for
 from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog, read_metrics
-
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 class Clock:
@@ -78,21 +76,22 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         metric_for("rollout/acuracy")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("update/old_kl/replay", "update/approx_kl/replay"), ("group/rescued", "group/solved_by_replay")],
+)
+def test_a_former_name_is_refused_with_the_present_one(old: str, new: str) -> None:
+    assert metric_for(new)
+    with pytest.raises(ValueError, match=f"unknown metric '{old}'; it is now called {new}$"):
+        metric_for(old)
+
+
 def test_the_table_is_well_formed() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     assert all(metric.unit and metric.help and not metric.help.endswith(".") for metric in METRICS)
     used = {part.split(">")[0] for name in names for part in name.split("<")[1:]}
     assert used == set(PLACEHOLDERS)
-
-
-def test_the_documentation_shows_exactly_the_tables() -> None:
-    rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    cells = [tuple(cell.strip().strip("`") for cell in row.strip("|").split("|")) for row in rows]
-    assert [row for row in cells if "/" in row[0]] == [
-        (m.name, m.unit, m.help + (" (a list)" if m.kind == "list" else "")) for m in METRICS
-    ]
-    assert [row for row in cells if row[0] in EVENTS] == list(EVENTS.items())
 
 
 def test_a_line_has_step_time_wall_and_metrics(tmp_path: Path, keep: ExitStack) -> None:

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from rlep.config.schema import Config
-from rlep.config.settings import differences, dump_config, load_config, parse_config
+from rlep.config.settings import (
+    DELETED,
+    DELETED_VALUES,
+    RENAMED,
+    RENAMED_VALUES,
+    differences,
+    dump_config,
+    load_config,
+    parse_config,
+    parse_stored_config,
+)
 from rlep.core.errors import ConfigError
 
 
@@ -176,3 +186,51 @@ def test_differences_name_key_and_both_values() -> None:
         "update.lr: 1e-05 → 1e-06",
     ]
     assert differences(left, left) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("generator.silence_s=15", "generator.silence_s is now called generator.heartbeat_timeout_s"),
+        ("learner.silence_s=15", "learner.silence_s is now called learner.heartbeat_timeout_s"),
+        ("generator.hedge=3", "generator.hedge no longer exists: requests are no longer sent twice by response time"),
+        ("generator.maximum=8", "generator.maximum no longer exists: .*; set generator.count, or use `rlep scale`"),
+        ("update.stream=fixed", "update.stream = 'fixed': this value is now called true"),
+        ("update.stream=completion", "update.stream = 'completion': .* not reproducible; true updates in a fixed order"),
+    ],
+)
+def test_what_was_renamed_or_deleted_is_refused_with_what_to_use_instead(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        load_config([], [text])
+
+
+def test_the_tables_of_old_names_lead_to_present_ones() -> None:
+    tree = Config().model_dump(mode="json")
+    for key in RENAMED.values():
+        section, name = key.split(".")
+        assert name in tree[section], key
+    for old in [*RENAMED, *DELETED]:
+        section, name = old.split(".")
+        assert name not in tree[section], old
+    for (key, _), value in RENAMED_VALUES.items():
+        load_config([], [f"{key}={value}"])
+    for key, value in [*RENAMED_VALUES, *DELETED_VALUES]:
+        with pytest.raises(ConfigError, match=f"^{key} = '{value}': this value "):
+            load_config([], [f"{key}={value}"])
+
+
+def test_a_stored_config_takes_over_new_names_and_loses_what_went(tmp_path: Path) -> None:
+    present = load_config([], ["generator.heartbeat_timeout_s=15", 'generator.label_selector={"ray.io/zone"="a"}'])
+    tree = json.loads(dump_config(present))
+    tree["generator"]["silence_s"] = tree["generator"].pop("heartbeat_timeout_s")
+    tree["generator"] |= {"minimum": 1, "maximum": 4, "idle_s": 600, "hedge": 3.0}
+    assert parse_stored_config(tree, tmp_path / "config.json") == present
+    tree["update"]["stream"] = "off"
+    assert parse_stored_config(tree, tmp_path / "config.json") == present
+    tree["update"]["stream"] = "fixed"
+    assert parse_stored_config(tree, tmp_path / "config.json").update.stream
+    tree["update"]["stream"] = "completion"
+    with pytest.raises(
+        ConfigError, match=r"^.*config\.json: update\.stream = 'completion': this value no longer exists"
+    ):
+        parse_stored_config(tree, tmp_path / "config.json")

@@ -26,7 +26,7 @@ from tests.unit.driver_values import prompts_of
 GENERATOR = ActorStatus("generator-0", "serving", version=41, in_flight=96, tokens_per_second=1234.4, restarts=2)
 NEWCOMER = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU")
 ROLES = (
-    RoleStatus("generator", (GENERATOR, NEWCOMER), backlog=7, reissued=Reissued(3, 1, 2, 1)),
+    RoleStatus("generator", (GENERATOR, NEWCOMER), backlog=7, reissued=Reissued(3, 1)),
     RoleStatus("verifier", (ActorStatus("verifier-0", "leaving"), ActorStatus("verifier-1", "serving"))),
     RoleStatus("learner", (ActorStatus("learner-0", "serving"),)),
     RoleStatus("pool", (ActorStatus("pool", "serving"),)),
@@ -97,7 +97,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     assert set(rows) == {"generator-0", "generator-1", "verifier-0", "verifier-1", "learner-0", "pool"}
     assert lines[13].split()[:2] == ["failures", "lost"]
     assert lines[14:] == [
-        "requests: 7 waiting for a generator, 3 given out again, 1 answers dropped, 2 hedged, 1 of them won",
+        "requests: 7 waiting for a generator, 3 re-dispatched, 1 completions dropped",
         "verdicts: 0 calls waiting for a verifier",
         "generator-1: needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU",
         "failures: red",

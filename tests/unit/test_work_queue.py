@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.actors.work_queue import WorkQueue
 from rlep.core.types import Completion, Reissued, Sampling
 from tests.unit.queue_values import completion_of, delivered, request_of
 
@@ -35,14 +35,15 @@ def test_one_take_holds_requests_of_one_job() -> None:
     assert [taken_ids(queue, "a", 9) for _ in range(3)] == [["u", "v"], ["x", "y"], []]
 
 
-def test_each_worker_holds_its_share_of_what_the_oldest_job_allows_in_flight() -> None:
+def test_each_worker_holds_an_even_share() -> None:
     queue = WorkQueue(600)
     assert queue.share(2) == 0
-    queue.put(map(request_of, "uvw"), Sampling(), 5)
-    queue.put(map(request_of, "xyz"), Sampling())
-    assert [queue.share(workers) for workers in (1, 2, 3, 8, 0)] == [5, 3, 2, 1, 5]
+    job = queue.put(map(request_of, "uvwxyz"), Sampling())
+    assert [queue.share(workers) for workers in (1, 2, 4, 8, 0)] == [6, 3, 2, 1, 6]
     assert taken_ids(queue, "a", 3) == ["u", "v", "w"]
-    assert [queue.share(workers) for workers in (1, 2, 4)] == [6, 3, 2], "no bound for x, y, z: an even part of all six"
+    assert queue.share(2) == 3, "what is held counts until it is finished"
+    assert queue.finish("a", job, completion_of("u"))
+    assert [queue.share(workers) for workers in (2, 3)] == [3, 2]
 
 
 @pytest.mark.parametrize(("first", "second"), [("uu", ""), ("uv", "vw")])
@@ -116,7 +117,8 @@ async def test_an_idle_worker_wakes_when_another_s_lease_ends() -> None:
     await asyncio.wait_for(queue.changed("b"), 60)
     assert taken_ids(queue, "b", 1) == ["u"]
     idle = asyncio.create_task(queue.changed("a"))
-    assert not (await asyncio.wait({idle}, timeout=0.2))[0]  # both work on it: nothing is left for either
+    # Nothing happens in the time of four leases: both work on it, nothing is left for either.
+    assert not (await asyncio.wait({idle}, timeout=0.2))[0]
     idle.cancel()
 
 
@@ -158,87 +160,22 @@ def test_a_late_request_that_its_first_worker_answers_is_not_handed_out_again() 
     assert taken_ids(queue, "b", 9) == []
 
 
-def hedged_queue(now: list[float]) -> tuple[WorkQueue, GenerateCall]:
-    """Worker a took u at 0 s, v … z at 2 s, and has answered u, v and w by 4 s: after 3, 1 and 2 s."""
-    queue = WorkQueue(600, lambda: now[0], hedge=3)
-    job = queue.put(map(request_of, "uvwxyz"), Sampling())
-    assert taken_ids(queue, "a", 1) == ["u"]
-    now[0] = 2.0
-    assert taken_ids(queue, "a", 5) == list("vwxyz")
-    for now[0], name in ((3.0, "u"), (3.0, "v"), (4.0, "w")):
-        assert queue.finish("a", job, completion_of(name))
-    return queue, job
-
-
-def test_a_slow_request_goes_to_a_second_worker_once_and_the_first_answer_counts() -> None:
+def test_the_first_of_two_completions_counts_and_the_other_worker_is_told() -> None:
     now = [0.0]
-    queue, job = hedged_queue(now)
-    now[0] = 7.9  # 3 times the median of 2 s, from 2 s on
-    assert taken_ids(queue, "b", 9) == []
-    now[0] = 8.0
-    assert taken_ids(queue, "a", 9) == []
+    queue = WorkQueue(10, lambda: now[0])
+    job = queue.put(map(request_of, "xyz"), Sampling())
+    assert taken_ids(queue, "a", 3) == ["x", "y", "z"]
+    now[0] = 10.0
     assert taken_ids(queue, "b", 2) == ["x", "y"]
     assert taken_ids(queue, "c", 9) == ["z"]
-    now[0] = 500.0
-    assert [taken_ids(queue, worker, 9) for worker in "abc"] == [[], [], []]
     assert queue.finish("b", job, completion_of("x", "second"))
     assert queue.finish("a", job, completion_of("y", "first"))
-    assert queue.in_vain() == {"a": ["x"], "b": ["y"]}
-    assert queue.in_vain() == {}
+    assert queue.superseded() == {"a": ["x"], "b": ["y"]}
+    assert queue.superseded() == {}
     assert (queue.leased("a"), queue.leased("b")) == (2, 1)
-    queue.stopped("a", ["x", "z"])  # z is not answered: a goes on with it
+    queue.stopped("a", ["x", "z"])  # z is not finished: a goes on with it
     assert queue.leased("a") == 1
     assert not queue.finish("b", job, completion_of("y", "late"))
-    assert [item.text for item in delivered(job)[3:] if isinstance(item, Completion)] == ["second", "first"]
-    assert queue.reissued == Reissued(retried=0, dropped=1, hedged=3, won=1)
+    assert [item.text for item in delivered(job) if isinstance(item, Completion)] == ["second", "first"]
+    assert queue.reissued == Reissued(retried=3, dropped=1)
     assert list(job.missing) == ["z"]
-
-
-def test_what_waits_is_taken_before_what_is_slow() -> None:
-    now = [0.0]
-    queue, _ = hedged_queue(now)
-    now[0] = 8.0
-    queue.put([request_of("new")], Sampling())
-    assert [taken_ids(queue, "b", 1) for _ in range(3)] == [["new"], ["x"], ["y"]]
-
-
-def test_nothing_is_slow_before_half_of_the_job_is_answered() -> None:
-    now = [0.0]
-    queue = WorkQueue(600, lambda: now[0], hedge=1)
-    job = queue.put(map(request_of, "uvw"), Sampling())
-    assert taken_ids(queue, "a", 3) == ["u", "v", "w"]
-    now[0] = 1.0
-    assert queue.finish("a", job, completion_of("u"))
-    now[0] = 500.0
-    assert taken_ids(queue, "b", 9) == []
-    assert queue.finish("a", job, completion_of("v"))
-    assert taken_ids(queue, "b", 9) == ["w"]
-
-
-def test_nothing_of_a_cancelled_job_is_hedged() -> None:
-    now = [0.0]
-    queue, job = hedged_queue(now)
-    now[0] = 500.0
-    assert queue.cancel(job) == {"a": ["x", "y", "z"]}
-    assert taken_ids(queue, "b", 9) == []
-
-
-def test_a_request_that_came_back_is_not_hedged() -> None:
-    now = [0.0]
-    queue, _ = hedged_queue(now)
-    assert queue.give_back("a") == 3
-    assert taken_ids(queue, "b", 9) == ["x", "y", "z"]
-    now[0] = 500.0
-    assert taken_ids(queue, "c", 9) == []
-
-
-async def test_an_idle_worker_wakes_when_a_request_becomes_slow() -> None:
-    queue = WorkQueue(600, hedge=1)
-    job = queue.put(map(request_of, "uv"), Sampling())
-    assert taken_ids(queue, "a", 2) == ["u", "v"]
-    idle = asyncio.create_task(queue.changed("b"))
-    await asyncio.sleep(0)
-    assert not idle.done()
-    assert queue.finish("a", job, completion_of("u"))
-    await asyncio.wait_for(idle, 60)
-    assert taken_ids(queue, "b", 1) == ["v"]

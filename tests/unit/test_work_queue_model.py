@@ -1,4 +1,4 @@
-"""The queue of requests against a model that is a few lists: first in, first out, leased, hedged, and finished exactly once."""
+"""The queue of requests against a model that is a few lists: first in, first out, leased, and finished exactly once."""
 
 from __future__ import annotations
 
@@ -19,31 +19,23 @@ WAIT = 10
 
 @dataclass(eq=False)
 class Wanted:
-    """One request as the model sees it.
-
-    ``holders``: worker → when its lease ends, in the order they took it; ``alone``: its first holder and since when, as long as
-    no other had it; ``times``: how often it was taken; ``second``: who took it because it was slow.
-    """
+    """One request as the model sees it; ``holders``: worker → when its lease ends, in the order they took it."""
 
     owner: int
     name: str
     holders: dict[str, int] = field(default_factory=dict)
     open: bool = True
-    alone: tuple[str, int] | None = None
-    times: int = 0
-    second: str = ""
 
 
 class QueueModel(RuleBasedStateMachine):
     """``waiting``: what nobody holds, in order; ``late``: held by nobody in time, in the order the last lease ended."""
 
-    hedge = 0.0
     lease = 10
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0
-        self.queue = WorkQueue(self.lease, lambda: float(self.now), hedge=self.hedge)
+        self.queue = WorkQueue(self.lease, lambda: float(self.now))
         self.jobs: list[GenerateCall] = []
         self.requests: list[Wanted] = []
         self.waiting: list[Wanted] = []
@@ -51,10 +43,8 @@ class QueueModel(RuleBasedStateMachine):
         self.holding: dict[str, list[Wanted]] = {worker: [] for worker in WORKERS}
         self.written: list[tuple[str, Wanted]] = []
         """Everything that some worker was ever given: it may complete late, or twice."""
-        self.retried = self.dropped = self.hedged = self.won = 0
-        self.seconds: dict[int, list[int]] = {}
-        """Job → how long its requests were out that only one worker ever had."""
-        self.in_vain: dict[str, list[str]] = {}
+        self.retried = self.dropped = 0
+        self.superseded: dict[str, list[str]] = {}
 
     def open_of(self, number: int) -> list[Wanted]:
         """The unfinished requests of a job."""
@@ -69,7 +59,6 @@ class QueueModel(RuleBasedStateMachine):
         self.holding[worker] = [other for other in self.holding[worker] if other is not one]
         one.holders.pop(worker, None)
 
-    @precondition(lambda self: not (self.hedge and self.waiting))  # nothing is hedged as long as something waits
     @rule(count=st.integers(1, 5))
     def put(self, count: int) -> None:
         number = len(self.jobs)
@@ -94,8 +83,7 @@ class QueueModel(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), limit=st.integers(1, 5))
     def take(self, worker: str, limit: int) -> None:
-        slow = [one for one in self.slow(worker) if one not in self.late]
-        offered = [one for one in self.late if worker not in one.holders] + self.waiting + slow
+        offered = [one for one in self.late if worker not in one.holders] + self.waiting
         expected: list[Wanted] = []
         for one in offered[:limit]:
             if one.owner != offered[0].owner:
@@ -110,40 +98,16 @@ class QueueModel(RuleBasedStateMachine):
         assert [request.id for request in taken[1]] == [one.name for one in expected]
         for one in expected:
             self.retried += one in self.late
-            if one in slow:
-                assert list(one.holders) not in ([], [worker])
-                assert not one.second
-                one.second = worker
-                self.hedged += 1
-            one.times += 1
-            one.alone = (worker, self.now) if one.times == 1 else None
             self.waiting = [other for other in self.waiting if other is not one]
             self.late = [other for other in self.late if other is not one]
             one.holders[worker] = self.now + self.lease
             self.holding[worker].append(one)
             self.written.append((worker, one))
 
-    def slow(self, worker: str) -> list[Wanted]:
-        """What a second worker may have where nothing waits: job by job, out longest first, as soon as half is answered."""
-        found: list[Wanted] = []
-        for number in range(len(self.jobs)) if self.hedge else ():
-            mine = [one for one in self.requests if one.owner == number]
-            seconds = sorted(self.seconds.get(number, ()))
-            if 2 * len(seconds) < len(mine):
-                continue
-            median = seconds[len(seconds) // 2]
-            others = [(w, one) for w, one in self.written if one.holders and one.alone and one.alone[0] == w != worker]
-            found += [
-                one
-                for _, one in others
-                if one.owner == number and one.alone and self.now - one.alone[1] >= self.hedge * median
-            ]
-        return found
-
     @precondition(lambda self: self.written)
     @rule(data=st.data())
     def complete(self, data: st.DataObject) -> None:
-        """Anything that was ever handed out completes, also a second time or after its job was cancelled."""
+        """Anything that was ever dispatched completes, also a second time or after its job was cancelled."""
         held = [(worker, one) for worker, one in self.written if worker in one.holders]
         late: bool = data.draw(st.booleans())
         worker, one = data.draw(st.sampled_from(self.written if late or not held else held))
@@ -156,22 +120,19 @@ class QueueModel(RuleBasedStateMachine):
         self.dropped += not one.open
         self.release(worker, one)
         if one.open:
-            self.won += one.second == worker
-            if one.alone and one.alone[0] == worker:
-                self.seconds.setdefault(one.owner, []).append(self.now - one.alone[1])
             for other in one.holders:
-                self.in_vain.setdefault(other, []).append(one.name)
+                self.superseded.setdefault(other, []).append(one.name)
         self.close(one)
 
     @rule(hears=st.sets(st.sampled_from(WORKERS)))
-    def call_off(self, hears: set[str]) -> None:
-        """Who works in vain is told so; those that hear it stop."""
-        assert self.queue.in_vain() == self.in_vain
-        for worker in hears & self.in_vain.keys():
-            self.queue.stopped(worker, self.in_vain[worker])
-            for one in [one for one in self.holding[worker] if one.name in self.in_vain[worker] and not one.open]:
+    def supersede(self, hears: set[str]) -> None:
+        """Workers are told what another has finished; those that hear it stop."""
+        assert self.queue.superseded() == self.superseded
+        for worker in hears & self.superseded.keys():
+            self.queue.stopped(worker, self.superseded[worker])
+            for one in [one for one in self.holding[worker] if one.name in self.superseded[worker] and not one.open]:
                 self.release(worker, one)
-        self.in_vain = {}
+        self.superseded = {}
 
     @rule(worker=st.sampled_from(WORKERS))
     def leave(self, worker: str) -> None:
@@ -190,7 +151,7 @@ class QueueModel(RuleBasedStateMachine):
         self.waiting = back + self.waiting
         self.retried += len(back)
 
-    @precondition(lambda self: sum(one.open for one in self.requests) > (6 if self.hedge else 0))
+    @precondition(lambda self: any(one.open for one in self.requests))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted({one.owner for one in self.requests if one.open})))
@@ -204,7 +165,6 @@ class QueueModel(RuleBasedStateMachine):
             for worker in WORKERS:
                 self.release(worker, one)
 
-    @precondition(lambda self: not self.hedge)
     @rule()
     def fail(self) -> None:
         error = ActorLost("no generator is left")
@@ -223,28 +183,8 @@ class QueueModel(RuleBasedStateMachine):
         for number, job in enumerate(self.jobs):
             if names := [one.name for one in self.open_of(number)]:
                 assert list(job.missing) == names
-        assert self.queue.reissued == Reissued(self.retried, self.dropped, self.hedged, self.won)
-
-
-class HedgingModel(QueueModel):
-    """Slow is what is out for as long as the median."""
-
-    hedge = 1.0
-    lease = 30
-
-    @rule(worker=st.sampled_from(WORKERS), seconds=st.integers(1, 5))
-    def straggle(self, worker: str, seconds: int) -> None:
-        """A worker takes all of a new job and answers all but the last; without this rule few requests get slow."""
-        if not self.waiting:
-            self.put(4)
-        self.take(worker, 5)
-        self.wait(seconds)
-        for one in self.holding[worker][:-1]:
-            self.answer(worker, one)
-        self.wait(seconds)
+        assert self.queue.reissued == Reissued(self.retried, self.dropped)
 
 
 TestQueueModel = QueueModel.TestCase
-TestHedgingModel = HedgingModel.TestCase
-for case in (TestQueueModel, TestHedgingModel):
-    case.settings = settings(deadline=None, derandomize=True, max_examples=60, stateful_step_count=50)
+TestQueueModel.settings = settings(deadline=None, derandomize=True, max_examples=60, stateful_step_count=50)

@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
 import torch
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
+
+from rlep.engines.cpu.private import TopKTopPSampler, apply_top_k_top_p, fused_gumbel_argmax, replace_cpu_sampler
+from rlep.engines.sampler.vllm_worker import WorkerExtension
 
 AHEAD = 64
 """Numbers that are drawn from a generator at once."""
@@ -38,7 +40,7 @@ class DrawnAhead(TopKTopPSampler):
         seeds = torch.randint(0, _BOUND, (len(logits),))
         if generators:
             seeds[list(generators)] = torch.tensor(self._numbers(generators.values()))
-        return torch.ops._C.fused_gumbel_argmax(logits, seeds), None
+        return fused_gumbel_argmax(logits, seeds), None
 
     def _numbers(self, generators: Iterable[torch.Generator]) -> list[int]:
         numbers = []
@@ -49,3 +51,11 @@ class DrawnAhead(TopKTopPSampler):
                 self._drawn[generator] = drawn
             numbers.append(drawn.pop())
         return numbers
+
+
+class DrawingWorkerExtension(WorkerExtension):
+    """What vLLM mixes into its worker on a CPU with acceleration."""
+
+    def draw_ahead(self) -> None:
+        """Sample by ``DrawnAhead``; on CPUs that vLLM has no kernel for nothing changes."""
+        replace_cpu_sampler(self.model_runner, DrawnAhead())

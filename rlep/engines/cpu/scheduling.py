@@ -1,9 +1,9 @@
-"""vLLM's schedulers for a generator that needs whole responses only: less work for each token that is written.
+"""vLLM's scheduler for a generator on a CPU that needs whole responses only: less work for each token that is generated.
 
-vLLM sends every token of every running request to the process that asked, where it is unpacked and put together. These
-schedulers put a response together beside the engine and send it once. They run in the engine's process, which imports
-them by name (``SchedulerConfig.scheduler_cls``), and may serve only requests for a final output, with a sampled token's
-log-prob or none, and without speculative decoding.
+vLLM sends every token of every running request to the process that asked, where it is unpacked and put together. This
+scheduler puts a response together beside the engine and sends it once. It runs in the engine's process, which imports it by
+name (``SchedulerConfig.scheduler_cls``), without asynchronous scheduling, and may serve only requests for a final output,
+with a sampled token's log-prob or none, and without speculative decoding.
 """
 
 from __future__ import annotations
@@ -12,18 +12,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+
+from rlep.engines.cpu.private import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    KVCacheBlocks,
+    KVCacheManager,
+    LogprobsLists,
+    ModelRunnerOutput,
+    Request,
+    RequestStatus,
+    Scheduler,
+    SchedulerOutput,
+)
 
 
 @dataclass(slots=True)
-class Written:
-    """What there is of a response: its first output, to which later tokens are added, and the tokens' log-probs."""
+class PartialResponse:
+    """A response so far: its first output, to which later tokens are added, and the tokens' log-probs."""
 
     scored: bool
     output: EngineCoreOutput | None = None
@@ -53,13 +59,13 @@ class Written:
         return LogprobsLists(tokens, values, np.zeros(count, dtype=np.int32))
 
 
-class _WholeResponses(Scheduler):
+class WholeResponses(Scheduler):
     """See the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._written: dict[str, Written] = {}
-        use_room_left(self.kv_cache_manager)
+        self._partial: dict[str, PartialResponse] = {}
+        use_free_slots(self.kv_cache_manager)
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -67,7 +73,7 @@ class _WholeResponses(Scheduler):
         """One step's messages by client, with the responses that ended in it."""
         for new in scheduler_output.scheduled_new_reqs:
             asked = new.sampling_params
-            self._written.setdefault(new.req_id, Written(asked is not None and asked.num_logprobs is not None))
+            self._partial.setdefault(new.req_id, PartialResponse(asked is not None and asked.num_logprobs is not None))
         logprobs, model_runner_output.logprobs = model_runner_output.logprobs, None  # one slice fewer for each token
         rows = None if logprobs is None else logprobs.logprobs[:, 0].tolist()
         messages = super().update_from_output(scheduler_output, model_runner_output)
@@ -75,14 +81,14 @@ class _WholeResponses(Scheduler):
         for message in messages.values():
             ended = []
             for output in message.outputs:
-                written = self._written.get(output.request_id)
-                if written is None:  # failed before its first step
+                partial = self._partial.get(output.request_id)
+                if partial is None:  # failed before its first step
                     ended.append(output)
-                elif whole := written.add(output, None if rows is None else rows[index[output.request_id]]):
+                elif whole := partial.add(output, None if rows is None else rows[index[output.request_id]]):
                     ended.append(whole)
             message.outputs = ended
         for key in scheduler_output.finished_req_ids:  # since the step before, aborted ones too
-            self._written.pop(key, None)
+            self._partial.pop(key, None)
         return {
             client: message
             for client, message in messages.items()
@@ -90,18 +96,10 @@ class _WholeResponses(Scheduler):
         }
 
 
-class WholeResponses(_WholeResponses):
-    """Without asynchronous scheduling: CPU."""
+def use_free_slots(manager: KVCacheManager) -> None:
+    """Skip vLLM's slot calculation for a running request that stays within its last KV cache block.
 
-
-class WholeResponsesAsync(_WholeResponses, AsyncScheduler):
-    """With asynchronous scheduling: GPU."""
-
-
-def use_room_left(manager: KVCacheManager) -> None:
-    """Have a running request that stays within its last KV cache block get its slot without vLLM's whole calculation.
-
-    What the calculation does beside (entering full blocks into the prefix cache, freeing blocks outside a sliding window)
+    What else the calculation does (entering full blocks into the prefix cache, freeing blocks outside a sliding window)
     then happens when the request begins its next block.
     """
     managers = manager.coordinator.single_type_managers

@@ -85,6 +85,10 @@ class LearnerOptions:
     """CPU threads of this rank; 0 leaves torch's choice."""
     collective_timeout_s: float = 300.0
     """A rank that stays silent in a collective for this long fails the group."""
+    keep_start_weights: bool = False
+    """The first update of each rollout keeps a copy of the weights before it, for ``LearnerRank.score(rollout=…)``."""
+    cpu_acceleration: bool = False
+    """Take the kernels of ``rlep.engines.cpu``; only with ``device = "cpu"``."""
     seed: int = 0
     """Seed of torch's generators, together with the rank."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from rlep.engines.learner.device_state import current_device
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
 from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Probe, Publication, Segment, TensorSpec
 from rlep.engines.weights.shared_memory import SegmentWriter
+
+if TYPE_CHECKING:
+    from rlep.engines.weights.nccl import NcclSender
 
 WeightDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -71,7 +74,7 @@ class WeightSender:
     def __init__(self, address: str, backend: GroupBackend, world_size: int, deadline_s: float) -> None:
         """Begin to wait for the others at a free port of ``address``; returns at once."""
         self._meeting = Meeting(address, backend, world_size, deadline_s)
-        self._link: BroadcastMember | None = None
+        self._link: BroadcastMember | NcclSender | None = None
 
     @property
     def group(self) -> BroadcastGroup:
@@ -81,13 +84,20 @@ class WeightSender:
     def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Meet the generators, the first time, and broadcast. Raises ``WeightSyncError``."""
         if self._link is None:
-            self._link = BroadcastMember(self.group, 0, self._meeting.store)
+            self._link = self._join()
         self._link.send(layout, tensors)
 
     def close(self) -> None:
         """Give the group up."""
         if self._link is not None:
             self._link.close()
+
+    def _join(self) -> BroadcastMember | NcclSender:
+        if self.group.backend == "gloo":
+            return BroadcastMember(self.group, 0, self._meeting.store)
+        from rlep.engines.weights.nccl import NcclSender  # imports vLLM
+
+        return NcclSender(self.group, self._meeting.store)
 
 
 def send_weights(shards: Sequence[tuple[str, DTensor]], sender: WeightSender | None, dtype: WeightDtype) -> None:

@@ -10,7 +10,7 @@ import importlib
 import math
 import os
 from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,36 +21,26 @@ from rlep.core.types import Completion, Float32Array, Int32Array, Request, Sampl
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
-from rlep.engines.sampler.setup import SamplerOptions, prepare_environment, start_engine
-from rlep.engines.sampler.sleep import Rest
+from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions, prepare_environment, start_engine
+from rlep.engines.sampler.sleep import SleepState
+from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
-from rlep.engines.weights.publication import (
-    BroadcastGroup,
-    Publication,
-    Segment,
-    TensorSpec,
-    check_layout,
-    check_segment,
-    checkpoint_layout,
-    update_info,
-)
+from rlep.engines.sampler.weight_loading import TIED_HEAD, WeightLoading
+from rlep.engines.weights.publication import BroadcastGroup, Publication, checkpoint_layout
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import CompletionOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 Result = TypeVar("Result")
-
-_TIED_HEAD = "lm_head.weight"
-"""Some checkpoints hold a tied output head twice; vLLM and the learner do not."""
 
 __all__ = ["Sampler", "SamplerHealth", "SamplerOptions", "prepare_environment"]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerHealth:
-    """What a live sampler says of itself."""
+    """The state of a live sampler."""
 
     policy_version: int | None
     """The version it serves, None while it serves none."""
@@ -63,23 +53,26 @@ class Sampler:
 
     ``policy_version`` is None, and ``generate`` refuses, until ``confirm`` (or ``serve_base``) succeeded for the weights
     that are loaded.
+
+    Scheduler and sampler are vLLM's own unless ``parts`` names others. A response is drawn with the seed of its request
+    alone, but vLLM may round a log-prob differently in another batch. So the same seed gives the same tokens on a CPU in
+    float32 in practice, and on a GPU only with ``VLLM_BATCH_INVARIANT=1``.
     """
 
-    def __init__(self, model: Path, options: SamplerOptions) -> None:
+    def __init__(self, model: Path, options: SamplerOptions, parts: EngineParts = STOCK) -> None:
         self.policy_version: int | None = None
         self._model = model
-        self._options = options
-        self._engine: AsyncLLM | None = None
-        self._expected: dict[str, TensorSpec] = {}
+        self._options, self._parts = options, parts
+        self._engine: AsyncLLMEngine | None = None
+        self._weights = WeightLoading({}, options)
         self._loaded: int | None = None
-        self._group: BroadcastGroup | None = None
         self._pristine = True
         self._samples: set[asyncio.Task[Any]] = set()
         self._scores: set[asyncio.Task[Any]] = set()
         self._loading = asyncio.Lock()
         self._among_peers = asyncio.Event()
-        self._rest = Rest()
-        self._crossing = WeightChange() if options.on_update != "wait" else None
+        self._sleep = SleepState()
+        self._in_flight = WeightChange() if options.on_update != "wait" else None
 
     async def start(self, deadline_s: float) -> None:
         """Start the engine with the weights of the model directory; it serves none of them yet.
@@ -87,16 +80,17 @@ class Sampler:
         Raises:
             ModelError: the directory is not a usable model.
             DeadlineExceeded: not ready within ``deadline_s`` seconds.
-            ActorLost: the engine process ended while starting, e.g. for want of memory.
+            ActorLost: the engine process ended while starting, e.g. without enough memory.
         """
-        self._expected = checkpoint_layout(self._model)
+        expected = checkpoint_layout(self._model)
         os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(deadline_s))
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
-            await asyncio.to_thread(importlib.import_module, "vllm.v1.engine.async_llm")
-            self._engine = engine = await asyncio.to_thread(start_engine, self._model, self._options)
-            with engine_errors():
-                await engine.collective_rpc("draw_ahead", timeout=deadline_s)
+            await asyncio.to_thread(importlib.import_module, "vllm.engine.async_llm_engine")
+            self._engine = engine = await asyncio.to_thread(start_engine, self._model, self._options, self._parts)
+            if self._parts.start_call is not None:
+                with engine_errors():
+                    await engine.collective_rpc(self._parts.start_call, timeout=deadline_s)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
@@ -104,25 +98,26 @@ class Sampler:
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
         if getattr(engine.model_config.hf_config, "tie_word_embeddings", False):
-            self._expected.pop(_TIED_HEAD, None)
+            expected.pop(TIED_HEAD, None)
+        self._weights = WeightLoading(expected, self._options)
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:
         """Sample one response per request, and yield them in small batches as they finish, in no fixed order.
 
         A response depends only on its request, the sampling and the weights. Closing the iterator aborts the rest.
-        With ``on_update`` other than ``wait`` weights may change meanwhile; what is asked for then waits for them.
+        With ``on_update`` other than ``wait`` weights may change meanwhile; requests that come then wait for them.
 
         Raises:
             WeightSyncError: no policy version is being served.
             ModelError: a prompt leaves less than ``max_tokens`` of the model's context.
             ActorLost: the engine died.
         """
-        engine, version, crossing = self._running(), self.policy_version, self._crossing
-        if version is None and not (crossing is not None and crossing.begun):
+        engine, version, change = self._running(), self.policy_version, self._in_flight
+        if version is None and not (change is not None and change.begun):
             raise WeightSyncError("the sampler serves no policy version: its weights are not confirmed")
         self._check_lengths(requests, sampling)
         ended: asyncio.Queue[asyncio.Task[tuple[Request, CompletionOutput]]] = asyncio.Queue()
-        respond = sample if crossing is None else crossing.sample
+        respond = sample if change is None else change.sample
         tasks = [_start(respond(engine, request, sampling), self._samples, request.id) for request in requests]
         for task in tasks:
             task.add_done_callback(ended.put_nowait)
@@ -171,22 +166,22 @@ class Sampler:
         """
         engine = self._running()
         async with self._loading:
-            await self._check(publication)
+            await self._weights.check(publication)
             self.policy_version = self._loaded = None
             self._pristine = False
-            if self._crossing is not None:
-                self._crossing.change()
-            while self._samples and self._crossing is None:
+            if self._in_flight is not None:
+                self._in_flight.change()
+            while self._samples and self._in_flight is None:
                 await asyncio.wait(self._samples)
             keep = self._options.on_update == "keep"
             with engine_errors():
-                # Without its cache a response that goes on is read again under the new weights.
+                # Without its cache a response that continues is prefilled again under the new weights.
                 await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
                 if isinstance(publication.source, BroadcastGroup):
                     self._among_peers.set()
                 try:
-                    async with self._rest.waking(engine):
-                        await self._transfer(engine, publication)
+                    async with self._sleep.waking(engine):
+                        await self._weights.load(engine, publication)
                 except Exception as error:
                     if engine.errored:
                         raise
@@ -199,7 +194,7 @@ class Sampler:
             self._loaded = publication.version
 
     async def sleep(self) -> None:
-        """Let go of the device's memory. Until weights are loaded and confirmed again nothing is served.
+        """Free the device's memory. Until weights are loaded and confirmed again nothing is served.
 
         Running ``generate`` calls are waited for. On CPU the memory stays. Raises ``ActorLost`` when the engine died.
         """
@@ -209,10 +204,10 @@ class Sampler:
             while self._samples:
                 await asyncio.wait(self._samples)
             with engine_errors():
-                await self._rest.fall_asleep(self._running())
+                await self._sleep.fall_asleep(self._running())
 
     async def confirm(self, publication: Publication) -> float:
-        """The handshake: serve the loaded version if its log-probs of the probes are the learner's.
+        """Serve the loaded version if its log-probs of the probes are the learner's.
 
         Returns the largest absolute difference.
 
@@ -228,12 +223,12 @@ class Sampler:
         try:
             gap = publication.gap(scores)
         except WeightSyncError:
-            if self._crossing is not None:
-                self._crossing.reject()
+            if self._in_flight is not None:
+                self._in_flight.reject()
             raise
         self.policy_version = publication.version
-        if self._crossing is not None:
-            self._crossing.confirm()
+        if self._in_flight is not None:
+            self._in_flight.confirm()
         return gap
 
     def serve_base(self, version: int = 0) -> None:
@@ -248,8 +243,8 @@ class Sampler:
         self.policy_version = version
 
     async def health(self) -> SamplerHealth:
-        """Ask the engine itself; the answer comes between two of its steps. While it waits for its peers in a group, which
-        has a deadline of its own, it takes none: then it is enough that its processes live.
+        """Ask the engine; it replies between two of its steps. While it waits for its peers in a group, which has its own
+        deadline, it does not reply: then it is enough that its processes live.
 
         Raises ``ActorLost`` when the engine died.
         """
@@ -269,13 +264,12 @@ class Sampler:
         await asyncio.gather(*running, return_exceptions=True)
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
-            # vLLM closes its sockets, but not their context and its threads.
-            await asyncio.to_thread(engine.engine_core.resources.ctx.destroy, 0)
+            await asyncio.to_thread(destroy_socket_context, engine)
         runtime = os.environ.get(RUNTIME_DIRECTORY_KEY)
         if runtime:
             await asyncio.to_thread(remove_runtime, Path(runtime))
 
-    def _running(self) -> AsyncLLM:
+    def _running(self) -> AsyncLLMEngine:
         if self._engine is None:
             raise ActorLost(f"the sampler of {self._model} is not started, or closed")
         return self._engine
@@ -290,11 +284,11 @@ class Sampler:
                 )
 
     def _completions(self, results: list[tuple[Request, CompletionOutput]], version: int | None) -> list[Completion]:
-        """``version`` wrote all of every response, unless weights may change meanwhile."""
+        """``version`` generated all of every response, unless weights may change meanwhile."""
         tokenizer = self._running().get_tokenizer()
         token_lists = [list(output.token_ids) for _, output in results]
         texts = tokenizer.batch_decode(token_lists, skip_special_tokens=True)
-        versions = [None if self._crossing is None else token_versions(output) for _, output in results]
+        versions = [None if self._in_flight is None else token_versions(output) for _, output in results]
         return [
             Completion(
                 request_id=request.id,
@@ -309,31 +303,6 @@ class Sampler:
             )
             for (request, output), tokens, text, own in zip(results, token_lists, texts, versions, strict=True)
         ]
-
-    async def _check(self, publication: Publication) -> None:
-        source, wanted = publication.source, self._options.transfer
-        if wanted != (source.backend if isinstance(source, BroadcastGroup) else "segment"):
-            raise WeightSyncError(f"this sampler takes weights by {wanted}, published was {source!r:.80}")
-        layouts = [publication.layout]
-        if isinstance(source, Segment):
-            layouts.append(await asyncio.to_thread(check_segment, source, publication.version))
-        for layout in layouts:
-            kept = [spec for spec in layout if spec.name != _TIED_HEAD or _TIED_HEAD in self._expected]
-            check_layout(self._expected.values(), kept)
-
-    async def _transfer(self, engine: AsyncLLM, publication: Publication) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-
-        await engine.collective_rpc("abandon_weight_update")
-        group = publication.source
-        if isinstance(group, BroadcastGroup) and group != self._group:
-            self._group = None
-            await engine.shutdown_weight_transfer_engine()
-            await engine.init_weight_transfer_engine(WeightTransferInitRequest(asdict(group)))
-            self._group = group
-        await engine.start_weight_update()
-        await engine.update_weights(WeightTransferUpdateRequest(update_info(publication)))
-        await engine.finish_weight_update(str(publication.version))
 
 
 def _start(work: Coroutine[Any, Any, Result], running: set[asyncio.Task[Any]], name: str = "") -> asyncio.Task[Result]:

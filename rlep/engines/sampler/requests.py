@@ -11,16 +11,17 @@ import numpy as np
 
 from rlep.core.errors import ActorLost
 from rlep.core.types import FinishReason, Float32Array, Int32Array, Request, Sampling
+from rlep.engines.sampler.vllm_private import engine_death
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 
-async def sample(engine: AsyncLLM, request: Request, sampling: Sampling) -> tuple[Request, CompletionOutput]:
-    """One response with its own seed; its tokens end with the EOS where it stopped by itself."""
+async def sample(engine: AsyncLLMEngine, request: Request, sampling: Sampling) -> tuple[Request, CompletionOutput]:
+    """One response with its own seed; its last token is the EOS unless it reached ``max_tokens``."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     parameters = SamplingParams(
@@ -33,13 +34,12 @@ async def sample(engine: AsyncLLM, request: Request, sampling: Sampling) -> tupl
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
     )
     output = await _final(engine, request.tokens, parameters, request.id)
     return request, output.outputs[0]
 
 
-async def score(engine: AsyncLLM, prompt: Int32Array, response: Int32Array) -> Float32Array:
+async def score(engine: AsyncLLMEngine, prompt: Int32Array, response: Int32Array) -> Float32Array:
     """Raw log-probs of ``response`` after ``prompt``, ``[T]``."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -50,27 +50,28 @@ async def score(engine: AsyncLLM, prompt: Int32Array, response: Int32Array) -> F
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,
     )
     output = await _final(engine, np.concatenate([prompt, response]), parameters, "score")
     scores = cast("FlatLogprobs", output.prompt_logprobs).logprobs  # one per token after the first
     return np.array(scores[len(scores) - len(response) :], dtype=np.float32)
 
 
-async def _final(engine: AsyncLLM, tokens: Int32Array, parameters: SamplingParams, request_id: str) -> RequestOutput:
-    from vllm.inputs.engine import tokens_input
+async def _final(
+    engine: AsyncLLMEngine, tokens: Int32Array, parameters: SamplingParams, request_id: str
+) -> RequestOutput:
+    from vllm.inputs import tokens_input
 
     async for output in engine.generate(tokens_input(tokens.tolist()), parameters, request_id):
         if output.finished:
             return output
-    raise ActorLost(f"the engine ended request {request_id} without an answer")
+    raise ActorLost(f"the engine ended request {request_id} without a response")
 
 
 def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
     """Why a response ended.
 
     Raises:
-        ActorLost: neither by itself nor at its limit, but because the engine is going down.
+        ActorLost: neither at its EOS nor at its limit, but because the engine is shutting down.
     """
     if output.finish_reason in {"stop", "length"}:
         return cast("FinishReason", output.finish_reason)
@@ -79,12 +80,10 @@ def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Turns vLLM's words for a dead engine into ``ActorLost``: such an engine never comes back."""
-    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
+    """Turn vLLM's errors of a dead engine into ``ActorLost``: such an engine never recovers."""
     try:
         yield
-    except (EngineDeadError, EngineGenerateError) as error:
+    except engine_death() as error:
         raise ActorLost(f"the vLLM engine died: {error}") from error
 
 

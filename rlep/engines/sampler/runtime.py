@@ -14,12 +14,9 @@ from pathlib import Path
 import psutil
 
 from rlep.core.paths import SHARED_MEMORY, directory_below, private_directory
+from rlep.engines.sampler.vllm_private import SHARED_MEMORY_NAMES, SOCKET_NAME_BYTES
 
-_KINDS = ("psm_*", "vllm_dist_*")
-"""Names that Python and vLLM give such files."""
 _LIST = "shared-memory"
-SOCKET_NAME_BYTES = 37
-"""A slash and the UUID that vLLM names a socket by."""
 
 
 def make_runtime(parent: Path | None) -> Path:
@@ -39,7 +36,7 @@ def list_shared_memory(runtime: Path) -> None:
         with suppress(FileNotFoundError, ProcessLookupError):  # one that ended meanwhile
             maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
             mapped |= {line.split(maxsplit=5)[-1].strip() for line in maps.splitlines()}
-    names = [path.name for kind in _KINDS for path in SHARED_MEMORY.glob(kind) if str(path) in mapped]
+    names = [path.name for kind in SHARED_MEMORY_NAMES for path in SHARED_MEMORY.glob(kind) if str(path) in mapped]
     (runtime / _LIST).write_text("\n".join(names))
 
 

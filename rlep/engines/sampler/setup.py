@@ -11,28 +11,50 @@ the same, one seed per request (used here)      14.6     8,300-11,200  1,190
 the same, requests with n = 8                   12.5     11,400-13,000 1,190
 ==============================================  =======  ============  =====
 
-Nearly all of it is vLLM's Python work per token and request, measured before ``scheduling`` and ``draws`` took a third of it
-away. CPU seconds per 40,960 tokens (busy machine, so only the ratios hold): one seed per request 1.27 × none; prefix cache on
-1.15 × off; blocks of 32 tokens 1.15 × 128.
+Nearly all of it is vLLM's Python work per token and request. CPU seconds per 40,960 tokens (busy machine, so only the ratios
+hold): one seed per request 1.27 × none; prefix cache on 1.15 × off; blocks of 32 tokens 1.15 × 128.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SOCKET_PATH_BYTES
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
-from rlep.engines.sampler.runtime import SOCKET_NAME_BYTES, list_shared_memory, make_runtime
+from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
+from rlep.engines.sampler.vllm_private import SOCKET_NAME_BYTES, in_every_process
 from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.publication import Transfer
 
 if TYPE_CHECKING:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import AsyncEngineArgs, AsyncLLMEngine
+
+WORKER_EXTENSION = "rlep.engines.sampler.vllm_worker.WorkerExtension"
+_BACKENDS: dict[Transfer, str] = {"shared_memory": "rlep-shared-memory", "gloo": "rlep-gloo", "nccl": "nccl"}
+"""vLLM's names of the transfer engines; ``nccl`` is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is built from, by name, since it is imported where the engine runs."""
+
+    scheduler: str | None = None
+    """Scheduler class; None is vLLM's own. Not used with ``on_update = "keep"``, which needs each token's own version."""
+    worker_extension: str = WORKER_EXTENSION
+    """A class derived from ``WorkerExtension``."""
+    start_call: str | None = None
+    """A method of the worker extension that is called once, on every worker, when the model is loaded."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the engine's processes, beside those that every engine has."""
+
+
+STOCK = EngineParts()
+"""vLLM's own scheduler and sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +65,12 @@ class SamplerOptions:
     """Longest prompt and response together, in tokens."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    transfer: Transfer = "segment"
+    cpu_acceleration: bool = False
+    """CPU: with the parts that ``rlep.engines.cpu`` has for it; ``GeneratorActor`` hands them in."""
+    transfer: Transfer = "shared_memory"
     """How weights arrive: a file in shared memory, or the learner's broadcast over gloo or NCCL."""
     on_update: OnUpdate = "wait"
-    """What new weights do to responses being written: wait for them, let them go on, or begin them again."""
+    """What new weights do to responses being generated: wait for them, continue them, or begin them again."""
     max_num_seqs: int = 256
     """Sequences decoded together."""
     max_num_batched_tokens: int = 8192
@@ -69,7 +93,9 @@ class SamplerOptions:
     """Seed of the engine's own generator; samples use the seed of their request."""
 
 
-def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = None) -> Path:
+def prepare_environment(
+    options: SamplerOptions, runtime_parent: Path | None = None, parts: EngineParts = STOCK
+) -> Path:
     """Set vLLM's environment variables; to be called in the sampler's own process before anything imports vLLM.
 
     Everything vLLM puts on disk for this engine (sockets, rendezvous files) goes into a new private directory below
@@ -104,24 +130,20 @@ def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = N
             **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if options.tensor_parallel > 1 else {}),
             # Allows the model inside the engine's process: no third process, no message queue between the two.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            # Packed matrices of one weight update are given up for those of the next: their pages stay with the process.
-            # An update of 500 M weights takes 1.3 s with this and 2.2 s without.
-            "MALLOC_MMAP_THRESHOLD_": str(2**32),
-            "MALLOC_TRIM_THRESHOLD_": str(2**33),
         }
     else:
         # FlashInfer's sampler ignores seeds, so that our requests never get it; but vLLM tries it while it starts, and
         # dies where it cannot be compiled: without nvcc, as in our image (vllm-project/vllm#49497).
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    os.environ.update(settings)
+    os.environ.update(settings | parts.environment)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
 
 
-def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
+def engine_arguments(model: Path, options: SamplerOptions, parts: EngineParts = STOCK) -> AsyncEngineArgs:
     """vLLM's arguments for these options; imports vLLM."""
-    from vllm.config.weight_transfer import WeightTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm import AsyncEngineArgs
+    from vllm.config import WeightTransferConfig
 
     cpu = options.device == "cpu"
     return AsyncEngineArgs(
@@ -145,27 +167,18 @@ def engine_arguments(model: Path, options: SamplerOptions) -> AsyncEngineArgs:
         seed=options.seed,
         disable_log_stats=True,
         logprobs_mode="raw_logprobs",
-        worker_extension_cls="rlep.engines.sampler.vllm_worker.WorkerExtension",
-        weight_transfer_config=WeightTransferConfig(
-            backend="rlep-segment" if options.transfer == "segment" else "rlep-group"
-        ),
-        scheduler_cls=_scheduler(options),
-        additional_config=Lifeline(),
+        worker_extension_cls=parts.worker_extension,
+        weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[options.transfer]),
+        scheduler_cls=None if options.on_update == "keep" else parts.scheduler,
+        **in_every_process(Lifeline()),
     )
 
 
-def start_engine(model: Path, options: SamplerOptions) -> AsyncLLM:
+def start_engine(model: Path, options: SamplerOptions, parts: EngineParts) -> AsyncLLMEngine:
     """Start vLLM's processes; blocks until the model is loaded."""
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import AsyncLLMEngine
 
-    engine = AsyncLLM.from_engine_args(engine_arguments(model, options))
+    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, options, parts))
     if options.tensor_parallel > 1:
         list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
     return engine
-
-
-def _scheduler(options: SamplerOptions) -> str | None:
-    """By name: it is imported where the engine runs. Responses that go on over an update need each token's own version."""
-    if options.on_update == "keep":
-        return None
-    return f"rlep.engines.cpu.scheduling.WholeResponses{'' if options.device == 'cpu' else 'Async'}"

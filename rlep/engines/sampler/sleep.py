@@ -1,4 +1,4 @@
-"""An engine that lets go of its device's memory while the learner has it, and takes new weights as it wakes."""
+"""An engine that frees its device's memory while the learner uses it, and takes new weights as it wakes."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm import AsyncLLMEngine
 
 LEVEL = 2
-"""Weights and KV cache are thrown away. Level 1 would copy weights to the host that are replaced when the engine wakes."""
+"""Weights and KV cache are discarded. Level 1 would copy weights to the host that are replaced when the engine wakes."""
 
 
-class Rest:
-    """How much of its memory one engine has."""
+class SleepState:
+    """Which of its memory one engine holds."""
 
     def __init__(self) -> None:
-        self._has: Literal["all", "weights", "nothing"] = "all"
+        self._holds: Literal["all", "weights", "nothing"] = "all"
 
-    async def fall_asleep(self, engine: AsyncLLM) -> None:
-        """Abort what is running, empty the prefix cache and let go of all memory. Can be repeated."""
-        if self._has == "weights":  # a load broke off; vLLM lets go of all or nothing
+    async def fall_asleep(self, engine: AsyncLLMEngine) -> None:
+        """Abort what is running, empty the prefix cache and free all memory. Idempotent."""
+        if self._holds == "weights":  # a load broke off; vLLM frees all or nothing
             await engine.wake_up(["kv_cache"])
-            self._has = "all"
-        if self._has == "all":
+            self._holds = "all"
+        if self._holds == "all":
             await engine.sleep(LEVEL)
-            self._has = "nothing"
+            self._holds = "nothing"
 
     @asynccontextmanager
-    async def waking(self, engine: AsyncLLM) -> AsyncGenerator[None]:
-        """Weights have memory within the block, which fills it, and the KV cache after it; a failure leaves it asleep."""
-        if self._has == "nothing":
+    async def waking(self, engine: AsyncLLMEngine) -> AsyncGenerator[None]:
+        """Weights have memory within the block, which loads them, and the KV cache after it; a failure leaves it asleep."""
+        if self._holds == "nothing":
             await engine.wake_up(["weights"])
-            self._has = "weights"
+            self._holds = "weights"
         yield
-        if self._has == "weights":
+        if self._holds == "weights":
             await engine.wake_up(["kv_cache"])
-            self._has = "all"
+            self._holds = "all"

@@ -1,6 +1,7 @@
 """Runs inside vLLM's worker, which imports it through ``worker_extension_cls``: rlep's engines for vLLM's weight transfer.
 
-``rlep-segment`` reads shared memory, ``rlep-group`` takes part in a broadcast over gloo or NCCL.
+``rlep-shared-memory`` reads a file in shared memory, ``rlep-gloo`` takes part in a broadcast between CPUs. Over NCCL vLLM's
+own ``nccl`` takes part.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlep.core.errors import WeightSyncError
-from rlep.engines.cpu.draws import DrawnAhead
+from rlep.engines.sampler.vllm_private import forget_weight_update, pack_cpu_matrix
 from rlep.engines.weights.broadcast import BroadcastMember
 from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Segment, TensorSpec, check_segment
 
@@ -32,12 +32,12 @@ UpdateInfo = TypeVar("UpdateInfo", bound=WeightTransferUpdateInfo)
 
 
 @dataclass
-class SegmentInitInfo(WeightTransferInitInfo):
+class SharedMemoryInitInfo(WeightTransferInitInfo):
     """Nothing to agree on beforehand: each update names its file."""
 
 
 @dataclass
-class SegmentUpdateInfo(WeightTransferUpdateInfo):
+class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
     """One whole policy version in one file."""
 
     path: str
@@ -53,40 +53,27 @@ class SegmentUpdateInfo(WeightTransferUpdateInfo):
 class _LayerwiseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """An update through vLLM's layerwise reload, which writes the weights that the kernels use in place."""
 
-    _under_way = False
-
     def start_weight_update(self) -> None:
         """Put the layers on the meta device; their old tensors are kept."""
-        self._under_way = True
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
         """Make the kernels use the new weights."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_live_weights(self.model)
-        self._under_way = False
-
-    def abandon(self) -> None:
-        """End an update that broke off, so that another may start: the layers are whole again, their weights are not.
-
-        Otherwise vLLM 0.32 would take up the layers that were loaded in part where they are.
-        """
-        if self._under_way:
-            finalize_layerwise_reload(self.model, self.model_config)
-        self._under_way = False
 
 
-class SegmentTransferEngine(_LayerwiseEngine[SegmentInitInfo, SegmentUpdateInfo]):
-    """Loads a weight segment, written by ``rlep.engines.weights.shared_memory``."""
+class SharedMemoryEngine(_LayerwiseEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
+    """Loads a file written by ``rlep.engines.weights.shared_memory``."""
 
-    init_info_cls = SegmentInitInfo
-    update_info_cls = SegmentUpdateInfo
-    _receiving: SegmentUpdateInfo | None = None
+    init_info_cls = SharedMemoryInitInfo
+    update_info_cls = SharedMemoryUpdateInfo
+    _receiving: SharedMemoryUpdateInfo | None = None
 
-    def init_transfer_engine(self, init_info: SegmentInitInfo) -> None:
+    def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
         """Nothing to set up."""
 
-    def receive_weights(self, update_info: SegmentUpdateInfo) -> None:
+    def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         """Load every weight of the file; each tensor-parallel rank keeps its own part.
 
         Raises:
@@ -112,8 +99,8 @@ class SegmentTransferEngine(_LayerwiseEngine[SegmentInitInfo, SegmentUpdateInfo]
 
 
 @dataclass
-class GroupInitInfo(WeightTransferInitInfo):
-    """The fields of ``rlep.engines.weights.publication.Group``."""
+class GlooInitInfo(WeightTransferInitInfo):
+    """The fields of ``rlep.engines.weights.publication.BroadcastGroup``."""
 
     backend: GroupBackend
     host: str
@@ -125,39 +112,39 @@ class GroupInitInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class GroupUpdateInfo(WeightTransferUpdateInfo):
+class GlooUpdateInfo(WeightTransferUpdateInfo):
     """The layout in the order of the broadcasts."""
 
     names: list[str]
-    dtypes: list[str]
+    dtype_names: list[str]
     shapes: list[list[int]]
 
 
-class GroupTransferEngine(_LayerwiseEngine[GroupInitInfo, GroupUpdateInfo]):
+class GlooEngine(_LayerwiseEngine[GlooInitInfo, GlooUpdateInfo]):
     """Takes part in the learner's broadcast; each tensor-parallel rank is a member and keeps its own part."""
 
-    init_info_cls = GroupInitInfo
-    update_info_cls = GroupUpdateInfo
-    _link: BroadcastMember | None = None
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    _member: BroadcastMember | None = None
 
-    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join a group; blocks until all its members are there. Raises ``WeightSyncError``."""
         group = BroadcastGroup(**vars(init_info))
-        self._link = BroadcastMember(group, group.first_rank + self.parallel_config.rank)
+        self._member = BroadcastMember(group, group.first_rank + self.parallel_config.rank)
 
-    def receive_weights(self, update_info: GroupUpdateInfo) -> None:
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         """Load every weight as it arrives. Raises ``WeightSyncError``."""
-        if self._link is None:
+        if self._member is None:
             raise WeightSyncError("this generator is in no group of a learner")
-        triples = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
+        triples = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
         layout = [TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in triples]
-        self.model.load_weights(self._link.receive(layout, self.device))
+        self.model.load_weights(self._member.receive(layout, self.device))
 
     def shutdown(self) -> None:
         """Leave the group."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        member, self._member = self._member, None
+        if member is not None:
+            member.close()
 
 
 def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -175,31 +162,27 @@ def repack_live_weights(model: torch.nn.Module) -> None:
     for module in model.modules():
         weight = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and isinstance(weight, torch.Tensor) and weight.numel():
-            dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+            pack_cpu_matrix(module)
 
 
 class WorkerExtension:
     """Methods that vLLM mixes into its worker, called by ``collective_rpc``."""
 
-    _weight_update_active: bool
     vllm_config: VllmConfig
     model_runner: Any
-    weight_transfer_engine: _LayerwiseEngine[Any, Any]
+    weight_transfer_engine: WeightTransferEngine[Any, Any]
 
     def abandon_weight_update(self) -> None:
-        """Forget an update that failed or was cancelled half way, so that the weights can be pushed again."""
+        """Forget an update that failed or was cancelled half way, so that the weights can be pushed again.
+
+        The layers are whole afterwards, their weights are not; vLLM 0.32 would go on with layers that were loaded in part.
+        Without such an update it does nothing.
+        """
+        engine = self.weight_transfer_engine
         with set_current_vllm_config(self.vllm_config):
-            self.weight_transfer_engine.abandon()
-        self._weight_update_active = False
-
-    def draw_ahead(self) -> None:
-        """Sample on a CPU by ``DrawnAhead``; elsewhere, and on CPUs that vLLM has no kernel for, nothing changes."""
-        sampler = self.model_runner.sampler
-        # vLLM's second model runner, which it takes on GPUs, draws in one kernel and has no such part.
-        theirs = getattr(sampler, "topk_topp_sampler", None)
-        if theirs is not None and theirs.forward == theirs.forward_cpu:
-            sampler.topk_topp_sampler = DrawnAhead()
+            finalize_layerwise_reload(engine.model, engine.model_config)
+        forget_weight_update(self)
 
 
-WeightTransferEngineFactory.register_engine("rlep-segment", SegmentTransferEngine)
-WeightTransferEngineFactory.register_engine("rlep-group", GroupTransferEngine)
+WeightTransferEngineFactory.register_engine("rlep-shared-memory", SharedMemoryEngine)
+WeightTransferEngineFactory.register_engine("rlep-gloo", GlooEngine)

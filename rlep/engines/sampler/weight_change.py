@@ -1,7 +1,7 @@
-"""Responses that are being written while the weights change: ``keep`` lets them go on, ``abort`` begins them again.
+"""Responses that are being generated while the weights change: ``keep`` continues them, ``abort`` begins them again.
 
-Nothing written since a change counts before those weights passed the handshake; what was written under weights that did
-not pass is thrown away and written again. So whoever asked gets whole responses under confirmed weights, or none.
+A token counts only once the weights that sampled it were confirmed by log-probs. What was generated under weights that
+were not confirmed is discarded and generated again. So the caller gets whole responses under confirmed weights, or none.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from rlep.core.types import Int32Array, Request, Sampling
 from rlep.engines.sampler.requests import sample
 
 if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
     from vllm.outputs import CompletionOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 OnUpdate = Literal["wait", "keep", "abort"]
-"""What an update does to the responses being written: it waits for them, or see above."""
+"""What an update does to the responses being generated: it waits for them, or see above."""
 
 
 class WeightChange:
-    """The way of responses over weight changes."""
+    """Responses over in-flight weight updates."""
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether any weights were confirmed: from then on a response may be asked for at any time."""
+        """Whether any weights were confirmed: from then on a response may be requested at any time."""
         self._confirmed = asyncio.Event()
         self._rejected = 0
 
@@ -37,15 +37,17 @@ class WeightChange:
         self._confirmed.clear()
 
     def confirm(self) -> None:
-        """The present weights passed the handshake."""
+        """The present weights passed the log-prob check."""
         self.begun = True
         self._confirmed.set()
 
     def reject(self) -> None:
-        """The present weights did not pass: what was written since the change, or is being written, is void."""
+        """The present weights did not pass: what was generated since the change, or is being generated, is void."""
         self._rejected += 1
 
-    async def sample(self, engine: AsyncLLM, request: Request, sampling: Sampling) -> tuple[Request, CompletionOutput]:
+    async def sample(
+        self, engine: AsyncLLMEngine, request: Request, sampling: Sampling
+    ) -> tuple[Request, CompletionOutput]:
         """One whole response, each of its tokens under weights that were confirmed."""
         while True:
             await self._confirmed.wait()
@@ -57,7 +59,7 @@ class WeightChange:
 
 
 def token_versions(output: CompletionOutput) -> Int32Array:
-    """The policy version that sampled each token ``[T]``, as the engine itself labelled them.
+    """The policy version that sampled each token ``[T]``, as the engine labelled them.
 
     Raises ``WeightSyncError`` where a token has no label.
     """

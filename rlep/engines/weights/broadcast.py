@@ -1,18 +1,17 @@
-"""Weights over the network: learner rank 0 broadcasts them, tensor by tensor, to every worker of every generator.
+"""Weights over the network between CPUs: learner rank 0 broadcasts them over gloo to every worker of every generator.
 
-Over gloo between CPUs and over NCCL between GPUs, by the same code on torch's own backends. Both sides know names, shapes
-and order beforehand, so only numbers travel: no object is pickled. The members meet at a store on rank 0's machine under a
-random prefix; a group that failed is never used again.
+Both sides know names, shapes and order beforehand, so only numbers travel: no object is pickled. The members meet at a
+store on rank 0's machine under a random prefix; a group that failed is never used again. Between GPUs the same store is
+the barrier before vLLM's own NCCL transfer: ``rlep.engines.weights.nccl``.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -20,13 +19,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
+from rlep.engines.torch_private import gloo_group
 from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, TensorSpec, in_order
 
 _POLL_S = 0.0005
 _TOKEN_BYTES = 16
-_NCCL_ERRORS_KEY = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_ABORT_ONLY = "2"
-"""torch's watchdog ends a failed communicator; its default would end the process."""
 
 
 class Meeting:
@@ -49,8 +46,38 @@ class Meeting:
         self.group = BroadcastGroup(backend, address, port, secrets.token_hex(_TOKEN_BYTES), 1, world_size, deadline_s)
 
 
+class Barrier:
+    """Before each transfer rank 0 waits for every member, for ``deadline_s``: the collective itself may have no deadline."""
+
+    def __init__(self, group: BroadcastGroup, store: dist.TCPStore | None = None) -> None:
+        """``store``: rank 0's own; the others connect to it. Raises ``WeightSyncError`` where they cannot."""
+        self._group, self._round = group, 0
+        self._timeout = timedelta(seconds=group.deadline_s)
+        with _meeting_errors(group, "a generator"):
+            self._store = _store_of(group, store)
+
+    def open(self, word: str) -> None:
+        """Rank 0: wait for every other rank, then send all of them ``word``. Raises ``WeightSyncError``."""
+        self._round += 1
+        with _meeting_errors(self._group, "rank 0"):
+            self._store.wait([self._key(rank) for rank in range(1, self._group.world_size)], self._timeout)
+            self._store.set(self._key(0), word)
+
+    def arrive(self, ranks: Iterable[int]) -> str:
+        """The members ``ranks`` are ready to take part; returns rank 0's word. Raises ``WeightSyncError``."""
+        self._round += 1
+        with _meeting_errors(self._group, f"ranks {list(ranks)}"):
+            for rank in ranks:
+                self._store.set(self._key(rank), "")
+            self._store.wait([self._key(0)], self._timeout)
+            return bytes(self._store.get(self._key(0))).decode()
+
+    def _key(self, rank: int) -> str:
+        return f"transfer-{self._round}/{rank}"
+
+
 class BroadcastMember:
-    """One member's end of a group."""
+    """One member's end of a group over gloo."""
 
     def __init__(self, group: BroadcastGroup, rank: int, store: dist.TCPStore | None = None) -> None:
         """Join; blocks until all members are there.
@@ -58,17 +85,10 @@ class BroadcastMember:
         Raises:
             WeightSyncError: one of them did not come within the deadline.
         """
-        self._rank, self._deadline_s = rank, group.deadline_s
+        self._deadline_s = group.deadline_s
         timeout = timedelta(seconds=group.deadline_s)
-        try:
-            if store is None:
-                store = dist.TCPStore(group.host, group.port, timeout=timeout, wait_for_workers=False)
-            self._backend = _backend(group, rank, dist.PrefixStore(group.token, store), timeout)
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"rank {rank} of {group.world_size} did not meet the others at {group.host}:{group.port} within "
-                f"{group.deadline_s:.0f} s: {_first_line(error)}"
-            ) from error
+        with _meeting_errors(group, f"rank {rank}"):
+            self._backend = gloo_group(_store_of(group, store), rank, group.world_size, timeout)
 
     def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Broadcast ``tensors``, which come in the order of ``layout``, in the layout's dtypes; rank 0 only.
@@ -102,7 +122,7 @@ class BroadcastMember:
         except WeightSyncError:
             raise
         except RuntimeError as error:
-            raise WeightSyncError(f"the transfer of {spec.name} broke: {_first_line(error)}") from error
+            raise WeightSyncError(f"the transfer of {spec.name} broke: {first_line(error)}") from error
 
     def close(self) -> None:
         """Leave the group; whatever is still under way is given up."""
@@ -110,21 +130,23 @@ class BroadcastMember:
             self._backend.abort()
 
 
-def _backend(group: BroadcastGroup, rank: int, store: dist.Store, timeout: timedelta) -> dist.ProcessGroupGloo:
-    if group.backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, group.world_size, timeout)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = 2 * timeout  # ours comes first
-    before = os.environ.get(_NCCL_ERRORS_KEY)
-    os.environ[_NCCL_ERRORS_KEY] = _ABORT_ONLY  # read by the constructor
+def _store_of(group: BroadcastGroup, own: dist.TCPStore | None) -> dist.PrefixStore:
+    timeout = timedelta(seconds=group.deadline_s)
+    store = own or dist.TCPStore(group.host, group.port, timeout=timeout, wait_for_workers=False)
+    return dist.PrefixStore(group.token, store)
+
+
+@contextmanager
+def _meeting_errors(group: BroadcastGroup, who: str) -> Iterator[None]:
     try:
-        return dist.ProcessGroupNCCL(store, rank, group.world_size, options)
-    finally:
-        if before is None:
-            del os.environ[_NCCL_ERRORS_KEY]
-        else:
-            os.environ[_NCCL_ERRORS_KEY] = before
+        yield
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"{who} of {group.world_size} did not meet the others at {group.host}:{group.port} within "
+            f"{group.deadline_s:.0f} s: {first_line(error)}"
+        ) from error
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What torch says before its C++ stack."""
     return str(error).split("\n", 1)[0]

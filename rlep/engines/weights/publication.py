@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 GroupBackend = Literal["gloo", "nccl"]
-Transfer = Literal["segment", "gloo", "nccl"]
+Transfer = Literal["shared_memory", "gloo", "nccl"]
 
 OF_ONE_TOKEN = 10.0
 """One token's log-prob may differ by so many times the tolerance: bfloat16 holds logits of 16 to 32 in steps of 0.125, which
@@ -61,7 +61,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Weights in a file on this machine: the ``segment`` backend."""
+    """Weights in a file on this machine, usually in shared memory: the ``shared_memory`` backend."""
 
     path: Path
     nbytes: int
@@ -233,20 +233,3 @@ def in_order(
 
 def _first(names: list[str], count: int = 8) -> str:
     return ", ".join(names[:count]) + (" …" if len(names) > count else "")
-
-
-def update_info(publication: Publication) -> dict[str, Any]:
-    """What vLLM's weight transfer engine of this backend is told about a publication."""
-    source = publication.source
-    if isinstance(source, Segment):
-        return {
-            "path": str(source.path),
-            "nbytes": source.nbytes,
-            "stamp": source.stamp,
-            "version": publication.version,
-        }
-    return {
-        "names": [spec.name for spec in publication.layout],
-        "dtypes": [spec.dtype for spec in publication.layout],
-        "shapes": [list(spec.shape) for spec in publication.layout],
-    }

@@ -2,7 +2,7 @@
 
 In the directory (mode 700): ``redis.conf`` and ``password`` (mode 600), ``redis.sock``, ``redis.log``, the append-only
 file, and three lock files. ``users`` is held shared by every process that uses the server and is let go by the kernel
-when one is killed; ``served`` is held by ``supervisor.py`` and the server while they live; ``starting`` by whoever is
+when one is killed; ``served`` is held by ``watchdog.py`` and the server while they live; ``starting`` by whoever is
 starting it. So a killed run leaves no server behind, and a second run in the directory joins the first one's.
 """
 

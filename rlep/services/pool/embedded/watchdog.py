@@ -1,6 +1,6 @@
 """Runs one redis-server for as long as anybody uses it. A script of its own: standard library only, started with ``-I -S``.
 
-``supervisor.py BINARY CONFIG USERS LOCK_FD``, in the data directory. Whoever uses the server holds a shared lock on the file
+``watchdog.py BINARY CONFIG USERS LOCK_FD``, in the data directory. Whoever uses the server holds a shared lock on the file
 ``USERS``; the kernel lets go of it however the user ends. This process waits for an exclusive lock on it: once it has
 that, nobody uses the server any more, so it stops it (SIGTERM, then SIGKILL) and ends. It starts a server that died again,
 but gives up on one that does not come up; before each start it mends what a killed one left half written. The server

@@ -1,0 +1,111 @@
+"""Published weights into one engine, through vLLM's weight transfer: from shared memory, over gloo, or over NCCL."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rlep.core.errors import WeightSyncError
+from rlep.engines.sampler.setup import SamplerOptions
+from rlep.engines.weights.publication import (
+    BroadcastGroup,
+    Publication,
+    Segment,
+    TensorSpec,
+    check_layout,
+    check_segment,
+)
+
+if TYPE_CHECKING:
+    from vllm import AsyncLLMEngine
+
+    from rlep.engines.weights.broadcast import Barrier
+
+TIED_HEAD = "lm_head.weight"
+"""Some checkpoints hold a tied output head twice; vLLM and the learner do not."""
+
+
+class WeightLoading:
+    """What one engine expects, and the group with the learner that it is in."""
+
+    def __init__(self, expected: dict[str, TensorSpec], options: SamplerOptions) -> None:
+        """``expected``: every weight of the model by name; without ``TIED_HEAD`` where it is the embedding."""
+        self._expected, self._options = expected, options
+        self._group: BroadcastGroup | None = None
+        self._barrier: Barrier | None = None
+
+    async def check(self, publication: Publication) -> None:
+        """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
+        source, wanted = publication.source, self._options.transfer
+        if wanted != (source.backend if isinstance(source, BroadcastGroup) else "shared_memory"):
+            raise WeightSyncError(f"this generator takes weights by {wanted}, published was {source!r:.80}")
+        layouts = [publication.layout]
+        if isinstance(source, Segment):
+            layouts.append(await asyncio.to_thread(check_segment, source, publication.version))
+        for layout in layouts:
+            kept = [spec for spec in layout if spec.name != TIED_HEAD or TIED_HEAD in self._expected]
+            check_layout(self._expected.values(), kept)
+
+    async def load(self, engine: AsyncLLMEngine, publication: Publication) -> None:
+        """Replace the weights of a paused engine. Raises ``WeightSyncError``, or what vLLM raises for the transfer."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await engine.collective_rpc("abandon_weight_update")
+        if isinstance(publication.source, BroadcastGroup):
+            await self._join(engine, publication.source)
+        await engine.start_weight_update()
+        await engine.update_weights(WeightTransferUpdateRequest(update_info(publication)))
+        await engine.finish_weight_update(str(publication.version))
+
+    async def _join(self, engine: AsyncLLMEngine, group: BroadcastGroup) -> None:
+        """Be a member of ``group``; before a transfer over NCCL wait until every member is there."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        joined, port = group == self._group, 0
+        if not joined:
+            self._group = None
+            await engine.shutdown_weight_transfer_engine()
+        if group.backend == "nccl":
+            port = await asyncio.to_thread(self._arrive, group, joined)
+        if not joined:
+            await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info(group, port)))
+            self._group = group
+
+    def _arrive(self, group: BroadcastGroup, joined: bool) -> int:
+        from rlep.engines.weights.broadcast import Barrier
+
+        if self._barrier is None or not joined:
+            self._barrier = Barrier(group)
+        workers = range(group.first_rank, group.first_rank + self._options.tensor_parallel)
+        return int(self._barrier.arrive(workers))
+
+
+def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
+    """What the transfer engine is told about a group; ``port``: where rank 0 opens vLLM's NCCL group."""
+    if group.backend == "gloo":
+        return asdict(group)
+    return {
+        "master_address": group.host,
+        "master_port": port,
+        "rank_offset": group.first_rank,
+        "world_size": group.world_size,
+        "packed": True,
+    }
+
+
+def update_info(publication: Publication) -> dict[str, Any]:
+    """What the transfer engine is told about a publication."""
+    source = publication.source
+    if isinstance(source, Segment):
+        return {
+            "path": str(source.path),
+            "nbytes": source.nbytes,
+            "stamp": source.stamp,
+            "version": publication.version,
+        }
+    return {
+        "names": [spec.name for spec in publication.layout],
+        "dtype_names": [spec.dtype for spec in publication.layout],
+        "shapes": [list(spec.shape) for spec in publication.layout],
+    }
