@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline.py [--steps 20] [--parts streaming,replay,generator,publication,driver] [--json FILE]
 
-* ``streamed_over_synchronous``: median step times of the quickstart's model, ``update.stream = "fixed"`` against the best
+* ``streamed_over_synchronous``: median step times of the quickstart's model, ``update.stream = true`` against the best
   synchronous setting of threads; both train on the same prompts from the same weights;
 * ``bit_identical``: weights and optimizer state after 10 streamed steps equal those of 10 synchronous ones on the same answers;
   ``same_answers`` is the share of answers that were the same when both wrote their own;
@@ -40,7 +40,6 @@ from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import PoolService
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.algorithms.in_flight import InFlight
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -48,8 +47,10 @@ from rlep.core.types import Completion, Reissued, Request, Sampling, Verdict
 from rlep.data.prompts import PromptOrder
 from rlep.driver import ports
 from rlep.driver.context import Run, Step
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
+from rlep.driver.wings.streamed import streamed_step
 from rlep.launch.compose import Inputs, read_inputs, stage
 from rlep.launch.engine_options import generator_dtype
 from rlep.quickstart.task import build_task
@@ -82,14 +83,14 @@ class Recorded:
         return self.inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """See the port."""
         if self.again:
             for request in requests:
                 yield self.answers[request.id]
             return
-        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s):
             self.answers[one.request_id] = one
             yield one
 
@@ -106,23 +107,20 @@ class Cast:
     weights: WeightPublisher
     pool: PoolService | None
 
-    async def step(self, number: int, *, stream: str = "off", in_flight: int | None = None, replays: int = 0) -> Made:
+    async def step(self, number: int, *, stream: bool = False, replays: int = 0) -> Made:
         """One step and what it took."""
-        sections = {
-            "update": self.config.update.model_copy(update={"stream": stream}),
-            "replay": self.config.replay.model_copy(update={"count": replays}),
-        }
-        config = self.config.model_copy(update=sections)
+        rule = self.config.replay.model_copy(update={"count": replays})
+        config = self.config.model_copy(update={"replay": rule})
         run = Run(
             config, ports.Roles(self.generators, self.verifiers), TerminalProgress(), "", "", generator_dtype(config)
         )
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
-        trainers = ports.Trainers(self.learners, self.weights, self.pool)
+        trainers = ports.Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)
         assert self.inputs.train is not None
         order = PromptOrder(len(self.inputs.train), config.rollout.prompts, config.run.seed)
         prompts = [self.inputs.train.prompts[index] for index in order.step(number)]
-        step = Step(run, trainers, number, replays, lambda *_: (), in_flight=in_flight)
-        outcome = await run_step(step, prompts)
+        step = Step(run, trainers, number, replays, lambda *_: ())
+        outcome = await (streamed_step if stream else run_step)(step, prompts)
         return Made(outcome, step_metrics(outcome))
 
     async def begin(self, home: Path) -> None:
@@ -181,15 +179,16 @@ async def streaming(home: Path, steps: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for generator, learner in THREADS:
         name = f"{generator}+{learner} threads"
-        config = settings(home, f"generator.threads={generator}", f"learner.threads={learner}")
-        async with cast(config) as actors:
+        first = (generator, learner) == THREADS[0]
+        threads = (f"generator.threads={generator}", f"learner.threads={learner}")
+        async with cast(settings(home, *threads, f"update.stream={str(first).lower()}")) as actors:
             start = home / f"start-{generator}-{learner}"
             await actors.save(start)
             await actors.begin(start)
             made = [await actors.step(number) for number in range(steps + 2)][2:]
             synchronous[name] = statistics.median(one.seconds() for one in made)
             print(f"synchronous, {name}: {phases(made)}", flush=True)
-            if (generator, learner) == THREADS[0]:
+            if first:
                 found = await streamed(actors, start, steps)
     best = min(synchronous.values())
     return {
@@ -200,19 +199,16 @@ async def streaming(home: Path, steps: int) -> dict[str, Any]:
 
 
 async def streamed(actors: Cast, start: Path, steps: int) -> dict[str, Any]:
-    """The streamed arm with the number in flight that it finds, and the comparison of weights."""
+    """The streamed arm, and the comparison of weights."""
     written = dict(actors.generators.answers)
     await actors.begin(start)
-    rollout, update = actors.config.rollout, actors.config.update
-    chosen = InFlight(update.prompts * rollout.fresh, rollout.prompts // update.prompts)
     made: list[Made] = []
     homes = [start.with_name(f"{start.name}-{name}") for name in ("streamed", "synchronous")]
     while len(made) < steps + 2:
-        made.append(await actors.step(len(made), stream="fixed", in_flight=chosen.now))
-        chosen.record(made[-1].seconds(), int(made[-1].metrics["rollout/tokens"]))
+        made.append(await actors.step(len(made), stream=True))
         if len(made) == COMPARED:
             await actors.save(homes[0])
-    print(f"streamed: {phases(made[2:])}, in flight {[one.metrics['rollout/in_flight'] for one in made]}", flush=True)
+    print(f"streamed: {phases(made[2:])}", flush=True)
     same = sum(one.tokens.tolist() == written[key].tokens.tolist() for key, one in actors.generators.answers.items())
     actors.generators.again = True
     await actors.begin(start)
@@ -224,8 +220,6 @@ async def streamed(actors: Cast, start: Path, steps: int) -> dict[str, Any]:
         "bit_identical": tensors(homes[0]) == tensors(homes[1]) != tensors(start),
         "same_answers": round(same / len(written), 4),
         "seconds": round(statistics.median(one.seconds() for one in made[2:]), 3),
-        "in_flight": made[-1].metrics["rollout/in_flight"],
-        "early_updates": statistics.median(one.metrics["update/early"] for one in made[2:]),
     }
 
 
@@ -258,7 +252,7 @@ async def store(actors: Cast, made: Made) -> None:
     """Answers that ended by themselves, declared right, as replays of their prompts: only their lengths matter here."""
     assert actors.pool is not None
     right = Verdict("correct", "0", "math", "1")
-    members = [one for ready in made.outcome.sets for group in ready.groups for one in group.fresh]
+    members = [one for ready in made.outcome.mini_batches for group in ready.groups for one in group.fresh]
     report = await actors.pool.add([replace(one, verdict=right) for one in members if one.finish_reason == "stop"])
     if report.refused:
         raise RuntimeError(f"the pool refused {report.refused[0]}")

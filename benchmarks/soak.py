@@ -101,7 +101,7 @@ class Soak:
             *(f'model.path="{task.model_dir}"', f'data.train="{task.train}"', "data.evaluation=[]"),
             *(f'pool.directory="{self.home / "pool"}"', f'run.directory="{self.run}"', "run.name=soak"),
             *(f"run.steps={self.steps}", f"rollout.prompts={PROMPTS}", f"rollout.fresh={FRESH}", "update.prompts=8"),
-            *("update.stream=fixed", "checkpoint.every=10", "collection.samples=8", f"replay.count={REPLAYS}"),
+            *("update.stream=true", "checkpoint.every=10", "collection.samples=8", f"replay.count={REPLAYS}"),
             *("cluster.cpus=8", "generator.max_sequences=64", "generator.restarts=1000", "verifier.restarts=1000"),
             *("generator.lease_s=60", "verifier.cpus=0.25"),
         ]

@@ -34,6 +34,7 @@ from rlep.core.types import (
 )
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import AddReport, Advance, Roles, Trainers
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 
@@ -52,10 +53,10 @@ class Generators:
         self._queue = WorkQueue(lease_s=3600.0)
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """See the port."""
-        job = self._queue.put(requests, sampling, in_flight)
+        job = self._queue.put(requests, sampling)
         workers = [asyncio.create_task(self._work(f"generator-{number}")) for number in range(GENERATORS)]
         try:
             for _ in requests:
@@ -133,9 +134,7 @@ class Learner:
         """See the port."""
         return np.full(int(batch.response_lengths.sum()), -0.5, dtype=np.float32)
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """See the port."""
         return UpdateOutcome(0.0, 0.0, 0.0, "", {})
 
@@ -192,7 +191,7 @@ async def cpu_seconds(prompts: int) -> float:
     ]
     best = float("inf")
     for _ in range(3):
-        step = Step(run, Trainers(Learner(), Weights(), Pool()), 0, REPLAYS, lambda *_: ())
+        step = Step(run, Trainers(Learner(), Weights(), OnPolicyRollouts(run), Pool()), 0, REPLAYS, lambda *_: ())
         begun = time.process_time()
         step_metrics(await run_step(step, asked))
         best = min(best, time.process_time() - begun)

@@ -13,20 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants
-from ray._private.utils import get_num_cpus
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from rlep.actors.contact import Contact, write_private
 from rlep.actors.placement import BundleSlot, Room, make_room
+from rlep.actors.ray_private import start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
 from rlep.core.paths import private_directory
-
-OBJECT_STORE_BYTES = 512 * 2**20
-"""Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
 DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """How deep Ray's sockets lie below its directory; a process has at most seven digits."""
@@ -56,12 +52,14 @@ class Cluster:
         """Private directory of a private cluster, removed with it; None where an existing one was joined."""
 
     def connect(self) -> None:
-        """Join the configured cluster or the one of the surrounding Ray job; otherwise start a private one."""
+        """Join the configured cluster or the one of the surrounding Ray job; otherwise start a private one.
+
+        Raises ``PlacementError`` where none answers or starts.
+        """
         address = self.config.address or os.environ.get("RAY_ADDRESS")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # Ray's own handler of SIGTERM prints a stack trace and aborts the process 3 s later, whatever it still has to close.
-        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+        os.environ.pop(
+            "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None
+        )  # read; the processes that Ray starts keep its handler
         if address:
             _check_reachable(address)
             try:
@@ -75,18 +73,7 @@ class Cluster:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         if "RAY_AUTH_TOKEN" in os.environ:  # for other processes of the same user: see contact.py
             write_private(self.home / "token", os.environ["RAY_AUTH_TOKEN"])
-        ray.init(
-            address="local",
-            namespace=self.namespace,
-            num_cpus=self.config.cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-            _temp_dir=str(self.home),
-            # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
-            _system_config={"task_events_report_interval_ms": 0},
-        )
+        start_private_cluster(self.home, self.namespace, self.config.cpus)
 
     @property
     def contact(self) -> Contact:
@@ -215,11 +202,6 @@ class Cluster:
             if amount > most:
                 return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
         return ""
-
-
-def cores() -> int:
-    """The CPUs that a private cluster has: the machine's, or those that its container may use."""
-    return int(get_num_cpus(override_docker_cpu_warning=True))
 
 
 def _check_reachable(address: str) -> None:

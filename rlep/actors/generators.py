@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
+from rlep.engines.weights.publication import Publication
 
 
 class GeneratorPool:
@@ -46,8 +47,6 @@ class GeneratorPool:
         self._queue = WorkQueue(config.lease_s)
         self._crew = Crew("generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave)
         self._weights = EngineWeights(lambda: self._workers, self._span, config)
-        self.publish, self.take, self.living = self._weights.publish, self._weights.take, self._weights.living
-        self.sleep, self.wake = self._weights.sleep, self._weights.wake
         self._version: int | None = None
         self._streams: set[asyncio.Task[None]] = set()
 
@@ -77,6 +76,26 @@ class GeneratorPool:
                 'cluster.placement = "colocated": there are as many generators as learner devices for them'
             )
 
+    async def publish(self, publication: Publication, *, deadline_s: float) -> float:
+        """See ``EngineWeights.publish``."""
+        return await self._weights.publish(publication, deadline_s=deadline_s)
+
+    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
+        """See ``EngineWeights.take``."""
+        return await self._weights.take(publications, deadline_s=deadline_s)
+
+    def living(self) -> tuple[str, ...]:
+        """See ``EngineWeights.living``."""
+        return self._weights.living()
+
+    async def sleep(self) -> None:
+        """See ``EngineWeights.sleep``."""
+        await self._weights.sleep()
+
+    async def wake(self) -> None:
+        """See ``EngineWeights.wake``."""
+        await self._weights.wake()
+
     def status(self) -> RoleStatus:
         """What every generator does now."""
         return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
@@ -101,12 +120,12 @@ class GeneratorPool:
         return self._crew.members
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
         if all(worker.spent for worker in self._workers):
             raise self._nobody_left()
-        job = self._queue.put(requests, sampling, in_flight)
+        job = self._queue.put(requests, sampling)
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):

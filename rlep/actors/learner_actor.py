@@ -78,10 +78,18 @@ class Rank:
         """Join the group and load the base weights."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SegmentWriter
 
-        self._learner = LearnerRank(model, options, rank=self._rank, world_size=world_size, init_method=meeting_point)
+        self._learner = LearnerRank(
+            model,
+            options,
+            rank=self._rank,
+            world_size=world_size,
+            init_method=meeting_point,
+            kernels=acceleration().kernels if options.cpu_acceleration else None,
+        )
         self._open.callback(self._learner.close)
         if self._rank == 0:
             segments = private_directory("weights", in_memory=True)
@@ -93,7 +101,7 @@ class Rank:
         logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
-    def update(self, batch: SequenceBatch, rollout: int, supervised: bool, *_: object) -> UpdateOutcome | None:
+    def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
         """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
         step = self._learner.sft_update if supervised else self._learner.update
         report = step(batch, rollout=rollout)

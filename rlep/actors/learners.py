@@ -91,11 +91,9 @@ class Learners:
         logprobs: Float32Array = await self._all("score", ray.put(batch), rollout)
         return logprobs
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """See the port; ``supervised`` trains by cross-entropy on the batch's responses instead."""
-        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised, keep)
+        outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised)
         return outcome
 
     async def publish(

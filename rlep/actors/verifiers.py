@@ -83,13 +83,20 @@ class VerifierPool:
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
         self._cluster, self._config = cluster, config
         self._crew = Crew("verifier", lambda name: VerifierReplica(name, cluster, config), self._join, self._leave)
-        self.scale, self.drain = self._crew.scale, self._crew.drain
         self._freed = asyncio.Event()
         self._waiting = 0
 
     async def start(self) -> None:
         """Start all verifiers."""
         await self._crew.start(self._config.count)
+
+    async def scale(self, count: int, grace_s: float) -> None:
+        """See ``ReplicaSet.scale``."""
+        await self._crew.scale(count, grace_s)
+
+    async def drain(self, name: str, grace_s: float) -> None:
+        """See ``ReplicaSet.drain``."""
+        await self._crew.drain(name, grace_s)
 
     def status(self) -> RoleStatus:
         """What every verifier does now."""

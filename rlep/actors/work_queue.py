@@ -18,8 +18,6 @@ class GenerateCall:
 
     sampling: Sampling
     missing: dict[str, Request]
-    in_flight: int | None = None
-    """Requests that all workers together should hold at a time; None leaves it to the workers."""
     finished: asyncio.Queue[Completion | Exception] = field(default_factory=asyncio.Queue)
 
 
@@ -54,14 +52,14 @@ class WorkQueue:
         """Worker → requests that it holds and another has answered."""
         self.reissued = Reissued()
 
-    def put(self, requests: Iterable[Request], sampling: Sampling, in_flight: int | None = None) -> GenerateCall:
+    def put(self, requests: Iterable[Request], sampling: Sampling) -> GenerateCall:
         """Queue a job. Raises ``ValueError`` when a request id is already in the queue."""
         wanted = list(requests)
         missing = {request.id: request for request in wanted}
         clashes = [request.id for request in wanted if request.id in self._open]
         if len(missing) != len(wanted) or clashes:
             raise ValueError(f"request ids must be distinct; already queued: {clashes[:3] or 'within the job itself'}")
-        job = GenerateCall(sampling, missing, in_flight)
+        job = GenerateCall(sampling, missing)
         entries = [QueuedRequest(job, request) for request in wanted]
         self._open.update((entry.request.id, entry) for entry in entries)
         self._pending.extend(entries)
@@ -156,10 +154,8 @@ class WorkQueue:
             self.cancel(job)
 
     def share(self, workers: int) -> int:
-        """Requests that one of ``workers`` should hold: an even part of all, or of what the oldest waiting job allows."""
-        allowed = self._pending[0].job.in_flight if self._pending else None
-        total = len(self._open) if allowed is None else min(allowed, len(self._open))
-        return -(-total // max(workers, 1))
+        """Requests that one of ``workers`` should hold: an even part of all."""
+        return -(-len(self._open) // max(workers, 1))
 
     def leased(self, worker: str) -> int:
         """How many requests ``worker`` works on, those that another has answered meanwhile included."""

@@ -40,30 +40,39 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run director
 @command_errors
 def train(files: Files, overrides: Overrides = None) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
+    from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import train as run
 
-    run(load_config(files, overrides or ()))
+    config = load_config(files, overrides or ())
+    with TerminalProgress() as progress:
+        run(config, progress)
 
 
 @app.command()
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
     """Let the policy in model.path answer every training question and store the verified answers in the pool."""
+    from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import collect as run
 
-    run(load_config(files, overrides or ()))
+    config = load_config(files, overrides or ())
+    with TerminalProgress() as progress:
+        run(config, progress)
 
 
 @app.command()
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
     """Supervised fine-tuning on the pool, on the same learner: the control for what replay itself brings."""
+    from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import sft as run
 
-    run(load_config(files, overrides or ()))
+    config = load_config(files, overrides or ())
+    with TerminalProgress() as progress:
+        run(config, progress)
 
 
 @app.command()
@@ -78,10 +87,15 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure avg@n, maj@n, best@n and pass@k of a model on held-out questions."""
+    from rlep.cli.progress import TerminalProgress
+    from rlep.cli.tables import show_evaluation
     from rlep.config.settings import load_config
     from rlep.launch.runs import evaluate as run
 
-    run(load_config(config or (), overrides or ()), model, data, out, as_json=as_json)
+    settings = load_config(config or (), overrides or ())
+    with TerminalProgress() as progress:
+        report = run(settings, model, data, out, progress)
+    show_evaluation(report, as_json=as_json)
 
 
 @app.command()

@@ -102,7 +102,7 @@ def _vllm(config: Config) -> Iterator[Finding]:
 
 
 def _cores(config: Config) -> Iterator[Finding]:
-    from rlep.actors.cluster import cores
+    from rlep.actors.ray_private import cores
 
     wanted = (
         config.generator.count * config.generator.cpus

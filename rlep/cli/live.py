@@ -14,10 +14,11 @@ import typer
 
 from rlep.actors.contact import CONTACT, read_contact
 from rlep.actors.timeline import write_trace
-from rlep.cli.shell import run_async
+from rlep.cli.shell import say_stopping
 from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
 from rlep.cli.tables import show_table
 from rlep.core.errors import ConfigError
+from rlep.launch.event_loop import run_async
 from rlep.metrics.spans import busy_shares
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def show_status(run: str, *, address: str | None, as_json: bool) -> None:
     cluster = run_cluster(run, address)
     from rlep.actors.control import Look
 
-    status = run_async(_asked(cluster, Look()))
+    status = run_async(_asked(cluster, Look()), say_stopping)
     if as_json:
         shown = asdict(status)
         del shown["spans"]
@@ -51,7 +52,7 @@ def save_timeline(run: str, out: Path, *, address: str | None) -> None:
     cluster = run_cluster(run, address)
     from rlep.actors.control import Look
 
-    status = run_async(_asked(cluster, Look(spans=True)))
+    status = run_async(_asked(cluster, Look(spans=True)), say_stopping)
     write_trace(out, status.spans)
     show_table(share_rows(busy_shares(status.spans), "actor", "busy"))
     if status.last_step is not None:
@@ -67,7 +68,7 @@ def change_count(
     cluster = run_cluster(run, address)
     from rlep.actors.control import Scale
 
-    _show(run_async(_asked(cluster, Scale(role, count, grace_s))))
+    _show(run_async(_asked(cluster, Scale(role, count, grace_s)), say_stopping))
 
 
 def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) -> None:
@@ -75,7 +76,7 @@ def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) ->
     cluster = run_cluster(run, address)
     from rlep.actors.control import Drain
 
-    _show(run_async(_asked(cluster, Drain(actor, grace_s))))
+    _show(run_async(_asked(cluster, Drain(actor, grace_s)), say_stopping))
 
 
 async def _asked(cluster: Cluster, command: Command) -> RunStatus:

@@ -5,22 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rlep.actors.run_progress import Phase
-
-
-class Advance(Protocol):
-    """Moves a bar."""
-
-    def __call__(self, by: int = 1) -> None: ...
+from rlep.cli.shell import say_stopping
+from rlep.driver.ports import Advance
 
 
 class TerminalProgress:
-    """The driver's ``Progress`` port on standard error."""
+    """``CommandProgress`` on standard error."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -63,6 +58,10 @@ class TerminalProgress:
             for task in self._progress.tasks
             if isinstance(unit := task.fields["unit"], str)
         )
+
+    def stopping(self) -> None:
+        """The command was told to stop."""
+        say_stopping()
 
     def note(self, text: str) -> None:
         """One line of news."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import typer
 
+from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -37,12 +38,12 @@ def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
         *([] if steps is None else [f"run.steps={steps}"]),
     ]
     runs = [directory / name for name in ("baseline", "collect", "rlep")]
-    trained = train(_stage("phase 1: train without replay", "train", "phase1", [*common, _at(runs[0])]))
-    policy = f"model.path={_text(trained.model)}"
-    collect(
-        _stage("collect: its verified answers fill the pool", "collect", "collect", [*common, policy, _at(runs[1])])
-    )
-    train(_stage("phase 2: from the base again, with replay", "train", "phase2", [*common, _at(runs[2])]))
+    with TerminalProgress() as progress:
+        first = _stage("phase 1: train without replay", "train", "phase1", [*common, _at(runs[0])])
+        policy = f"model.path={_text(train(first, progress).model)}"
+        second = [*common, policy, _at(runs[1])]
+        collect(_stage("collect: its verified responses fill the pool", "collect", "collect", second), progress)
+        train(_stage("phase 2: from the base again, with replay", "train", "phase2", [*common, _at(runs[2])]), progress)
     files = build_report(runs, directory / "report")
     typer.echo("")
     show_summary(summary(runs))

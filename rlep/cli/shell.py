@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import signal
-from collections.abc import Callable, Coroutine
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import ParamSpec
 
 import typer
 
 from rlep.core.errors import RlepError
 
 P = ParamSpec("P")
-T = TypeVar("T")
 INTERRUPTED = 130
 
 
@@ -41,23 +39,6 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
     return guarded
 
 
-def run_async(main: Coroutine[object, object, T]) -> T:
-    """Run to the end; SIGINT and SIGTERM cancel it, so that everything it started is closed. A second one is ignored."""
-
-    async def supervised() -> T:
-        task = asyncio.ensure_future(main)
-        loop = asyncio.get_running_loop()
-        stopping = False
-
-        def stop() -> None:
-            nonlocal stopping
-            if not stopping:
-                stopping = True
-                typer.echo("stopping …", err=True)
-                task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
-        return await task
-
-    return asyncio.run(supervised())
+def say_stopping() -> None:
+    """Tell the user that the command was told to stop and closes what it started."""
+    typer.echo("stopping …", err=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from rlep.algorithms.evaluation import EvaluationReport
     from rlep.report import Summary
 
 WIDEST = 160
@@ -30,6 +33,14 @@ def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Tab
     for row in rows:
         table.add_row(*row.values())
     return table
+
+
+def show_evaluation(report: EvaluationReport, *, as_json: bool) -> None:
+    """The statistics of an evaluation, a row for each data source."""
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        show_table(report.table())
 
 
 def show_summary(found: Summary) -> None:

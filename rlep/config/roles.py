@@ -171,11 +171,11 @@ class ClusterConfig(Section):
     """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
 
-def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: str, max_staleness: int) -> None:
+def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: bool, max_staleness: int) -> None:
     """Raise ``ConfigError`` with the reason where generators and learner cannot use the same devices in turns."""
     width, gpus = generator.tensor_parallel, generator.gpus or learner.gpus
     conflicts = {
-        f"update.stream = {stream}": stream != "off" and "it updates while answers are written; set it to off",
+        "update.stream = true": stream and "it updates while responses are generated; set it to false",
         f"rollout.max_staleness = {max_staleness}": max_staleness
         and "it writes answers while the learner updates; set it to 0",
         f"generator.transfer = {generator.transfer}": generator.transfer != "shared_memory"

@@ -182,8 +182,8 @@ class UpdateConfig(Section):
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
-    stream: Literal["off", "fixed", "completion"] = "off"
-    """Update while later groups are written: ``fixed`` has the result of ``off``, ``completion`` takes short answers first."""
+    stream: bool = False
+    """Score and update on mini-batches while later responses are generated; the result is the same to the bit."""
     lr: float = Field(1e-6, gt=0)
     """AdamW learning rate."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -291,9 +291,9 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
             )
-        if update.stream != "off" and rollout.dynamic_sampling:
+        if update.stream and rollout.dynamic_sampling:
             raise ConfigError(
-                f"update.stream = {update.stream} with rollout.dynamic_sampling: which groups a step trains on is known "
+                "update.stream = true with rollout.dynamic_sampling: which groups a step trains on is known "
                 "only when all are verified; switch one of them off"
             )
         if rollout.fresh == 1 and self.replay.count == 0:

@@ -31,15 +31,11 @@ DELETED = {
 }
 """Old key → why it went and what to use instead. It never changed a step's result, so a stored config just loses it."""
 
-RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory"}
+RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory", ("update.stream", "fixed"): "true"}
 """(key, old value) → the value's new name, treated like ``RENAMED``."""
 
-DELETED_VALUES = {
-    (
-        "update.stream",
-        "completion",
-    ): "its order of updates was not reproducible; use fixed, which also trains while later groups are generated",
-}
+STREAM_COMPLETION = "its order of updates was not reproducible; true updates in a fixed order"
+DELETED_VALUES = {("update.stream", "completion"): STREAM_COMPLETION}
 """(key, old value) → why it went and what to use instead. It changed results: a stored config that has it is refused."""
 
 

@@ -14,10 +14,12 @@ from rlep.core.errors import PoolError
 from rlep.core.jsonl import JsonLines, read_lines
 from rlep.core.types import Prompt, Sampling, Trajectory
 from rlep.driver.checkpoint import write_json
-from rlep.driver.context import Clock, Run
-from rlep.driver.ports import ReplayPool
-from rlep.driver.rollout import RolloutBars, raise_first, requests_for, verified
+from rlep.driver.clock import Clock
+from rlep.driver.context import Run
+from rlep.driver.ports import ReplayPool, RolloutBars
+from rlep.driver.rollout import requests_for, verified
 from rlep.driver.run_directory import RunDirectory
+from rlep.driver.tasks import together
 
 CHUNK = 64
 """Questions in one wave; two waves run at once, so that generators do not idle at a wave's end."""
@@ -60,12 +62,12 @@ class Collector:
         if len(left) < len(self._prompts):
             self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
         with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
-            await raise_first(self._waves(left, shown))
+            await self._waves(left, shown)
         return await self._finish(asked=len(left))
 
     async def _waves(self, prompts: Sequence[Prompt], shown: RolloutBars) -> None:
         free = asyncio.Semaphore(2)
-        async with asyncio.TaskGroup() as group:
+        async with together() as group:
             for start in range(0, len(prompts), CHUNK):
                 await free.acquire()
                 wave = group.create_task(self._wave(prompts[start : start + CHUNK], shown))

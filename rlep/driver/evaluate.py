@@ -12,7 +12,8 @@ import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
 from rlep.core.types import Int32Array, Prompt, Sampling, Trajectory
-from rlep.driver.context import Clock, Run
+from rlep.driver.clock import Clock
+from rlep.driver.context import Run
 from rlep.driver.rollout import bars, requests_for, verified
 
 Decode = Callable[[Int32Array], str]

@@ -143,7 +143,7 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
     else:
         cache = int(generator.kv_cache_gib * GIB)
     sequence = shape.kv_bytes(served) * longest
-    kept = KEPT_BYTES if config.update.stream != "off" and config.update.prompts < config.rollout.prompts else 0
+    kept = KEPT_BYTES if config.update.stream and config.update.prompts < config.rollout.prompts else 0
     state, copy = -(-weights * (TRAINING_BYTES + kept) // learner.ranks), weights * computed
     reference = -(-weights * 4 // learner.ranks) + copy if config.loss.kl_coef else 0
     tokens = max(learner.micro_batch_tokens, longest)

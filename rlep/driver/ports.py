@@ -20,6 +20,7 @@ from rlep.core.types import (
     UpdateOutcome,
     Verdict,
 )
+from rlep.driver.clock import Clock
 
 
 class Generators(Protocol):
@@ -31,11 +32,11 @@ class Generators(Protocol):
         ...
 
     def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes, in any order.
 
-        Requests are begun in their order, at most ``in_flight`` at a time (and no more than the engines hold).
+        Requests are begun in their order, no more at a time than the engines hold.
         Raises ``DeadlineExceeded`` naming how many are missing, ``ActorLost`` when no generator is left.
         """
         ...
@@ -84,17 +85,14 @@ class Learner(Protocol):
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Log-probs ``[R]`` of the response tokens at temperature 1.
 
-        Under the present weights; with ``rollout`` under those before its first update.
+        Under the present weights; with ``rollout`` under those before its first update, if the learner keeps them.
         """
         ...
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """One optimizer step on whole groups with their old log-probs; ``rollout`` counts for the warm-up.
 
-        ``supervised`` minimises the cross-entropy of the responses instead. ``keep``: the rollout's first update keeps
-        the weights before it, because more batches of the rollout will be scored.
+        ``supervised`` minimises the cross-entropy of the responses instead.
         """
         ...
 
@@ -143,6 +141,36 @@ class Advance(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutBars:
+    """The progress bars of a rollout, in responses."""
+
+    rollout: Advance
+    verify: Advance
+
+
+class Verified(Protocol):
+    """(prompt, its verified responses in sample order), as each prompt's verdicts arrive."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[Prompt, list[Trajectory]]]: ...
+
+    async def aclose(self) -> None:
+        """End the rollout; whoever asked for it calls this in any case."""
+        ...
+
+
+class Rollouts(Protocol):
+    """The G verified responses to each prompt of a step."""
+
+    def of(self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars) -> Verified:
+        """The rollout of step ``number``; ``clock`` gets the seconds of ``generate`` and ``verify``."""
+        ...
+
+    async def drop(self) -> None:
+        """End every rollout that was begun and not asked for: the run is over, or is restored from a checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Roles:
     """Who writes answers and who judges them: enough for evaluation and collection."""
 
@@ -156,6 +184,7 @@ class Trainers:
 
     learner: Learner
     weights: Weights
+    rollouts: Rollouts
     pool: ReplayPool | None
     """None where nothing is replayed."""
     failures: ReplayPool | None = None

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlep.algorithms.packing import answer_batch
-from rlep.algorithms.selection import Candidate, reasoning_digest, select
+from rlep.algorithms.selection import Candidate, ReplaySchedule, reasoning_digest, select
+from rlep.config.schema import Config
 from rlep.core.errors import MixingError
 from rlep.core.seeds import seed_for
 from rlep.core.types import Float64Array, Prompt, Trajectory
@@ -19,6 +20,11 @@ EVERY = (1 << 31) - 1
 
 Replays = dict[str, Sequence[Trajectory]]
 """Prompt id → its replays."""
+
+
+def replays_at(config: Config, step: int) -> int:
+    """M of a step."""
+    return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(step)
 
 
 def wanted_replays(step: Step) -> int:

@@ -1,21 +1,19 @@
-"""From prompts to mixed groups: generation, verification and replay draws overlap; groups come out as they finish."""
+"""From prompts to verified responses: each prompt is graded as soon as its responses are there, others meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from rlep.algorithms.mixing import mix
-from rlep.algorithms.selection import replayed_prompts
 from rlep.core.seeds import seed_for
-from rlep.core.types import Completion, Group, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
-from rlep.driver.context import Answers, Clock, Run, Step
-from rlep.driver.ports import Advance, Progress
-from rlep.driver.replays import drawn_replays, wanted_replays
+from rlep.core.types import Completion, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
+from rlep.driver.clock import Clock
+from rlep.driver.context import Run
+from rlep.driver.ports import Advance, Progress, RolloutBars, Verified
+from rlep.driver.tasks import Produced, together
 
 
 def requests_for(
@@ -64,32 +62,7 @@ def trajectory(run: Run, completion: Completion, verdict: Verdict, sampling: Sam
     )
 
 
-async def answered(
-    run: Run,
-    requests: Sequence[Request],
-    sampling: Sampling,
-    *,
-    clock: Clock,
-    advance: Advance,
-    in_flight: int | None,
-) -> AsyncIterator[tuple[str, list[Completion]]]:
-    """(prompt id, its completions in sample order) as each prompt's last completion arrives."""
-    missing: dict[str, int] = {}
-    for request in requests:
-        missing[request.prompt_id] = missing.get(request.prompt_id, 0) + 1
-    arrived: dict[str, list[Completion]] = {}
-    begun, before = time.perf_counter(), clock.seconds.get("generate", 0.0)
-    deadline = run.config.rollout.deadline_s
-    async for completion in run.roles.generators.generate(requests, sampling, deadline_s=deadline, in_flight=in_flight):
-        clock.seconds["generate"] = before + time.perf_counter() - begun
-        advance()
-        arrived.setdefault(completion.prompt_id, []).append(completion)
-        missing[completion.prompt_id] -= 1
-        if not missing[completion.prompt_id]:
-            yield completion.prompt_id, sorted(arrived.pop(completion.prompt_id), key=lambda c: c.sample)
-
-
-async def verified(
+def verified(
     run: Run,
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
@@ -97,122 +70,64 @@ async def verified(
     *,
     bars: RolloutBars,
     clock: Clock,
-    in_flight: int | None = None,
-) -> Answers:
-    """(prompt, its graded trajectories in sample order) as each prompt's verdicts arrive, while others are generated."""
+) -> Produced[tuple[Prompt, list[Trajectory]]]:
+    """(prompt, its verified trajectories in sample order): graded when its last response arrives, others meanwhile.
+
+    Runs from now on; the caller closes it.
+    """
     by_id = {prompt.id: prompt for prompt in prompts}
-    finished: asyncio.Queue[tuple[Prompt, list[Trajectory]]] = asyncio.Queue()
+    missing = Counter(request.prompt_id for request in requests)
+    arrived: dict[str, list[Completion]] = {prompt_id: [] for prompt_id in missing}
+    deadline = run.config.rollout.deadline_s
 
-    async def grade(prompt: Prompt, completions: list[Completion]) -> None:
-        verdicts = await run.roles.verifiers.grade(prompt, completions)
-        bars.verify(len(verdicts))
-        graded = zip(completions, verdicts, strict=True)
-        finished.put_nowait((prompt, [trajectory(run, c, v, sampling) for c, v in graded]))
+    async def produce(put: Callable[[tuple[Prompt, list[Trajectory]]], None]) -> None:
+        async def grade(prompt: Prompt, completions: list[Completion]) -> None:
+            verdicts = await run.roles.verifiers.grade(prompt, completions)
+            bars.verify(len(verdicts))
+            pairs = zip(completions, verdicts, strict=True)
+            put((prompt, [trajectory(run, completion, verdict, sampling) for completion, verdict in pairs]))
 
-    async def grade_all() -> None:
-        async with asyncio.TaskGroup() as grading:
-            async for prompt_id, completions in answered(
-                run, requests, sampling, clock=clock, advance=bars.rollout, in_flight=in_flight
-            ):
-                grading.create_task(grade(by_id[prompt_id], completions))
-            written = time.perf_counter()
-        clock.seconds["verify"] = clock.seconds.get("verify", 0.0) + time.perf_counter() - written
+        async with together() as tasks:
+            grading = []
+            with clock.phase("generate"):
+                async for completion in run.roles.generators.generate(requests, sampling, deadline_s=deadline):
+                    bars.rollout()
+                    arrived[completion.prompt_id].append(completion)
+                    missing[completion.prompt_id] -= 1
+                    if not missing[completion.prompt_id]:
+                        whole = sorted(arrived.pop(completion.prompt_id), key=lambda one: one.sample)
+                        grading.append(tasks.create_task(grade(by_id[completion.prompt_id], whole)))
+            with clock.phase("verify"):
+                await asyncio.gather(*grading)
+        if arrived:
+            raise RuntimeError(f"the rollout ended with {len(arrived)} of {len(by_id)} prompts incomplete")
 
-    feeding = asyncio.create_task(grade_all())
-    getting: asyncio.Task[tuple[Prompt, list[Trajectory]]] | None = None
-    try:
-        for _ in by_id:
-            getting = asyncio.create_task(finished.get())
-            await asyncio.wait({getting, feeding}, return_when=asyncio.FIRST_COMPLETED)
-            if not getting.done() and finished.empty():
-                await raise_first(feeding)
-                raise RuntimeError("the rollout ended before every prompt had its verdicts")
-            yield await getting
-    finally:
-        await ended(feeding, *(() if getting is None else (getting,)))
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutBars:
-    """The progress bars of a rollout."""
-
-    rollout: Advance
-    verify: Advance
+    return Produced(produce)
 
 
 @contextmanager
 def bars(progress: Progress, samples: int, name: str = "rollout") -> Iterator[RolloutBars]:
-    """Two bars over ``samples`` answers: written and verified."""
-    written: Advance
-    with progress.phase(name, samples, "answers") as written, progress.phase("verify", samples, "answers") as judged:
-        yield RolloutBars(written, judged)
+    """Two bars over ``samples`` responses: generated and verified."""
+    generated: Advance
+    with progress.phase(name, samples, "answers") as generated, progress.phase("verify", samples, "answers") as graded:
+        yield RolloutBars(generated, graded)
 
 
-def fresh_answers(step: Step, prompts: Sequence[Prompt], shown: RolloutBars) -> Answers:
-    """The step's G answers to each prompt, as they are verified."""
-    run, rollout = step.run, step.run.config.rollout
-    sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
-    requests = requests_for(
-        prompts,
-        rollout.fresh,
-        label=f"train/{step.number}",
-        seed=run.config.run.seed,
-        address=("rollout", step.number),
-    )
-    return verified(run, prompts, requests, sampling, bars=shown, clock=step.clock, in_flight=step.in_flight)
+class OnPolicyRollouts:
+    """The ``Rollouts`` port: a step's rollout begins when the step asks for it."""
 
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
-async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> AsyncGenerator[Group, None]:
-    """Each prompt's mixed group as its answers are verified; the replays are drawn while the answers are written."""
-    drawing = asyncio.create_task(drawn_replays(step, prompts))
-    try:
-        with bars(step.run.progress, len(prompts) * step.run.config.rollout.fresh) as shown:
-            graded = fresh_answers(step, prompts, shown) if step.begun is None else step.begun()
-            async with aclosing(graded):
-                async for prompt, fresh in graded:
-                    if step.begun is not None:
-                        shown.rollout(len(fresh))
-                        shown.verify(len(fresh))
-                    if not drawing.done():
-                        with step.clock.phase("replay"):
-                            await drawing
-                    yield mixed(step, prompt, fresh, drawing.result().get(prompt.id, ()))
-    finally:
-        await ended(drawing)
+    def of(self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars) -> Verified:
+        """See the port; requests and seeds are functions of (run seed, step, prompt id, sample)."""
+        run, rollout = self._run, self._run.config.rollout
+        sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
+        address = ("rollout", number)
+        requests = requests_for(
+            prompts, rollout.fresh, label=f"train/{number}", seed=run.config.run.seed, address=address
+        )
+        return verified(run, prompts, requests, sampling, bars=shown, clock=clock)
 
-
-def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
-    """The group of one prompt; replays are left out where the fresh ones succeed as often as ``replay.only_below``."""
-    config = step.run.config
-    successes = sum(member.correct for member in fresh) / max(len(fresh), 1)
-    wanted = wanted_replays(step) if replayed_prompts([successes], config.replay.only_below)[0] else 0
-    return mix(
-        prompt,
-        fresh,
-        replays if wanted else (),
-        policy_version=step.number,
-        fresh_count=config.rollout.fresh,
-        max_replays=wanted,
-        tokenizer_digest=step.run.tokenizer_digest,
-        max_staleness=config.rollout.max_staleness,
-        allow_failed_replays=config.replay.failed > 0,
-        require_replays=config.replay.require,
-    )
-
-
-async def raise_first(grouped: Awaitable[None]) -> None:
-    """Wait for what runs a task group; raises the group's first error rather than the group around it."""
-    try:
-        await grouped
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
-
-
-async def ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they are gone; what they had to say is no longer of interest."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    async def drop(self) -> None:
+        """Nothing is begun before its step."""

@@ -21,7 +21,7 @@ _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's token
     "update/clip_fraction_high": "clip_fraction_high",
     "update/clip_fraction_dual": "dual_clip_fraction",
     "update/entropy": "entropy",
-    "update/old_kl": "old_kl",
+    "update/approx_kl": "old_kl",
     "update/reference_kl": "reference_kl",
     "ratio/mean": "ratio_mean",
 }
@@ -29,25 +29,20 @@ _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's token
 
 def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     """Everything ``metrics.jsonl`` says of a step, except evaluation and checkpoint times."""
-    groups = [group for prepared in outcome.sets for group in prepared.groups]
+    groups = [group for prepared in outcome.mini_batches for group in prepared.groups]
     values: dict[str, MetricValue] = {f"time/{name}": seconds for name, seconds in outcome.step.clock.seconds.items()}
     values["weights/version"] = outcome.step.number
     values["weights/logprob_gap"] = outcome.logprob_gap
     values["selection/rounds"] = outcome.step.refills.rounds or 1
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:
-        scores = np.concatenate([prepared.rewards.scores for prepared in outcome.sets])
-        advantages = np.concatenate([prepared.batch.advantages for prepared in outcome.sets])
+        scores = np.concatenate([prepared.rewards.scores for prepared in outcome.mini_batches])
+        advantages = np.concatenate([prepared.batch.advantages for prepared in outcome.mini_batches])
         stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
         values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
         values |= _staleness(outcome, groups) | _correction(outcome)
-    values |= update_metrics(outcome.updates)
-    if outcome.step.run.config.update.stream != "off":
-        values["update/early"] = outcome.early
-    if outcome.step.in_flight is not None:
-        values["rollout/in_flight"] = outcome.step.in_flight
-    return values
+    return values | update_metrics(outcome.updates)
 
 
 def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajectory]) -> dict[str, MetricValue]:
@@ -61,8 +56,8 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
         "rollout/length_max": max(len(member.tokens) for member in fresh),
         "rollout/truncated": stats.fresh.truncated,
     }
-    # A rollout begun ahead also waits behind those before it: its time says nothing of its speed.
-    if outcome.step.begun is None and (seconds := outcome.step.clock.seconds.get("generate")):
+    # A prefetched rollout also waits behind those before it: its time says nothing of its speed.
+    if not outcome.step.run.config.rollout.max_staleness and (seconds := outcome.step.clock.seconds.get("generate")):
         values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
     return values | _verdicts([member.verdict for member in fresh])
 
@@ -80,7 +75,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> dict[str, MetricValue]:
 
 def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) -> dict[str, MetricValue]:
     replays = Counter(len(group.replays) for group in groups)
-    rescued = sum(
+    solved = sum(
         any(member.correct for member in group.replays) and not any(member.correct for member in group.fresh)
         for group in groups
     )
@@ -89,7 +84,7 @@ def _groups(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group]) 
         "group/fresh_successes": list(stats.fresh_successes),
         "group/replays": [replays[count] for count in range(rule.count + rule.failed + 1)],
         "group/informative": 1 - stats.groups_without_signal / stats.groups,
-        "group/rescued": rescued / stats.groups,
+        "group/solved_by_replay": solved / stats.groups,
     }
 
 
@@ -115,7 +110,7 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
     values: dict[str, MetricValue] = {}
     for name, replayed in zip(SOURCES, (False, True), strict=True):
         tokens, advantages = [], []
-        for prepared in outcome.sets:
+        for prepared in outcome.mini_batches:
             rows = prepared.batch.replayed == replayed
             tokens.append(prepared.current_logprobs[np.repeat(rows, prepared.batch.response_lengths)])
             advantages.append(prepared.batch.advantages[rows])
@@ -126,17 +121,16 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
 
 
 def _staleness(outcome: StepOutcome, groups: Sequence[Group]) -> dict[str, MetricValue]:
-    """How old the fresh tokens are, where they may be older than the step's policy."""
+    """The policy lag of the fresh tokens, where there may be one."""
     step = outcome.step
     if not step.run.config.rollout.max_staleness:
         return {}
-    ages = token_staleness([member for group in groups for member in group.fresh], step.number)
-    values: dict[str, MetricValue] = {
-        "staleness/mean": float(ages.mean()),
-        "staleness/max": int(ages.max()),
-        "staleness/stale": float((ages > 0).mean()),
+    lags = token_staleness([member for group in groups for member in group.fresh], step.number)
+    return {
+        "staleness/mean": float(lags.mean()),
+        "staleness/max": int(lags.max()),
+        "staleness/stale": float((lags > 0).mean()),
     }
-    return values if step.ready is None else values | {"staleness/ready": step.ready}
 
 
 def _correction(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -144,7 +138,7 @@ def _correction(outcome: StepOutcome) -> dict[str, MetricValue]:
     cap = outcome.step.run.config.loss.tis_cap
     if cap is None:
         return {}
-    weights = np.concatenate([importance_weights(prepared.batch, cap) for prepared in outcome.sets])
+    weights = np.concatenate([importance_weights(prepared.batch, cap) for prepared in outcome.mini_batches])
     if not len(weights):
         return {}
     return {"tis/weight": float(weights.mean()), "tis/truncated": float((weights == cap).mean())}

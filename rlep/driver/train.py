@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.algorithms.in_flight import InFlight
 from rlep.core.errors import CheckpointError, ConfigError, LearnerLost
 from rlep.core.types import Int64Array, Prompt, UpdateOutcome
 from rlep.data.prompts import PromptOrder, PromptSet
@@ -18,10 +17,10 @@ from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.ports import Trainers
+from rlep.driver.replays import replays_at
 from rlep.driver.run_directory import RunDirectory, how_to_accept
-from rlep.driver.step import replays_at, run_step
+from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.prefetch import Planned, PrefetchedRollouts
 from rlep.metrics.catalogue import MetricValue, evaluation_metrics, metric_for
 
 
@@ -50,10 +49,14 @@ TrainStep = Callable[[Step, Sequence[Prompt]], Awaitable[Trained]]
 """Trains on a step's prompts under version k and leaves every generator at k + 1."""
 
 
-async def rlep_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
-    """The step of phases 1 and 2."""
-    outcome = await run_step(step, prompts)
-    groups = [group for ready in outcome.sets for group in ready.groups]
+async def rlep_step(
+    step: Step,
+    prompts: Sequence[Prompt],
+    make: Callable[[Step, Sequence[Prompt]], Awaitable[StepOutcome]] = run_step,
+) -> Trained:
+    """The step of phases 1 and 2, by ``run_step`` or another one with the same result."""
+    outcome = await make(step, prompts)
+    groups = [group for one in outcome.mini_batches for group in one.groups]
     replayed = tuple(member.content_id for group in groups for member in group.replays)
     return Trained(outcome.updates, step_metrics(outcome), replayed)
 
@@ -68,10 +71,8 @@ class Training:
         data: TrainingData,
         store: RunDirectory,
         train: TrainStep,
-        *,
-        ahead: int = 0,
     ) -> None:
-        """``train`` makes one step; rollouts of up to ``ahead`` later steps are begun before it ends.
+        """``train`` makes one step.
 
         Raises:
             DataError: a step wants more prompts than there are.
@@ -83,15 +84,6 @@ class Training:
         self._used: Counter[str] = Counter()
         """Content id → steps that replayed it, where ``replay.selection`` asks for it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
-        rollout, update = run.config.rollout, run.config.update
-        streamed = update.stream != "off"
-        # With rollouts begun ahead a step's time no longer tells what its number in flight cost.
-        self._in_flight = (
-            InFlight(update.prompts * rollout.fresh, rollout.prompts // update.prompts)
-            if streamed and not ahead
-            else None
-        )
-        self._ahead = PrefetchedRollouts(self._planned, limit=ahead, steps=run.config.run.steps)
         self._unlogged: dict[str, MetricValue] = {}
         """What goes into the next step's line, because this step's is already written."""
 
@@ -103,7 +95,7 @@ class Training:
                 try:
                     final = await self._until_done()
                 except LearnerLost as error:
-                    await self._ahead.drop()
+                    await self._trainers.rollouts.drop()
                     self._store.events.log("actor_lost", actor="learner", error=str(error))
                     reason = str(error).partition("\n")[0]  # a traceback follows
                     self._run.progress.note(f"learner lost ({reason}); starting its ranks again")
@@ -111,7 +103,7 @@ class Training:
                     await self._trainers.learner.restart()
                     self._store.events.log("actor_restarted", actor="learner")
         finally:
-            await self._ahead.drop()
+            await self._trainers.rollouts.drop()
             await self._store.checkpoints.abandon()
         self._store.events.log("run_finished", self._run.config.run.steps)
         return final
@@ -137,7 +129,7 @@ class Training:
             raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
         return checkpoint
 
-    def _planned(self, step: int) -> Planned:
+    def _planned(self, step: int) -> tuple[Step, list[Prompt]]:
         """A step by its number, and its prompts: always the same ones."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
@@ -146,20 +138,16 @@ class Training:
             taken = [position[prompt.id] for prompt in used]
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
-        number = Step(self._run, self._trainers, step, replays_at(self._run.config, step), more, used=self._used)
-        number.in_flight = None if self._in_flight is None else self._in_flight.now
-        return number, prompts
+        replays = replays_at(self._run.config, step)
+        return Step(self._run, self._trainers, step, replays, more, used=self._used), prompts
 
     async def _step(self, step: int) -> dict[str, MetricValue]:
-        number, prompts = self._ahead.step(step)
+        number, prompts = self._planned(step)
         generators = self._run.roles.generators
         before = generators.reissued
         trained = await self._train(number, prompts)
         since = generators.reissued - before
         again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
-        tokens = trained.metrics.get("rollout/tokens")
-        if self._in_flight is not None and isinstance(tokens, int):
-            self._in_flight.record(number.clock.seconds["step"], tokens)
         if self._run.config.replay.selection == "least-used":
             self._used.update(trained.replayed)
         for index, update in enumerate(trained.updates):

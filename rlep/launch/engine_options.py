@@ -112,7 +112,7 @@ def learner_options(config: Config) -> LearnerOptions:
         micro_batch_tokens=role.micro_batch_tokens,
         threads=role.threads or max(1, int(role.cpus)),
         collective_timeout_s=role.collective_timeout_s,
-        keep_start_weights=update.stream != "off",
+        keep_start_weights=update.stream and update.prompts < config.rollout.prompts,
         cpu_acceleration=config.cluster.cpu_acceleration and not cuda,
         seed=config.run.seed,
     )

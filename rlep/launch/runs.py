@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-
-import typer
+from typing import Protocol
 
 from rlep.actors.pool_actor import PoolService
-from rlep.cli.progress import TerminalProgress
-from rlep.cli.shell import run_async
-from rlep.cli.tables import show_table
+from rlep.actors.run_progress import Phase
+from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
 from rlep.data.prompts import PromptOrder, PromptSet
@@ -21,43 +18,58 @@ from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collector
 from rlep.driver.context import Run
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
-from rlep.driver.train import Training, TrainingData, rlep_step
+from rlep.driver.train import Training, TrainingData
 from rlep.launch.compose import Inputs, pool_directory, read_inputs, stage
 from rlep.launch.engine_options import generator_dtype
+from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
+from rlep.launch.wings import rollouts, train_step
 from rlep.metrics.trackers import open_trackers
 
 
-def train(config: Config) -> Checkpoint:
+class CommandProgress(Progress, Protocol):
+    """What the user of a command is shown; handed in, because this folder prints nothing."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        """The bars that are there now."""
+        ...
+
+    def stopping(self) -> None:
+        """The command was told to stop, and closes what it started."""
+        ...
+
+
+def train(config: Config, progress: CommandProgress) -> Checkpoint:
     """Phase 1 or 2, from the start or from where it stopped; returns the last checkpoint."""
-    return _learn(config, "train")
+    return _learn(config, "train", progress)
 
 
-def sft(config: Config) -> Checkpoint:
+def sft(config: Config, progress: CommandProgress) -> Checkpoint:
     """Supervised fine-tuning on the pool's answers."""
     if not config.replay.count:
         raise ConfigError("sft trains on replays: set replay.count to the answers per prompt and step")
     if config.replay.failed:
         raise ConfigError("sft imitates every answer it is given: set replay.failed = 0")
-    return _learn(config, "sft")
+    return _learn(config, "sft", progress)
 
 
-def collect(config: Config) -> Collected:
+def collect(config: Config, progress: CommandProgress) -> Collected:
     """Ask every question; fill the pool."""
     inputs = read_inputs(config)
-    with TerminalProgress() as progress:
-        store = _open(config, inputs, "collect")
-        try:
-            return run_async(_collect(config, inputs, store, progress))
-        finally:
-            store.close()
+    store = _open(config, inputs, "collect")
+    try:
+        return run_async(_collect(config, inputs, store, progress), progress.stopping)
+    finally:
+        store.close()
 
 
-def evaluate(config: Config, model: Path, data: Sequence[Path], out: Path, *, as_json: bool) -> None:
-    """Evaluate a model directory; write ``evaluation.json`` and ``samples.parquet``, print the table."""
+def evaluate(
+    config: Config, model: Path, data: Sequence[Path], out: Path, progress: CommandProgress
+) -> EvaluationReport:
+    """Evaluate a model directory; write ``evaluation.json`` and ``samples.parquet``."""
     sections = {
         "model": config.model.model_copy(update={"path": model}),
         "data": config.data.model_copy(update={"evaluation": tuple(data)}),
@@ -66,32 +78,25 @@ def evaluate(config: Config, model: Path, data: Sequence[Path], out: Path, *, as
     config = config.model_copy(update=sections)
     inputs = read_inputs(config, train=False)
     out.mkdir(parents=True, exist_ok=True)
-    with TerminalProgress() as progress:
-        evaluated = run_async(_evaluate(config, inputs, progress))
+    evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
     rows = evaluated.report.to_json()
     write_json(out / "evaluation.json", {"model": str(model), "model_digest": inputs.model_digest, "rows": rows})
     write_samples(out / "samples.parquet", evaluated, inputs.tokenizer.decode)
-    if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-    else:
-        show_table(evaluated.report.table())
+    return evaluated.report
 
 
-def _learn(config: Config, phase: str) -> Checkpoint:
+def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     inputs = read_inputs(config)
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
-    with TerminalProgress() as progress:
-        store = _open(config, inputs, phase)
-        try:
-            return run_async(_train(config, inputs, store, progress, supervised=phase == "sft"))
-        except BaseException as error:
-            interrupted = not isinstance(error, Exception)
-            store.events.log(
-                "run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}"
-            )
-            raise
-        finally:
-            store.close()
+    store = _open(config, inputs, phase)
+    try:
+        return run_async(_train(config, inputs, store, progress, supervised=phase == "sft"), progress.stopping)
+    except BaseException as error:
+        interrupted = not isinstance(error, Exception)
+        store.events.log("run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        store.close()
 
 
 def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
@@ -116,7 +121,7 @@ def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
 
 
 async def _train(
-    config: Config, inputs: Inputs, store: RunDirectory, progress: TerminalProgress, *, supervised: bool
+    config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress, *, supervised: bool
 ) -> Checkpoint:
     prompts = _train_set(inputs)
     async with stage(config, partial(_report, store)) as actors:
@@ -135,12 +140,12 @@ async def _train(
         )
         run = _run(config, inputs, Roles(writers, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
-        made, ahead = (sft_step, 0) if supervised else (rlep_step, config.rollout.max_staleness)
-        step = watch.watched(made, actors.cluster.timeline, control.roles)
-        return await Training(run, Trainers(trained, weights, pool, failures), data, store, step, ahead=ahead).run()
+        trainers = Trainers(trained, weights, rollouts(run, prompts), pool, failures)
+        step = watch.watched(sft_step if supervised else train_step(config), actors.cluster.timeline, control.roles)
+        return await Training(run, trainers, data, store, step).run()
 
 
-async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: TerminalProgress) -> Collected:
+async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress) -> Collected:
     prompts = _train_set(inputs)
     async with stage(config, partial(_report, store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
@@ -159,7 +164,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
     return collected
 
 
-async def _evaluate(config: Config, inputs: Inputs, progress: TerminalProgress) -> Evaluated:
+async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -> Evaluated:
     async with stage(config) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         await actors.started()
@@ -168,7 +173,7 @@ async def _evaluate(config: Config, inputs: Inputs, progress: TerminalProgress) 
 
 
 async def _pool_digest(
-    config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: TerminalProgress
+    config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
 ) -> str:
     held = set(await pool.prompt_ids())
     covered = sum(prompt.id in held for prompt in prompts.prompts)
@@ -188,7 +193,7 @@ def _report(store: RunDirectory, event: str, actor: str, error: str) -> None:
     store.events.log(event, None, actor=actor, error=error)
 
 
-def _run(config: Config, inputs: Inputs, roles: Roles, progress: TerminalProgress) -> Run:
+def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress) -> Run:
     return Run(
         config,
         roles,

@@ -51,8 +51,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
-    Metric("rollout/in_flight", "requests", "Requests that generators hold at once; chosen from past steps"),
-    Metric("rollout/retried", "requests", "Requests handed out again: their generator was lost, left or too slow"),
+    Metric("rollout/retried", "requests", "Requests re-dispatched: their generator was lost, drained or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/filtered", "prompts", "Prompts left out because they are over the length limit"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
@@ -61,11 +60,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),
     Metric("group/informative", "share", "Groups whose advantages are not all zero"),
-    Metric("group/rescued", "share", "Groups without a fresh success that a replay gave one"),
-    Metric("replay/trajectories", "trajectories", "Replays handed out by the pool and mixed into groups"),
+    Metric("group/solved_by_replay", "share", "Groups without a fresh success that a replay gave one"),
+    Metric("replay/trajectories", "trajectories", "Replays drawn from the pool and mixed into groups"),
     Metric("replay/tokens", "tokens", "Response tokens of those replays"),
     Metric("replay/reward", "reward", "Mean shaped reward of those replays"),
-    Metric("replay/failed", "trajectories", "Wrong answers among them (replay.failed)"),
+    Metric("replay/failed", "trajectories", "Wrong ones among them (replay.failed)"),
     Metric("replay/distinct", "trajectories", "Different replays among them"),
     Metric("replay/length_mean", "tokens", "Mean length of the replays, EOS included"),
     Metric("loss/policy", "loss", "Policy loss, mean over the updates of the step"),
@@ -74,7 +73,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("loss/tokens/<source>", "tokens", "Response tokens of this source that reached the loss"),
     Metric("loss/sft", "nats/token", "Supervised fine-tuning: mean negative log-prob of the target tokens"),
     Metric("update/count", "updates", "Optimizer updates applied in the step"),
-    Metric("update/early", "updates", "Updates begun before the last fresh completion (update.stream)"),
     Metric("update/skipped", "updates", "Updates not applied: no token to train on, or a non-finite gradient"),
     Metric("update/grad_norm", "norm", "Gradient norm before clipping, mean over the updates"),
     Metric("update/grad_norm_max", "norm", "Gradient norm before clipping, largest of the updates"),
@@ -89,7 +87,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("update/clip_fraction_high/<source>", "share", "Tokens of this source whose loss is clipped at 1 + high"),
     Metric("update/clip_fraction_dual/<source>", "share", "Tokens of this source stopped by the dual clip"),
     Metric("update/entropy/<source>", "nats/token", "Mean entropy of the policy on this source's trained tokens"),
-    Metric("update/old_kl/<source>", "nats/token", "Estimated divergence from the step's policy"),
+    Metric("update/approx_kl/<source>", "nats/token", "Estimated divergence from the step's policy"),
     Metric("update/reference_kl/<source>", "nats/token", "Estimated divergence from the reference policy"),
     Metric("ratio/mean/<source>", "ratio", "Mean importance ratio of the tokens of this source"),
     Metric("ratio/max/<source>", "ratio", "Largest importance ratio of the tokens of this source"),
@@ -102,14 +100,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("logprob/fresh", "nats/token", "Mean log-prob of the fresh tokens under the step's policy"),
     Metric("logprob/replay", "nats/token", "Mean log-prob of the replayed tokens under the step's policy"),
     Metric("logprob/replay_behaviour", "nats/token", "Mean stored log-prob of the replayed tokens (their own sampler)"),
-    Metric("staleness/mean", "versions", "Mean age of the fresh tokens in policy versions (rollout.max_staleness)"),
-    Metric("staleness/max", "versions", "Age of the oldest fresh token"),
-    Metric("staleness/stale", "share", "Fresh tokens older than the step's policy"),
-    Metric("staleness/ready", "prompts", "Prompts whose answers were verified when the step began"),
+    Metric("staleness/mean", "versions", "Mean policy lag of the fresh tokens (rollout.max_staleness)"),
+    Metric("staleness/max", "versions", "Largest policy lag of a fresh token"),
+    Metric("staleness/stale", "share", "Fresh tokens with a policy lag"),
     Metric("tis/weight", "ratio", "Mean truncated importance weight of the fresh trained tokens (loss.tis_cap)"),
     Metric("tis/truncated", "share", "Fresh trained tokens whose importance weight was cut to loss.tis_cap"),
     Metric("weights/version", "version", "Policy version the step trains; its rollouts' too, unless they are stale"),
-    Metric("weights/logprob_gap", "nats", "Largest log-prob difference of generator and learner on the same tokens"),
+    Metric("weights/logprob_gap", "nats", "Max log-prob difference of generator and learner on the same tokens"),
     Metric("weights/bytes", "bytes", "Bytes of one published set of weights"),
     Metric("pool/prompts", "prompts", "Prompts with at least one stored trajectory"),
     Metric("pool/eligible", "prompts", "Prompts with enough stored trajectories to be replayed"),
@@ -131,7 +128,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/generate", "s", "From the first request (if stale, before the step) to the last fresh completion"),
     Metric("time/verify", "s", "Waiting for verdicts after the last completion"),
     Metric("time/replay", "s", "Waiting for replays after the last verdict"),
-    Metric("time/score", "s", "Old log-probs by the learner, as far as nothing else was waited for"),
+    Metric("time/score", "s", "Old log-probs by the learner"),
     Metric("time/update", "s", "Optimizer updates"),
     Metric("time/publish", "s", "New weights to every generator, and the log-prob check"),
     Metric("time/checkpoint", "s", "What a checkpoint held training up; its files are written meanwhile"),
@@ -157,6 +154,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("metrics/nonfinite", "values", "Values of this line that were NaN or infinite and are written as null"),
 )
 
+RENAMED = {"update/old_kl": "update/approx_kl", "group/rescued": "group/solved_by_replay"}
+"""Old metric → its new name. It is refused where a metric is named; runs that recorded it can still be read."""
+
 EVENTS: dict[str, str] = {
     "run_started": "The run began in an empty run directory",
     "run_resumed": "The run continues from a checkpoint",
@@ -170,8 +170,8 @@ EVENTS: dict[str, str] = {
     "actor_started": "An actor answers for the first time",
     "actor_lost": "An actor died or stopped answering",
     "actor_restarted": "An actor was started again in place of a lost one",
-    "actor_drained": "An actor left the run on request; what it handed back",
-    "scaling_refused": "Generators that were to come did not; why",
+    "actor_drained": "An actor was drained on request; what it handed back",
+    "scaling_refused": "Generators that were asked for were not created; why",
     "rollout_retried": "Requests of a lost generator were given to another",
     "rollout_dropped": "A completion was thrown away: a duplicate or a stale policy version",
     "update_skipped": "An optimizer update was not applied",
@@ -200,6 +200,9 @@ def metric_for(name: str) -> Metric:
     for metric, pattern in _patterns():
         if pattern.fullmatch(name):
             return metric
+    for old, new in RENAMED.items():
+        if name == old or name.startswith(old + "/"):
+            raise ValueError(f"unknown metric {name!r}; it is now called {new + name.removeprefix(old)}")
     near = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=2)
     raise ValueError(f"unknown metric {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
 

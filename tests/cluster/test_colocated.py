@@ -31,6 +31,7 @@ from rlep.data.prompts import PromptSet
 from rlep.driver import ports
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.launch.compose import RunActors, read_inputs, stage
 from rlep.metrics.spans import Span
@@ -54,9 +55,9 @@ class Answers:
         return self.inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s):
             self.written += 1
             yield self.known.setdefault(one.request_id, one)
 
@@ -92,7 +93,7 @@ async def cast_of(actors: RunActors, config: Config, prompts: PromptSet, known: 
     writers, learner, published = actors.ports(generators, learners, weights)
     answers = Answers(writers, known)
     run = Run(config, Roles(answers, verifiers), TerminalProgress(), "tok", "base", "float32")
-    return Cast(actors, generators, answers, Trainers(learner, published, None), run)
+    return Cast(actors, generators, answers, Trainers(learner, published, OnPolicyRollouts(run), None), run)
 
 
 def check_turns(spans: Sequence[Span]) -> None:

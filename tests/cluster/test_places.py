@@ -81,8 +81,9 @@ def test_what_living_workers_share_is_listed_though_another_process_ended_meanwh
 SLOW_TO_CLOSE = """
 import asyncio, os, signal
 from rlep.actors.cluster import Cluster
-from rlep.cli.shell import command_errors, run_async
+from rlep.cli.shell import command_errors, say_stopping
 from rlep.config.roles import ClusterConfig
+from rlep.launch.event_loop import run_async
 
 async def connected():
     cluster = Cluster(ClusterConfig(cpus=1), "terminated")
@@ -95,7 +96,7 @@ async def connected():
         await asyncio.to_thread(cluster.close)
         print("closed")
 
-command_errors(lambda: run_async(connected()))()
+command_errors(lambda: run_async(connected(), say_stopping))()
 """
 
 

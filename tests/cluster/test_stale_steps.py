@@ -22,6 +22,7 @@ from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Trained, Training, TrainingData
 from rlep.launch.compose import read_inputs, stage
+from rlep.launch.wings import rollouts
 from tests.small import BASE, PROMPTS, small_task
 
 STEPS, FRESH = 4, 16
@@ -36,7 +37,7 @@ async def kill_one(generators: GeneratorPool) -> None:
 def checked(outcome: StepOutcome) -> int:
     """Check each token's age and log-prob; returns how many are stale."""
     stale = 0
-    for ready in outcome.sets:
+    for ready in outcome.mini_batches:
         at = 0
         for group in ready.groups:
             assert len({one.sample_id for one in group.fresh}) == FRESH
@@ -82,7 +83,8 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
         weights = actors.weights(learners, generators, inputs.train.prompts)
         run = Run(config, Roles(generators, verifiers), TerminalProgress(), inputs.tokenizer.digest, "base", "float32")
         data = TrainingData(inputs.train, inputs.held_out, "", inputs.tokenizer.decode)
-        await Training(run, Trainers(learners, weights, None), data, store, train, ahead=1).run()
+        trainers = Trainers(learners, weights, rollouts(run, inputs.train), None)
+        await Training(run, trainers, data, store, train).run()
     store.close()
     stale = [checked(outcome) for outcome in outcomes]
     assert stale[0] == 0

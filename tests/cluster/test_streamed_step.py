@@ -1,10 +1,10 @@
-"""Streamed steps on real parts: the answers of synchronous steps, given again, lead to the same weights to the bit."""
+"""Plain and streamed steps on real parts: given the same responses, both end with the same weights to the bit."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,23 +20,24 @@ from rlep.core.types import Completion, Float32Array, Reissued, Request, Samplin
 from rlep.data.prompts import PromptSet
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
+from rlep.driver.wings.streamed import streamed_step
 from rlep.launch.compose import read_inputs, stage
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2
-IN_FLIGHT = 6
+MAKERS = {"plain": run_step, "streamed": streamed_step}
 
 
 @dataclass(eq=False)
 class Answers:
-    """Real generators; ``again`` gives their answers again, those of later sets only once the first update was made."""
+    """Real generators; ``known`` responses are given again, with ``held`` those after the first mini-batch only once the
+    first update was made."""
 
     inner: GeneratorPool
     updated: asyncio.Event = field(default_factory=asyncio.Event)
-    again: bool = False
-    held: int = 0
-    """Most requests that one generator held at any completion."""
+    held: bool = False
     known: dict[str, Completion] = field(default_factory=dict)
 
     @property
@@ -45,16 +46,15 @@ class Answers:
         return self.inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        if self.again:
+        if requests[0].id in self.known:
             for number, request in enumerate(requests):
-                if number == PER_UPDATE * FRESH:
+                if self.held and number == PER_UPDATE * FRESH:
                     await self.updated.wait()
                 yield self.known[request.id]
             return
-        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
-            self.held = max(self.held, *(self.inner._queue.leased(f"generator-{index}") for index in range(2)))
+        async for one in self.inner.generate(requests, sampling, deadline_s=deadline_s):
             self.known[one.request_id] = one
             yield one
 
@@ -71,11 +71,9 @@ class Watched:
         self.asked.append("score")
         return await self.inner.score(batch, rollout=rollout)
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         self.asked.append("update")
-        outcome = await self.inner.update(batch, rollout=rollout, supervised=supervised, keep=keep)
+        outcome = await self.inner.update(batch, rollout=rollout, supervised=supervised)
         self.updated.set()
         return outcome
 
@@ -102,14 +100,22 @@ class Cast:
     verifiers: VerifierPool
     learner: Watched
     weights: WeightPublisher
+    start: Path
 
-    async def step(self, number: int, stream: str) -> StepOutcome:
-        """A step on the same prompts whatever its number."""
-        self.generators.updated.clear()
-        config = self.config.model_copy(update={"update": self.config.update.model_copy(update={"stream": stream})})
-        run = Run(config, Roles(self.generators, self.verifiers), TerminalProgress(), "tok", "base", "float32")
-        step = Step(run, Trainers(self.learner, self.weights, None), number, 0, lambda *_: ())
-        return await run_step(replace(step, in_flight=IN_FLIGHT), self.prompts.prompts[:PROMPTS])
+    async def steps(self, maker: str) -> list[StepOutcome]:
+        """Steps on the same prompts, from the weights saved at ``start``."""
+        await self.learner.load(self.start)
+        await self.weights.publish(0)
+        self.learner.asked.clear()
+        self.generators.held = maker == "streamed"
+        run = Run(self.config, Roles(self.generators, self.verifiers), TerminalProgress(), "tok", "base", "float32")
+        trainers = Trainers(self.learner, self.weights, OnPolicyRollouts(run), None)
+        outcomes = []
+        for number in range(STEPS):
+            self.generators.updated.clear()
+            step = Step(run, trainers, number, 0, lambda *_: ())
+            outcomes.append(await MAKERS[maker](step, self.prompts.prompts[:PROMPTS]))
+        return outcomes
 
     async def save(self, home: Path) -> None:
         """Weights and optimizer state into a new directory."""
@@ -119,33 +125,29 @@ class Cast:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-async def test_streamed_steps_end_with_the_weights_of_synchronous_ones_to_the_bit(tmp_path: Path, ranks: int) -> None:
+async def test_both_steps_end_with_the_same_weights_to_the_bit(tmp_path: Path, ranks: int) -> None:
     overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=streamed", "cluster.cpus=4"]
     # Rewards that fall with every token: each group has a gradient, whatever the base model gets right.
-    overrides += ["update.lr=1e-3", "reward.overlong_buffer=47"]
-    config = load_config([BASE], [*overrides, "generator.count=2", f"learner.ranks={ranks}"])
+    overrides += ["update.lr=1e-3", "reward.overlong_buffer=47", "update.stream=true"]
+    config = load_config([BASE], [*overrides, f"learner.ranks={ranks}"])
     inputs = read_inputs(config)
     assert inputs.train is not None
+    updates = PROMPTS // PER_UPDATE
+    in_order = {"plain": ["score"] * updates + ["update"] * updates, "streamed": ["score", "update"] * updates}
+    norms, saved = {}, {}
     async with stage(config) as actors:
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
         await actors.started()
         weights = actors.weights(learners, generators, inputs.train.prompts)
-        answers = Answers(generators)
-        cast = Cast(config, inputs.train, answers, verifiers, Watched(learners, answers.updated), weights)
-        await cast.save(tmp_path / "start")
-        await weights.publish(0)
-        synchronous = [await cast.step(number, "off") for number in range(STEPS)]
-        await cast.save(tmp_path / "synchronous")
-        assert 0 < answers.held <= IN_FLIGHT / 2, "each of two generators holds its share"
-        await cast.learner.load(tmp_path / "start")
-        await weights.publish(0)
-        answers.again = True
-        cast.learner.asked.clear()
-        streamed = [await cast.step(number, "fixed") for number in range(STEPS)]
-        assert cast.learner.asked == ["score", "update"] * (STEPS * PROMPTS // PER_UPDATE)
-        norms = [[update.grad_norm for one in steps for update in one.updates] for steps in (synchronous, streamed)]
-        assert norms[0] == norms[1]
-        assert min(norms[0]) > 0
-        await cast.save(tmp_path / "streamed")
-    start, expected = contents(tmp_path / "start"), contents(tmp_path / "synchronous")
-    assert contents(tmp_path / "streamed") == expected != start
+        answers, start = Answers(generators), tmp_path / "start"
+        cast = Cast(config, inputs.train, answers, verifiers, Watched(learners, answers.updated), weights, start)
+        await cast.save(start)
+        for maker in MAKERS:
+            outcomes = await cast.steps(maker)
+            assert cast.learner.asked == STEPS * in_order[maker]
+            norms[maker] = [update.grad_norm for one in outcomes for update in one.updates]
+            await cast.save(tmp_path / maker)
+            saved[maker] = contents(tmp_path / maker)
+    assert norms["streamed"] == norms["plain"]
+    assert min(norms["plain"]) > 0
+    assert saved["streamed"] == saved["plain"] != contents(start)

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from rlep.core.jsonl import read_lines
 from tests.conftest import shared_segments
 from tests.small import BASE, options, small_task
+from tests.waiting import wait_until
 
 STEPS = 8
 
@@ -27,11 +27,12 @@ def start(home: Path, overrides: list[str]) -> subprocess.Popen[str]:
 def wait_for(home: Path, run: subprocess.Popen[str], lines: int) -> None:
     """Wait until the run has recorded ``lines`` steps."""
     metrics = home / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 300
-    while not metrics.exists() or len(metrics.read_text().splitlines()) < lines:
-        assert run.poll() is None, (home / "output.txt").read_text()
-        assert time.monotonic() < deadline, f"no {lines} steps within 300 s"
-        time.sleep(0.05)
+
+    def recorded() -> int:
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+    wait_until(lambda: recorded() >= lines or run.poll() is not None, f"{lines} steps", 300)
+    assert run.poll() is None, (home / "output.txt").read_text()
 
 
 def test_interrupted_then_killed_then_continued(tmp_path: Path) -> None:

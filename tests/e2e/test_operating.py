@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 from rlep.core.jsonl import read_lines
 from tests.small import BASE, options, rlep, small_task
+from tests.waiting import wait_until
 
 
 def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) -> None:
@@ -77,14 +77,11 @@ def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path
 
 def status_of(run: Path, training: subprocess.Popen[bytes], *, output: Path) -> dict[str, Any]:
     """The status once the run takes commands and its first weights are served."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert training.poll() is None, output.read_text()
-        if (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text():
-            found: dict[str, Any] = json.loads(rlep("status", run, "--json").stdout)
-            return found
-        time.sleep(0.2)
-    raise AssertionError("no step within 300 s")
+    metrics = run / "metrics.jsonl"
+    wait_until(lambda: (metrics.exists() and metrics.read_text()) or training.poll() is not None, "the first step", 300)
+    assert training.poll() is None, output.read_text()
+    found: dict[str, Any] = json.loads(rlep("status", run, "--json").stdout)
+    return found
 
 
 def watched_to_its_end(run: Path, training: subprocess.Popen[bytes]) -> None:
@@ -123,16 +120,12 @@ class Shown:
 
     def until(self, text: str) -> None:
         """Read until the terminal has shown ``text``."""
-        deadline = time.monotonic() + 120
-        while text not in self.seen:
-            assert time.monotonic() < deadline, self.seen
-            assert self.read(), self.seen
+        wait_until(lambda: text in self.seen or not self.read(), f"{text!r} on the terminal")
+        assert text in self.seen, self.seen
 
     def until_end(self) -> int:
         """Read until the process is gone; its exit status."""
-        deadline = time.monotonic() + 120
-        while self.read():
-            assert time.monotonic() < deadline, self.seen
+        wait_until(lambda: not self.read(), "the end of the command")
         return self.process.wait(timeout=60)
 
     def read(self) -> bool:

@@ -82,15 +82,15 @@ def test_numbers_of_requests_that_ended_are_forgotten(ours: DrawnAhead) -> None:
     assert len(ours._drawn) == 1
 
 
-def test_only_the_sampler_of_a_cpu_is_replaced_and_that_of_the_second_model_runner_stays(environment: None) -> None:
+def test_only_the_sampler_of_a_cpu_is_replaced_and_that_of_vllms_gpu_model_runner_stays(environment: None) -> None:
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
     from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-    from rlep.engines.cpu.draws import DrawnAhead
-    from rlep.engines.sampler.vllm_worker import WorkerExtension
+    from rlep.engines.cpu.draws import DrawingWorkerExtension, DrawnAhead
 
     def after(sampler: object) -> object:
-        WorkerExtension.draw_ahead(SimpleNamespace(model_runner=SimpleNamespace(sampler=sampler)))  # type: ignore[arg-type]
+        worker = SimpleNamespace(model_runner=SimpleNamespace(sampler=sampler))
+        DrawingWorkerExtension.draw_ahead(worker)  # type: ignore[arg-type]
         return sampler
 
     second = Sampler.__new__(Sampler)  # what vLLM takes on GPUs; it cannot be built without one

@@ -1,4 +1,7 @@
-"""The generator on a real vLLM: what it samples, how it takes weights, what it refuses, how it ends."""
+"""The generator on a real vLLM: what it samples, how it takes weights, what it refuses, how it ends.
+
+Once with vLLM's own scheduler and sampler, once with those of ``rlep.engines.cpu``.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,29 @@ from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.weights.publication import Probe, Publication, Segment, TensorSpec
 from rlep.engines.weights.shared_memory import SegmentWriter
-from tests.engines.sampler_cases import CONTEXT, EOS, VOCABULARY, build_model, perturb, sequence, true_logprobs
+from tests.engines.sampler_cases import (
+    CONTEXT,
+    EOS,
+    PARTS,
+    VOCABULARY,
+    build_model,
+    perturb,
+    sequence,
+    true_logprobs,
+)
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-# Blocks that some prompts share, and steps that cannot take all prompts at once.
+BLOCK, BLOCKS = 32, 48
+BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 32 * 4  # 2 layers, keys and values, 2 heads of 32 float32
+# Blocks that some prompts share, fewer than requests; steps that cannot take all prompts at once.
 OPTIONS = SamplerOptions(
-    max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=64, max_num_batched_tokens=CONTEXT
+    max_model_len=CONTEXT,
+    kv_cache_gib=BLOCKS * BLOCK_BYTES / 2**30,
+    block_size=BLOCK,
+    max_num_seqs=64,
+    max_num_batched_tokens=CONTEXT,
 )
 FULL = Sampling(max_tokens=24)
 
@@ -55,7 +73,7 @@ class Rig:
         return Publication(self.version, layout, segment, probes, tolerance)
 
     async def update(self, scale: float) -> float:
-        """Change the weights, push them, and confirm; the handshake's largest difference."""
+        """Change the weights, push them, and confirm; the largest log-prob difference."""
         perturb(self.model, scale)
         publication = self.publish()
         await self.sampler.load_weights(publication)
@@ -87,14 +105,15 @@ def worst_difference(model: Qwen2ForCausalLM, wanted: list[Request], found: dict
     )
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", "untied"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied-stock", "untied-accelerated"])
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
+    head, parts = request.param.split("-")
     directory = tmp_path_factory.mktemp(request.param)
-    model = build_model(directory, tied=request.param == "tied")
-    runtime = prepare_environment(OPTIONS)
-    sampler = Sampler(directory, OPTIONS)
+    model = build_model(directory, tied=head == "tied")
+    runtime = prepare_environment(OPTIONS, parts=PARTS[parts])
+    sampler = Sampler(directory, OPTIONS, PARTS[parts])
     with pytest.raises(ActorLost, match="not started"):
         await sampler.health()
     await sampler.start(deadline_s=500)
@@ -148,6 +167,18 @@ async def test_a_seed_gives_the_same_response_in_any_company(rig: Rig) -> None:
     reseeded = await collect(rig.sampler, [replace(request, seed=request.seed + 1) for request in wanted])
     changed = [not np.array_equal(reseeded[key].tokens, first[key].tokens) for key in first]
     assert sum(changed) >= 24
+
+
+async def test_requests_that_lose_their_cache_to_others_get_the_responses_that_they_get_alone(rig: Rig) -> None:
+    """One block each at first, and waiting requests take every free one: whoever needs its second displaces another."""
+    prompt, long = sequence(20, 0, 4)[0], Sampling(max_tokens=60)
+    wanted = [Request(f"k{i}", "p", prompt, i, 500 + i) for i in range(64)]
+    found = await collect(rig.sampler, wanted, long)
+    assert sum(len(one.tokens) + len(prompt) > BLOCK for one in found.values()) > 32
+    for few in (wanted[0:12], wanted[26:38], wanted[52:64]):  # 12 of at most 3 blocks fit
+        for request_id, alone in (await collect(rig.sampler, few, long)).items():
+            assert alone.tokens.tolist() == found[request_id].tokens.tolist()
+    assert worst_difference(rig.model, wanted, found) <= 1e-4
 
 
 async def test_samples_are_drawn_from_the_models_distribution(rig: Rig) -> None:
@@ -216,7 +247,7 @@ async def test_a_torn_or_foreign_file_is_refused_and_the_old_version_still_serve
 
 
 async def test_weights_that_are_overwritten_while_they_load_are_not_served(rig: Rig) -> None:
-    """The learner begins its second next publication when the file has been checked and is being copied."""
+    """The learner begins its second next weight update when the file has been checked and is being copied."""
     publication = rig.publish()
     loading = asyncio.create_task(rig.sampler.load_weights(publication))
     while rig.sampler.policy_version is not None:  # noqa: ASYNC110 - until the file has been checked
@@ -302,7 +333,7 @@ async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None
     assert len(await collect(rig.sampler, requests(8))) == 8
 
 
-@pytest.mark.parametrize("rig", ["tied"], indirect=True)
+@pytest.mark.parametrize("rig", ["tied-stock"], indirect=True)
 async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
     engines = [one for one in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(one.cmdline())]
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
@@ -317,7 +348,7 @@ async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
         await collect(rig.sampler, requests(1))
 
 
-@pytest.mark.parametrize("rig", ["untied"], indirect=True)
+@pytest.mark.parametrize("rig", ["untied-accelerated"], indirect=True)
 async def test_closing_ends_running_calls(rig: Rig) -> None:
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
     scoring = asyncio.create_task(rig.sampler.score([sequence(8, 40, 1)] * 64))

@@ -47,7 +47,7 @@ class Rig:
 
     @property
     def tolerance(self) -> float:
-        """Of the handshake."""
+        """Of the log-prob check."""
         return LOGPROB_TOLERANCE[self.options.dtype]
 
     def offer(self, group: BroadcastGroup, version: int) -> Publication:
@@ -60,7 +60,7 @@ class Rig:
 
     def new_group(self, deadline_s: float = 60.0) -> WeightSender:
         """Of the learner and this generator."""
-        assert self.options.transfer != "segment"
+        assert self.options.transfer != "shared_memory"
         return WeightSender("127.0.0.1", self.options.transfer, 2, deadline_s)
 
     def send(self, sender: WeightSender, count: int | None) -> None:
@@ -125,6 +125,8 @@ async def test_what_cannot_be_taken_is_refused_before_the_old_weights_are_touche
 
 
 async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group_repeats_it(rig: Rig) -> None:
+    if rig.options.transfer == "nccl":
+        pytest.skip("a generator that NCCL holds is ended by its supervisor: tests/cluster/test_weight_group.py")
     broken = rig.new_group(deadline_s=5.0)
     with pytest.raises(WeightSyncError, match="failed and must be repeated"):
         await rig.transfer(broken, 4, count=5)
@@ -148,7 +150,7 @@ async def test_a_learner_that_never_comes_is_an_error_after_the_deadline_and_the
     for _ in range(20):  # each within milliseconds, or it would wait out the group's deadline
         assert (await rig.sampler.health()).policy_version is None
     assert not loading.done()
-    with pytest.raises(WeightSyncError, match=r"rank 1 of 2 did not meet the others"):
+    with pytest.raises(WeightSyncError, match=r"ranks? \[?1\]? of 2 did not meet the others"):
         await loading
     sender = rig.new_group()
     await rig.transfer(sender, 5)

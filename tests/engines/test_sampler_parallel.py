@@ -61,7 +61,7 @@ class Rig:
 
     @property
     def tolerance(self) -> float:
-        """Of the handshake."""
+        """Of the log-prob check."""
         return LOGPROB_TOLERANCE[self.options.dtype]
 
     def publish(self, version: int) -> Publication:

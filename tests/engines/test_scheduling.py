@@ -49,7 +49,7 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(Scheduler, "update_from_output", vllm)
     made = object.__new__(WholeResponses)
-    made._written = {}
+    made._partial = {}
     return made
 
 
@@ -62,7 +62,7 @@ def test_a_response_leaves_once_with_all_its_tokens_and_logprobs(scheduler: Any)
     assert second.new_logprobs.logprob_token_ids.tolist() == [[3], [6], [9]]
     np.testing.assert_array_equal(second.new_logprobs.logprobs, np.array([[0.3], [0.6], [0.9]], dtype=np.float32))
     assert step(scheduler, {}, {"a", "b"}, {}) == {}  # b was aborted
-    assert scheduler._written == {}
+    assert scheduler._partial == {}
 
 
 def test_what_failed_before_its_first_step_is_passed_on(scheduler: Any) -> None:
@@ -82,13 +82,13 @@ def slots(groups: int = 1) -> tuple[Any, list[int]]:
     return manager, asked
 
 
-def test_vllm_is_asked_for_room_only_where_a_new_block_is_needed() -> None:
+def test_vllm_is_asked_for_slots_only_where_a_new_block_is_needed() -> None:
     from vllm.v1.request import RequestStatus
 
-    from rlep.engines.cpu.scheduling import use_room_left
+    from rlep.engines.cpu.scheduling import use_free_slots
 
     manager, asked = slots()
-    use_room_left(manager)
+    use_free_slots(manager)
     request = SimpleNamespace(request_id="a", status=RequestStatus.RUNNING, num_computed_tokens=6)
     assert [manager.allocate_slots(request, count) for count in (1, 2)] == ["none new"] * 2
     manager.allocate_slots(request, 3)
@@ -100,10 +100,10 @@ def test_vllm_is_asked_for_room_only_where_a_new_block_is_needed() -> None:
     assert asked == [9, 7, 7, 7]
 
 
-def test_models_with_several_kinds_of_attention_keep_vllms_way() -> None:
-    from rlep.engines.cpu.scheduling import use_room_left
+def test_models_with_several_kinds_of_attention_keep_vllms_calculation() -> None:
+    from rlep.engines.cpu.scheduling import use_free_slots
 
     manager, _ = slots(groups=2)
     before = manager.allocate_slots
-    use_room_left(manager)
+    use_free_slots(manager)
     assert manager.allocate_slots is before

@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,10 @@ from rlep.core.types import (
 from rlep.data.prompts import PromptSet
 from rlep.driver.context import Run, Step
 from rlep.driver.ports import Advance, Roles, Trainers
-from rlep.driver.train import TrainingData
+from rlep.driver.rollout import OnPolicyRollouts
+from rlep.driver.run_directory import RunDirectory
+from rlep.driver.train import Training, TrainingData, TrainStep
+from rlep.launch.wings import rollouts, train_step
 from tests.unit.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 
@@ -91,7 +94,7 @@ class FakeGenerators:
     reissued: Reissued = Reissued()  # noqa: RUF009 - frozen
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         await self.world.event("generate", len(requests))
         self.asked.extend(requests)
@@ -209,7 +212,9 @@ class FakeLearner:
     restarts: int = 0
     updated: int | None = None
     """The rollout of the last update."""
-    kept: bytes | None = None  # the state before that rollout's first update, where it was to be kept
+    keep_start_weights: bool = False
+    """See ``LearnerOptions``."""
+    kept: bytes | None = None  # the state before that rollout's first update, where it is kept
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         await self.world.event("score", len(batch))
@@ -219,12 +224,10 @@ class FakeLearner:
             raise UpdateError(f"the weights before rollout {rollout} were not kept")
         return logprobs_of(batch, self.kept)
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         await self.world.event("update", len(batch))
         if rollout != self.updated:
-            self.updated, self.kept = rollout, self.state if keep else None
+            self.updated, self.kept = rollout, self.state if self.keep_start_weights else None
         self.batches.append(batch)
         self.rollouts.append(rollout)
         if not batch.response_lengths[batch.trained].sum():
@@ -314,8 +317,15 @@ class Scene:
 
     @property
     def trainers(self) -> Trainers:
-        """Who trains."""
-        return Trainers(self.learner, self.weights, self.pool, self.failures)
+        """Who trains, on policy."""
+        return Trainers(self.learner, self.weights, OnPolicyRollouts(self.run), self.pool, self.failures)
+
+    def training(
+        self, train: PromptSet, held_out: Sequence[Prompt], store: RunDirectory, step: TrainStep | None = None
+    ) -> Training:
+        """A run with the wings that the config asks for; ``step`` instead of the config's."""
+        trainers = replace(self.trainers, rollouts=rollouts(self.run, train))
+        return Training(self.run, trainers, data_of(train, held_out), store, step or train_step(self.config))
 
     def step(self, number: int = 0, *, replays: int | None = None, spare: Sequence[Prompt] = ()) -> Step:
         """A step whose dynamic sampling finds ``spare`` prompts."""
@@ -331,10 +341,10 @@ class Scene:
 
 def scene_of(config: Config | None = None, *, pool: FakePool | None = None, order: int | None = None) -> Scene:
     """Fakes around one world; the pool's world is shared."""
-    world = pool.world if pool else World()
-    generators, learner = FakeGenerators(world, order), FakeLearner(world)
+    world, config = pool.world if pool else World(), config or config_of()
+    generators, learner = FakeGenerators(world, order), FakeLearner(world, keep_start_weights=config.update.stream)
     return Scene(
-        config or config_of(),
+        config,
         world,
         generators,
         FakeVerifiers(world),

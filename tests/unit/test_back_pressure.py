@@ -26,7 +26,6 @@ from rlep.core.types import Verdict as Judged
 from rlep.driver import collect
 from rlep.driver.collect import Collector
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training, rlep_step
 from tests.unit.driver_fakes import (
     Added,
     FakeGenerators,
@@ -35,7 +34,6 @@ from tests.unit.driver_fakes import (
     FakeVerifiers,
     Scene,
     World,
-    data_of,
     filled_pool,
     scene_of,
 )
@@ -83,7 +81,7 @@ class CountedGenerators(FakeGenerators):
     flow: Flow = field(default_factory=Flow)
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         self.flow.count("asked", len(requests))
         async for completion in super().generate(requests, sampling, deadline_s=deadline_s):
@@ -110,11 +108,9 @@ class CountedLearner(FakeLearner):
         await self.flow.work("score")
         return await super().score(batch, rollout=rollout)
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         await self.flow.work("update")
-        outcome = await super().update(batch, rollout=rollout, supervised=supervised, keep=keep)
+        outcome = await super().update(batch, rollout=rollout, supervised=supervised)
         assert batch.replayed is not None
         self.flow.count("trained", int((~batch.replayed).sum()))
         return outcome
@@ -135,7 +131,7 @@ class CountedPool(FakePool):
         return await super().add(trajectories)
 
 
-def scene_with(flow: Flow, stream: str = "off", ahead: int = 0) -> Scene:
+def scene_with(flow: Flow, *, stream: bool = False, ahead: int = 0) -> Scene:
     """Fakes that count; the pool has answers to every prompt of a step."""
     world = World()
     config = config_of(
@@ -148,7 +144,7 @@ def scene_with(flow: Flow, stream: str = "off", ahead: int = 0) -> Scene:
     scene = scene_of(config, pool=CountedPool(world, filled_pool(world, TRAIN.prompts).stored, flow=flow))
     scene.generators = CountedGenerators(world, flow=flow)
     scene.verifiers = CountedVerifiers(world, flow=flow)
-    scene.learner = CountedLearner(world, flow=flow)
+    scene.learner = CountedLearner(world, keep_start_weights=stream, flow=flow)
     scene.weights.learner, scene.weights.generators = scene.learner, scene.generators
     return scene
 
@@ -169,21 +165,20 @@ async def train(scene: Scene, directory: Path) -> None:
     """The whole run, without evaluations."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     try:
-        ahead = scene.config.rollout.max_staleness
-        await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store, rlep_step, ahead=ahead).run()
+        await scene.training(TRAIN, (), store).run()
     finally:
         store.close()
 
 
-@pytest.mark.parametrize(("stream", "ahead"), [("off", 0), ("fixed", 0), ("completion", 0), ("off", 1), ("fixed", 1)])
+@pytest.mark.parametrize(("stream", "ahead"), [(False, 0), (True, 0), (False, 1), (True, 1)])
 @pytest.mark.parametrize(
     ("slow", "calls"), [("verifier", P), ("score", P // B), ("update", P // B), ("pool", 1)], ids=str
 )
 async def test_no_answer_of_the_next_step_is_asked_for_while_a_role_is_behind(
-    tmp_path: Path, slow: str, calls: int, stream: str, ahead: int
+    tmp_path: Path, slow: str, calls: int, stream: bool, ahead: int
 ) -> None:
     flow = Flow(slow, after=SLOW_FROM * calls)
-    running = asyncio.create_task(train(scene_with(flow, stream, ahead), tmp_path))
+    running = asyncio.create_task(train(scene_with(flow, stream=stream, ahead=ahead), tmp_path))
     step = P * G
     asked = (SLOW_FROM + 1 + ahead) * step  # with rollouts begun ahead: of that many more steps, and no more
     judged = SLOW_FROM * step if slow == "verifier" else asked

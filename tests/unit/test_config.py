@@ -91,7 +91,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["update.stream=fixed"], "update.stream = fixed: it updates while answers are written"),
+        (["update.stream=true"], "update.stream = true: it updates while responses are generated"),
         (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it writes answers while"),
         (["generator.transfer=gloo"], "generator.transfer = gloo: learner and generators never work at the same time"),
         (

@@ -17,6 +17,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
 from tests.unit.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import config_of, prompt_set, prompts_of
+from tests.waiting import until
 
 TRAIN = prompt_set(10)
 OTHER = prompt_set(10, prefix="other")
@@ -114,9 +115,9 @@ async def test_training_goes_on_while_a_checkpoint_is_written_and_its_end_waits(
 
     scene.learner.written = written  # type: ignore[method-assign]
     training = asyncio.create_task(trained(tmp_path, scene))
-    while scene.world.count("update") < 4:  # two steps of two updates: the second while the first is not yet written
-        assert not training.done(), training.exception()
-        await asyncio.sleep(0.01)
+    # Two steps of two updates: the second while the first is not yet written.
+    await until(lambda: scene.world.count("update") == 4 or training.done(), "two steps", deadline=60)
+    assert not training.done(), training.exception()
     assert scene.world.count("saved") == 0
     may_write.set()
     final = await training

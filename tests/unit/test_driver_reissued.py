@@ -21,10 +21,10 @@ class Repeating(FakeGenerators):
     """Does some of the work of each rollout again."""
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         self.reissued += Reissued(retried=1, dropped=2)
-        async for one in super().generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight):
+        async for one in super().generate(requests, sampling, deadline_s=deadline_s):
             yield one
 
 

@@ -123,10 +123,10 @@ async def test_failed_answers_join_the_group_with_their_own_reward() -> None:
     failures = FakePool(scene.world, {PROMPTS[0].id: [wrong(7), wrong(8)]})
     scene.failures = failures
     outcome = await run_step(scene.step(), PROMPTS)
-    groups = [group for ready in outcome.sets for group in ready.groups]
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
     assert [len(group.members) for group in groups] == [G + M + 1, G, G, G]
     assert [member.correct for member in groups[0].replays] == [True, True, False]
-    assert outcome.sets[0].rewards.scores[G : G + M + 1].tolist() == [1.0, 1.0, -1.0]
+    assert outcome.mini_batches[0].rewards.scores[G : G + M + 1].tolist() == [1.0, 1.0, -1.0]
     values = step_metrics(outcome)
     assert values["replay/trajectories"] == 3
     assert values["replay/failed"] == 1

@@ -12,9 +12,10 @@ import pytest
 
 from rlep.core.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
 from rlep.core.types import Group, Prompt, Status, UpdateCost, UpdateOutcome
-from rlep.driver.rollout import mixed_groups
-from rlep.driver.step import StepOutcome, replays_at, run_step
+from rlep.driver.replays import replays_at
+from rlep.driver.step import StepOutcome, mixed_groups, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
+from rlep.driver.wings.refill import refilled
 from tests.unit.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
 from tests.unit.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
 
@@ -47,7 +48,7 @@ async def test_order_of_events() -> None:
     assert (len(completions), happened.count("grade"), happened.count("sample")) == (P * G, P, 1)
     assert (happened.count("score"), happened.count("update"), happened.count("publish")) == (P // B, P // B, 1)
     assert happened.index("sample") < completions[0]
-    assert happened.index("score") < completions[-1], "set 0 is scored while later groups are generated"
+    assert happened.index("score") > completions[-1], "the plain step has a barrier after its rollout"
     last_score = len(happened) - 1 - happened[::-1].index("score")
     assert last_score < happened.index("update"), "no update before every set is scored at the same weights"
     assert happened[-1] == "publish"
@@ -74,7 +75,7 @@ async def test_batches_are_the_same_to_the_bit_in_any_order_of_completion(order:
     await stepped(plain)
     outcome = await stepped(shuffled)
     assert batches(shuffled) == batches(plain)
-    groups = [group for ready in outcome.sets for group in ready.groups]
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
     assert [group.prompt.id for group in groups] == [prompt.id for prompt in PROMPTS]
     for group in groups:
         expected = [f"train/0/{group.prompt.id}/{sample}" for sample in range(G)]
@@ -141,8 +142,8 @@ async def test_only_below_leaves_replays_out_where_fresh_answers_succeed() -> No
         PROMPTS[3].id: ["correct"] * 3,
     }
     outcome = await stepped(scene)
-    assert [len(group.replays) for ready in outcome.sets for group in ready.groups] == [2, 0, 2, 0]
-    assert step_metrics(outcome)["group/rescued"] == 0.25
+    assert [len(group.replays) for ready in outcome.mini_batches for group in ready.groups] == [2, 0, 2, 0]
+    assert step_metrics(outcome)["group/solved_by_replay"] == 0.25
 
 
 async def test_stale_completion_is_refused_and_nothing_goes_on() -> None:
@@ -154,17 +155,13 @@ async def test_stale_completion_is_refused_and_nothing_goes_on() -> None:
     assert scene.world.count("update") == scene.world.count("publish") == 0
 
 
-async def test_early_refusal_ends_the_generation() -> None:
-    scene = with_pool(replay={"require": True})
+async def test_an_error_of_the_pool_ends_the_generation() -> None:
+    scene = with_pool()
     assert scene.pool is not None
-    scene.pool.stored.clear()
-    with pytest.raises(MixingError):
+    scene.pool.fail = PoolError("the pool is gone")
+    with pytest.raises(PoolError, match="the pool is gone"):
         await stepped(scene)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    written = scene.world.count("completion")
-    for _ in range(50):
-        await asyncio.sleep(0)
-    assert scene.world.count("completion") == written < P * G
+    assert scene.world.count("completion") < P * G
 
 
 async def test_missing_pool_is_named() -> None:
@@ -190,22 +187,13 @@ async def test_errors_arrive_as_themselves(role: str) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_learner_lost_while_scoring_ends_the_step_before_the_rollout_does() -> None:
-    scene = scene_of(config_of(rollout={"prompts": 8}, update={"prompts": 1}, replay={"count": 0}))
-    scene.world.lose_learner_at = ("score/0",)
-    with pytest.raises(Exception, match="rank 1 died"):
-        await stepped(scene, prompts_of(8))
-    assert scene.world.count("completion") < 8 * G
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.parametrize("turns", [1, 5, 12, 20, 30])
-async def test_cancellation_leaves_no_task(turns: int) -> None:
+@pytest.mark.parametrize("events", [1, 8, 16, 21, 22])
+async def test_cancellation_leaves_no_task(events: int) -> None:
     scene = with_pool()
     running = asyncio.create_task(run_step(scene.step(), PROMPTS))
-    for _ in range(turns):
+    while len(scene.world.happened) < events:
+        assert not running.done()
         await asyncio.sleep(0)
-    assert not running.done()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -217,7 +205,7 @@ async def test_cancellation_leaves_no_task(turns: int) -> None:
 async def test_old_logprobs_of_replays(mode: str, old: float | None) -> None:
     scene = with_pool(replay={"old_logprobs": mode})
     outcome = await stepped(scene)
-    for ready in outcome.sets:
+    for ready in outcome.mini_batches:
         replayed = np.repeat(ready.batch.replayed, ready.batch.response_lengths)
         assert ready.batch.old_logprobs is not None
         np.testing.assert_array_equal(ready.batch.old_logprobs[~replayed], ready.current_logprobs[~replayed])
@@ -244,10 +232,10 @@ async def test_drop_constant_takes_groups_without_signal_out_of_the_token_count(
 async def test_mask_truncated_takes_answers_without_eos_out_of_the_loss() -> None:
     scene = with_pool(reward={"mask_truncated": True})
     outcome = await stepped(scene)
-    for ready in outcome.sets:
+    for ready in outcome.mini_batches:
         members = [member for group in ready.groups for member in group.members]
         assert ready.batch.trained.tolist() == [len(member.tokens) < MAX_TOKENS for member in members]
-    assert any(not ready.batch.trained.all() for ready in outcome.sets)
+    assert any(not ready.batch.trained.all() for ready in outcome.mini_batches)
 
 
 def dynamic(statuses: str, spare: int, limit: int = 4) -> tuple[Scene, tuple[Prompt, ...]]:
@@ -264,8 +252,8 @@ def dynamic(statuses: str, spare: int, limit: int = 4) -> tuple[Scene, tuple[Pro
 
 
 async def refilled_step(scene: Scene, everyone: tuple[Prompt, ...]) -> tuple[StepOutcome, list[Group]]:
-    outcome = await run_step(scene.step(spare=everyone), everyone[:P])
-    return outcome, [group for ready in outcome.sets for group in ready.groups]
+    outcome = await run_step(scene.step(spare=everyone), everyone[:P], refilled(mixed_groups))
+    return outcome, [group for ready in outcome.mini_batches for group in ready.groups]
 
 
 async def test_dynamic_sampling_refills_until_p_groups_have_a_signal() -> None:
@@ -304,7 +292,7 @@ async def test_linear_schedule_lowers_the_replays() -> None:
     assert [replays_at(config, step) for step in range(5)] == [2, 2, 1, 1, 0]  # 2 - step/2, rounded half up
     scene = scene_of(config, pool=filled_pool(World(), PROMPTS))
     for step in range(5):
-        groups = [group async for group in mixed_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)]
+        groups = await mixed_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)
         assert {len(group.replays) for group in groups} == {replays_at(config, step)}
     assert scene.world.count("sample") == 4
 

@@ -39,3 +39,11 @@ def test_each_memory_and_speed_switch_reaches_the_policy(key: str) -> None:
         options = learner_options(config_of(learner={key: wanted, "gpus": 1}))
         assert getattr(options.policy, key) is wanted
         assert (options.device, options.policy.dtype) == ("cuda", "bfloat16")
+
+
+@pytest.mark.parametrize(("stream", "prompts", "kept"), [(False, 2, False), (True, 4, False), (True, 2, True)], ids=str)
+def test_start_weights_are_kept_only_where_a_step_scores_after_its_first_update(
+    stream: bool, prompts: int, kept: bool
+) -> None:
+    options = learner_options(config_of(update={"stream": stream, "prompts": prompts}))  # 4 prompts a step
+    assert options.keep_start_weights is kept

@@ -114,7 +114,7 @@ def test_resources_are_asked_per_actor() -> None:
     ]
 
 
-COLOCATED = ["cluster.placement=colocated", "update.stream=off"]
+COLOCATED = ["cluster.placement=colocated", "update.stream=false"]
 
 
 def test_devices_used_in_turns_are_counted_once() -> None:
@@ -201,5 +201,5 @@ def test_a_linear_schedule_starts_at_m() -> None:
 
 @pytest.mark.parametrize(("prompts", "kept"), [(64, 4), (512, 0)])
 def test_streaming_keeps_the_first_weights_where_a_step_has_several_updates(prompts: int, kept: int) -> None:
-    config = parse_config({"update": {"stream": "fixed", "prompts": prompts}, "rollout": {"prompts": 512}})
+    config = parse_config({"update": {"stream": True, "prompts": prompts}, "rollout": {"prompts": 512}})
     assert plan_memory(config, MATH_7B).learner_state == (16 + kept) * MATH_7B.parameters

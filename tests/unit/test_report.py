@@ -255,6 +255,16 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert first.png.read_bytes() == second.png.read_bytes()
 
 
+def test_metrics_that_an_older_version_recorded_change_nothing(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "base", [(0, 0.1)], done=2)
+    expected = build_report([run], tmp_path / "a").html.read_bytes()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["metrics"] |= {"update/old_kl/fresh": 0.01, "group/rescued": 0.5, "update/early": 3, "staleness/ready": 8}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert build_report([run], tmp_path / "b").html.read_bytes() == expected
+
+
 def test_a_run_in_progress_gives_a_partial_page(tmp_path: Path) -> None:
     run = write_run(tmp_path / "young", [(0, 0.1)], replays=2, done=1)
     with (run / "metrics.jsonl").open("ab") as file:

@@ -195,7 +195,8 @@ def test_differences_name_key_and_both_values() -> None:
         ("learner.silence_s=15", "learner.silence_s is now called learner.heartbeat_timeout_s"),
         ("generator.hedge=3", "generator.hedge no longer exists: requests are no longer sent twice by response time"),
         ("generator.maximum=8", "generator.maximum no longer exists: .*; set generator.count, or use `rlep scale`"),
-        ("update.stream=completion", "update.stream = 'completion': .* not reproducible; use fixed"),
+        ("update.stream=fixed", "update.stream = 'fixed': this value is now called true"),
+        ("update.stream=completion", "update.stream = 'completion': .* not reproducible; true updates in a fixed order"),
     ],
 )
 def test_what_was_renamed_or_deleted_is_refused_with_what_to_use_instead(text: str, message: str) -> None:
@@ -224,6 +225,10 @@ def test_a_stored_config_takes_over_new_names_and_loses_what_went(tmp_path: Path
     tree["generator"]["silence_s"] = tree["generator"].pop("heartbeat_timeout_s")
     tree["generator"] |= {"minimum": 1, "maximum": 4, "idle_s": 600, "hedge": 3.0}
     assert parse_stored_config(tree, tmp_path / "config.json") == present
+    tree["update"]["stream"] = "off"
+    assert parse_stored_config(tree, tmp_path / "config.json") == present
+    tree["update"]["stream"] = "fixed"
+    assert parse_stored_config(tree, tmp_path / "config.json").update.stream
     tree["update"]["stream"] = "completion"
     with pytest.raises(
         ConfigError, match=r"^.*config\.json: update\.stream = 'completion': this value no longer exists"

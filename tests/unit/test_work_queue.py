@@ -35,14 +35,15 @@ def test_one_take_holds_requests_of_one_job() -> None:
     assert [taken_ids(queue, "a", 9) for _ in range(3)] == [["u", "v"], ["x", "y"], []]
 
 
-def test_each_worker_holds_its_share_of_what_the_oldest_job_allows_in_flight() -> None:
+def test_each_worker_holds_an_even_share() -> None:
     queue = WorkQueue(600)
     assert queue.share(2) == 0
-    queue.put(map(request_of, "uvw"), Sampling(), 5)
-    queue.put(map(request_of, "xyz"), Sampling())
-    assert [queue.share(workers) for workers in (1, 2, 3, 8, 0)] == [5, 3, 2, 1, 5]
+    job = queue.put(map(request_of, "uvwxyz"), Sampling())
+    assert [queue.share(workers) for workers in (1, 2, 4, 8, 0)] == [6, 3, 2, 1, 6]
     assert taken_ids(queue, "a", 3) == ["u", "v", "w"]
-    assert [queue.share(workers) for workers in (1, 2, 4)] == [6, 3, 2], "no bound for x, y, z: an even part of all six"
+    assert queue.share(2) == 3, "what is held counts until it is finished"
+    assert queue.finish("a", job, completion_of("u"))
+    assert [queue.share(workers) for workers in (2, 3)] == [3, 2]
 
 
 @pytest.mark.parametrize(("first", "second"), [("uu", ""), ("uv", "vw")])
@@ -116,7 +117,8 @@ async def test_an_idle_worker_wakes_when_another_s_lease_ends() -> None:
     await asyncio.wait_for(queue.changed("b"), 60)
     assert taken_ids(queue, "b", 1) == ["u"]
     idle = asyncio.create_task(queue.changed("a"))
-    assert not (await asyncio.wait({idle}, timeout=0.2))[0]  # both work on it: nothing is left for either
+    # Nothing happens in the time of four leases: both work on it, nothing is left for either.
+    assert not (await asyncio.wait({idle}, timeout=0.2))[0]
     idle.cancel()
 
 

@@ -16,13 +16,14 @@ from rlep.actors.cluster import Cluster
 from rlep.actors.pool_actor import attached_stats
 from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
 from rlep.cli.progress import TerminalProgress
-from rlep.cli.shell import run_async
+from rlep.cli.shell import say_stopping
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError
 from rlep.core.types import Trajectory
 from rlep.data.prompt_files import PromptRow
 from rlep.engines.tokenizer import Tokenizer
+from rlep.launch.event_loop import run_async
 from rlep.services.pool.files.export_rows import line_of
 from rlep.services.pool.files.jsonl_shards import json_of
 from rlep.services.pool.maintenance.measure import Measured, measure
@@ -38,7 +39,7 @@ def show_stats(
 ) -> None:
     """Coverage, lengths, size and origins; ``attach`` names a run on the cluster whose pool actor is asked."""
     if attach:
-        _print_stats(config.pool.name, {}, run_async(_attached(config, attach)), as_json)
+        _print_stats(config.pool.name, {}, run_async(_attached(config, attach), say_stopping), as_json)
         return
     with TerminalProgress() as bars, reading(config) as pool:
         stats = pool.stats()

@@ -101,11 +101,11 @@ class TurnGenerators:
         return self._inner.reissued
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """See the port; the deadline counts from the turn on."""
         async with self._turns.of("generators"):
-            answers = self._inner.generate(requests, sampling, deadline_s=deadline_s, in_flight=in_flight)
+            answers = self._inner.generate(requests, sampling, deadline_s=deadline_s)
             async with aclosing(cast("AsyncGenerator[Completion]", answers)):
                 async for completion in answers:
                     yield completion
@@ -122,12 +122,10 @@ class TurnLearner:
         async with self._turns.of("learner"):
             return await self._inner.score(batch, rollout=rollout)
 
-    async def update(
-        self, batch: SequenceBatch, *, rollout: int, supervised: bool = False, keep: bool = False
-    ) -> UpdateOutcome:
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """See the port."""
         async with self._turns.of("learner"):
-            return await self._inner.update(batch, rollout=rollout, supervised=supervised, keep=keep)
+            return await self._inner.update(batch, rollout=rollout, supervised=supervised)
 
     async def save(self, directory: Path) -> None:
         """See the port. What is taken aside is in host memory: it is written in anybody's turn."""

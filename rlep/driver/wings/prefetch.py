@@ -1,86 +1,60 @@
-"""Rollouts begun before their step: with ``rollout.max_staleness`` = k, up to k of them beside that of the present step.
+"""Bounded staleness: with ``rollout.max_staleness`` = k, the rollouts of up to k later steps run beside the present one.
 
-    step n      update n ────────► publish n+1 ─► step n+1
-    answers n+1 ──── version n ────┼─ version n+1 ─►         (k = 1)
+    step n           update n ────────► publish n+1 ─► step n+1
+    rollout n+1 ─── version n ────┼─ version n+1 ─►              (k = 1)
 
-The rollout of step n + k begins when step n does, under version n: so it is k versions old at most when it is trained on,
-and never more than k + 1 steps' answers are in memory. Its requests, seeds and prompts are those of step n + k; its
-replays are drawn when that step begins. What is begun is in no checkpoint: a run that goes back begins it anew.
+The rollout of step n + k begins with that of step n, under version n: its policy lag is at most k when it is trained on,
+and at most k + 1 steps' responses are in memory. Its requests, seeds and prompts are those of step n + k; its replays are
+drawn when that step begins. Prefetched rollouts are in no checkpoint: a run that is restored begins them anew.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from rlep.core.types import Prompt, Trajectory
-from rlep.driver.context import Answers, Step
-from rlep.driver.rollout import RolloutBars, ended, fresh_answers
-
-Planned = tuple[Step, Sequence[Prompt]]
-"""A step that nothing was done for yet, and its prompts."""
+from rlep.driver.clock import Clock
+from rlep.driver.ports import RolloutBars, Rollouts, Verified
 
 
-class Rollout:
-    """A step's answers, written and verified from now on, whenever they are asked for."""
+class PrefetchedRollouts:
+    """The ``Rollouts`` port: those of the present step and of at most ``limit`` steps after it."""
 
-    def __init__(self, step: Step, prompts: Sequence[Prompt]) -> None:
-        self.planned: Planned = (step, prompts)
-        self._verified: asyncio.Queue[tuple[Prompt, list[Trajectory]] | None] = asyncio.Queue()
-        self._writing = asyncio.create_task(self._write())
+    def __init__(
+        self, inner: Rollouts, prompts_of: Callable[[int], Sequence[Prompt]], *, limit: int, steps: int
+    ) -> None:
+        """``prompts_of``: a step's prompts by its number; ``steps`` of the whole run."""
+        self._inner, self._prompts_of, self._limit, self._steps = inner, prompts_of, limit, steps
+        self._begun: dict[int, tuple[Verified, Clock]] = {}
 
-    @property
-    def ready(self) -> int:
-        """Prompts whose answers are verified and were not handed out."""
-        return self._verified.qsize() - self._writing.done()
+    async def of(
+        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars
+    ) -> AsyncGenerator[tuple[Prompt, list[Trajectory]], None]:
+        """See the port."""
+        for later in range(number, min(number + self._limit + 1, self._steps)):
+            if later not in self._begun:
+                begun = Clock()
+                asked = prompts if later == number else self._prompts_of(later)
+                self._begun[later] = self._inner.of(later, asked, begun, _UNSEEN), begun
+        rollout, spent = self._begun.pop(number)
+        async with aclosing(rollout):
+            async for prompt, members in rollout:
+                shown.rollout(len(members))
+                shown.verify(len(members))
+                yield prompt, members
+        for phase, seconds in spent.seconds.items():
+            clock.seconds[phase] = clock.seconds.get(phase, 0.0) + seconds
 
-    async def answers(self) -> Answers:
-        """All of them, each as soon as it is there; raises what ended the rollout."""
-        while (answer := await self._verified.get()) is not None:
-            yield answer
-        await self._writing
-
-    async def end(self) -> None:
-        """Let go of what is not finished."""
-        await ended(self._writing)
-
-    async def _write(self) -> None:
-        try:
-            async with aclosing(fresh_answers(*self.planned, RolloutBars(_unseen, _unseen))) as verified:
-                async for answer in verified:
-                    self._verified.put_nowait(answer)
-        finally:
-            self._verified.put_nowait(None)
+    async def drop(self) -> None:
+        """End all that was begun: the run is over, or is restored from a checkpoint."""
+        rollouts, self._begun = self._begun, {}
+        for rollout, _ in rollouts.values():
+            await rollout.aclose()
 
 
 def _unseen(by: int = 1) -> None:
     """Nothing is shown before the step begins."""
 
 
-class PrefetchedRollouts:
-    """The rollouts of the present step and of at most ``limit`` steps after it."""
-
-    def __init__(self, plan: Callable[[int], Planned], *, limit: int, steps: int) -> None:
-        """``plan``: a step by its number; ``steps`` of the whole run."""
-        self._plan, self._limit, self._steps = plan, limit, steps
-        self._rollouts: dict[int, Rollout] = {}
-
-    def step(self, number: int) -> Planned:
-        """The step to be made now; its rollout and those that may be begun by now are."""
-        if not self._limit:
-            return self._plan(number)
-        for later in range(number, min(number + self._limit + 1, self._steps)):
-            if later not in self._rollouts:
-                self._rollouts[later] = Rollout(*self._plan(later))
-        self._rollouts = {later: rollout for later, rollout in self._rollouts.items() if later >= number}
-        rollout = self._rollouts[number]
-        step, prompts = rollout.planned
-        step.begun, step.ready = rollout.answers, rollout.ready
-        return step, prompts
-
-    async def drop(self) -> None:
-        """End all that was begun: the run is over, or goes back to a checkpoint."""
-        rollouts, self._rollouts = self._rollouts, {}
-        for rollout in rollouts.values():
-            await rollout.end()
+_UNSEEN = RolloutBars(_unseen, _unseen)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 
 from rlep.algorithms.dynamic_sampling import Refill, RefillReport, keep_group
 from rlep.core.types import Group, Prompt
 from rlep.driver.context import Step
-from rlep.driver.rollout import mixed_groups
+from rlep.driver.step import GroupsOf
 
 
-async def refilled(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
+def refilled(groups_of: GroupsOf) -> GroupsOf:
     """P groups with differing verdicts, or as many whole updates of them as the bound allows (none, at worst)."""
-    config = step.run.config
-    plan = Refill(len(prompts), config.rollout.refill_limit * len(prompts), config.update.prompts)
-    kept: list[Group] = []
-    used: list[Prompt] = []
-    batch = prompts
-    while batch:
-        used.extend(batch)
-        position = {prompt.id: index for index, prompt in enumerate(batch)}
-        async with aclosing(mixed_groups(step, batch)) as mixed:
-            groups = [group async for group in mixed]
-        step.refills += RefillReport.of(groups)
-        kept.extend(sorted(filter(keep_group, groups), key=lambda group: position[group.prompt.id]))
-        asked = plan.ask(step.refills)
-        batch = step.more(step.refills.rounds, asked, used) if asked else ()
-    if step.refills.kept < plan.target:
-        step.run.progress.note(f"step {step.number}: {plan.describe(step.refills)}")
-    return kept[: plan.usable(step.refills)]
+
+    async def until_filled(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
+        config = step.run.config
+        plan = Refill(len(prompts), config.rollout.refill_limit * len(prompts), config.update.prompts)
+        kept: list[Group] = []
+        used: list[Prompt] = []
+        batch = prompts
+        while batch:
+            used.extend(batch)
+            groups = await groups_of(step, batch)
+            step.refills += RefillReport.of(groups)
+            kept.extend(filter(keep_group, groups))
+            asked = plan.ask(step.refills)
+            batch = step.more(step.refills.rounds, asked, used) if asked else ()
+        if step.refills.kept < plan.target:
+            step.run.progress.note(f"step {step.number}: {plan.describe(step.refills)}")
+        return kept[: plan.usable(step.refills)]
+
+    return until_filled

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlep.core.types import Int64Array
+from rlep.engines.torch_private import softmax_backward_
 
 _BLOCK = 32
 """Rows of queries that are attended together."""
@@ -230,9 +231,7 @@ class _Causal(torch.autograd.Function):
             probabilities = next(kept) if _keeps(piece) else _probabilities(block, near_keys, piece, plan)
             near_grad_values.add_(torch.bmm(probabilities.transpose(1, 2), above_block))
             grad_scores = torch.bmm(above_block, near_values.transpose(1, 2))
-            torch.ops.aten._softmax_backward_data.out(
-                grad_scores, probabilities, -1, grad_scores.dtype, grad_input=grad_scores
-            )
+            softmax_backward_(grad_scores, probabilities)
             torch.bmm(grad_scores, near_keys, out=grad_queries[piece.queries].view(of))
             near_grad_keys.add_(torch.bmm(grad_scores.transpose(1, 2), block))
         _turn_(grads, turns, plan, ctx.scale)

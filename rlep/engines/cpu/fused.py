@@ -17,7 +17,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention, Mistr
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
 
-from rlep.engines.cpu.causal import causal_attention
+from rlep.engines.cpu.causal import AttentionPlan, causal_attention, plan_of, turns_of
 from rlep.engines.cpu.gated import compute_gated_in_blocks
 from rlep.engines.cpu.products import linear
 from rlep.engines.learner.attention import Layout
@@ -85,10 +85,29 @@ def _attention(
         query, key, value = row.split([heads, key_heads, key_heads], 1)
         row = torch.cat([_head_norm(module.q_norm, query), _head_norm(module.k_norm, key), value], 1)
     window = module.config.sliding_window if isinstance(module, MistralAttention) else None
-    plan = layout.plan(heads, key_heads, getattr(module, "sliding_window", window))
+    plan = _plan(layout, heads, key_heads, layout.reach(getattr(module, "sliding_window", window)))
     cos, sin = (part[0, :, : size // 2] for part in position_embeddings)  # [1, N, D], both halves the same
-    attended = causal_attention(row, layout.turns(plan, (cos, sin), module.scaling), plan, module.scaling)  # [N, H, D]
+    turns = _turns(layout, cos, sin, plan, module.scaling)
+    attended = causal_attention(row, turns, plan, module.scaling)  # [N, H, D]
     return linear(attended.flatten(1), module.o_proj.weight, module.o_proj.bias).unsqueeze(0), None
+
+
+def _plan(layout: Layout, heads: int, key_heads: int, reach: int | None) -> AttentionPlan:
+    """The same in all layers that look equally far back."""
+    known, key = layout.memo.values, (heads, key_heads, reach)
+    if key not in known:
+        known[key] = plan_of(layout.lengths, heads, key_heads, reach, layout.positions.device)
+    plan: AttentionPlan = known[key]
+    return plan
+
+
+def _turns(layout: Layout, cos: Tensor, sin: Tensor, plan: AttentionPlan, scale: float) -> tuple[Tensor, Tensor]:
+    """``turns_of``, which are the same in all layers of a plan."""
+    known, key = layout.memo.values, (plan, scale)
+    if key not in known:
+        known[key] = turns_of(cos, sin, plan, scale)
+    turns: tuple[Tensor, Tensor] = known[key]
+    return turns
 
 
 def _stacked(parts: list[Tensor | None], size: int) -> Tensor | None:

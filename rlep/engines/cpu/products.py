@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+from rlep.engines.torch_private import HAS_ONEDNN_LINEAR, onednn_linear
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x [N, d] @ weight [o, d]ᵀ + bias [o]``, without a gradient; the weight lies row after row, or column after column."""
-    if _ONEDNN and x.dtype == torch.float32 and x.is_cpu:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return result
+    if HAS_ONEDNN_LINEAR and x.dtype == torch.float32 and x.is_cpu:
+        return onednn_linear(x, weight, bias)
     return nn.functional.linear(x, weight, bias)
 
 

@@ -1,33 +1,34 @@
-"""Attention over packed rows: many sequences end to end in one row, no padding token in the model, no dense mask.
+"""Attention over packed rows: many sequences end to end in one row, no padding token in the model, no mask.
 
 transformers calls ``packed_attention`` through its ``AttentionInterface``. Because no mask function is registered under
 the same name, transformers builds no mask at all: a ``Layout``, handed through the model's keyword arguments, says which
-tokens belong together. On a GPU in half precision torch's variable-length flash attention runs, everywhere else ``causal``.
+tokens belong together. On a GPU in half precision torch's variable-length flash attention runs; everywhere else torch's
+``scaled_dot_product_attention``, sequence by sequence, which on a CPU is no slower than a padded batch of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from rlep.core.errors import ModelError
 from rlep.core.types import Int64Array
-from rlep.engines.cpu.causal import AttentionPlan, causal_attention, plan_of, turns_of
 
 PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
 
 
-class _Made:
-    """What the first layer works out for all. No dataclass and no dict: of those FSDP hands each layer a copy."""
+class Memo:
+    """What one layer computes for all: FSDP hands each layer a copy of a dataclass or dict, but not of this."""
 
     def __init__(self) -> None:
-        self.plans: dict[tuple[int, int, int | None], AttentionPlan] = {}
-        self.turns: dict[tuple[AttentionPlan, float], tuple[Tensor, Tensor]] = {}
+        self.values: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,26 +42,12 @@ class Layout:
     longest: int
     lengths: Int64Array
     """Of the sequences, ``[S]``, on the host."""
-    _made: _Made = field(default_factory=_Made)
+    memo: Memo = field(default_factory=Memo)
+    """For a replacement of this attention."""
 
     def reach(self, window: object) -> int | None:
         """How many tokens a token sees through a sliding ``window``; None if the window, if it is one, cuts off nothing."""
         return window if isinstance(window, int) and window < self.longest else None
-
-    def plan(self, heads: int, key_heads: int, window: object) -> AttentionPlan:
-        """How heads of queries and keys are laid out for the attention."""
-        wanted = (heads, key_heads, self.reach(window))
-        plans = self._made.plans
-        if wanted not in plans:
-            plans[wanted] = plan_of(self.lengths, *wanted, self.positions.device)
-        return plans[wanted]
-
-    def turns(self, plan: AttentionPlan, rotation: tuple[Tensor, Tensor], scale: float) -> tuple[Tensor, Tensor]:
-        """``turns_of`` the cosines and sines ``[N, D / 2]``, which are the same in all layers."""
-        turns = self._made.turns
-        if (plan, scale) not in turns:
-            turns[plan, scale] = turns_of(*rotation, plan, scale)
-        return turns[plan, scale]
 
 
 def spans(starts: Int64Array, lengths: Int64Array) -> Int64Array:
@@ -123,7 +110,7 @@ def packed_attention(
     row = tuple(tensor[0].transpose(0, 1) for tensor in (query, key, value))  # each [N, heads, D]
     if _has_flash(query):
         return _flash(row, layout, scale, layout.reach(window)), None
-    return _causal(row, layout, scale, window), None
+    return _each_alone(row, layout, scale, layout.reach(window)), None
 
 
 def _has_flash(query: Tensor) -> bool:
@@ -131,10 +118,20 @@ def _has_flash(query: Tensor) -> bool:
 
 
 @torch.compiler.disable
-def _causal(row: tuple[Tensor, ...], layout: Layout, scale: float, window: object) -> Tensor:
-    """Not compiled: every row's plan would be another graph."""
-    plan = layout.plan(row[0].shape[1], row[1].shape[1], window)
-    return causal_attention(torch.cat(row, 1), None, plan, scale).unsqueeze(0)
+def _each_alone(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: int | None) -> Tensor:
+    """Not compiled: every row has other lengths."""
+    attended = []
+    for parts in zip(*(tensor.split(layout.lengths.tolist()) for tensor in row), strict=True):
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in parts)  # each [1, heads, T, D]
+        length = query.shape[2]
+        mask = None
+        if reach is not None and reach < length:
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril_().triu_(1 - reach)
+        result = scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+        attended.append(result[0].transpose(0, 1))
+    return torch.cat(attended).unsqueeze(0)
 
 
 def _flash(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: int | None) -> Tensor:

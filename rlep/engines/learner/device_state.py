@@ -1,11 +1,34 @@
-"""The device a rank computes on, and the state of torch's generators there, as tensors that a checkpoint can hold."""
+"""One process as a rank: its threads, its device, the process group, and the state of torch's random generators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from rlep.core.heap import keep_freed_memory
+from rlep.core.seeds import seed_for
+from rlep.engines.learner.options import LearnerOptions
+
+
+def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method: str) -> None:
+    """Set up this process and join the default process group; blocks until all ranks are there."""
+    keep_freed_memory(None, one_arena=True)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    torch.manual_seed(seed_for(options.seed, "learner", rank))
+    dist.init_process_group(
+        "nccl" if options.device == "cuda" else "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=options.collective_timeout_s),
+    )
 
 
 def current_device(kind: str) -> torch.device:

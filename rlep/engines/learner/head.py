@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from rlep.engines.cpu.products import product
+Product = Callable[[Tensor, Tensor], Tensor]
+"""``x [N, d], weight [o, d] -> x @ weight.T``, without a gradient."""
 
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """Largest fp32 logits matrix held at once, in bytes, by device; about three of this size live in the backward pass.
@@ -26,7 +29,9 @@ _spare: dict[torch.device, Tensor] = {}
 """Memory for what is kept, of the last backward pass: a system takes and clears so large a block slower than it is filled."""
 
 
-def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool, product: Product = linear
+) -> tuple[Tensor, Tensor]:
     """Log-softmax in fp32 of ``hidden @ weight.T``, gathered at ``targets``.
 
     Args:
@@ -34,11 +39,12 @@ def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: 
         weight: output embedding ``[V, d]``.
         targets: int64 ``[R]``.
         entropy: whether the entropy of each distribution is wanted too; the backward pass pays only for one in the loss.
+        product: the matrix product to compute logits and the hidden states' gradient with.
 
     Returns:
         Log-probs fp32 ``[R]`` and entropies fp32 ``[R]`` (``[0]`` unless wanted), both differentiable.
     """
-    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy)
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, product)
     return logprobs, entropies
 
 
@@ -50,7 +56,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """d log p_t / dz = 1[t] - p, and dH / dz = -p (log p + H); with a gradient of H all logits are computed again."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        hidden, weight, targets, entropy, product = given
         ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
         count, chunk = len(targets), _chunk_rows(weight)
         logprobs = hidden.new_empty(count, dtype=torch.float32)
@@ -67,28 +74,32 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normalisers[rows] = chosen - logprobs[rows]
             if entropy:
                 entropies[rows] = normalisers[rows] - torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).view(-1)
-        ctx.memory = memory
+        ctx.memory, ctx.product = memory, product
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, kept)
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, normalisers, entropies, kept = ctx.saved_tensors
         upstream = (torch.zeros_like(normalisers) if grads[0] is None else grads[0]).unsqueeze(1)  # [R, 1]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        chunk = _chunk_rows(weight)
+        chunk, product = _chunk_rows(weight), ctx.product
+
+        def log_probs(rows: slice) -> Tensor:  # fp32 [C, V]
+            return product(hidden[rows], weight).float().sub_(normalisers[rows].unsqueeze(1))
+
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
             at = targets[rows].unsqueeze(1)
             if grads[1] is None:
                 # Scaling [C, d] is cheaper than [C, V].
                 again = start >= len(kept)
-                grad_logits = _log_probs(hidden[rows], weight, normalisers[rows]).exp_() if again else kept[rows]
+                grad_logits = log_probs(rows).exp_() if again else kept[rows]
                 scale = -upstream[rows]
                 grad_logits.scatter_add_(1, at, torch.full_like(scale, -1.0))
             else:
-                scores, scale = _log_probs(hidden[rows], weight, normalisers[rows]), torch.ones_like(upstream[rows])
+                scores, scale = log_probs(rows), torch.ones_like(upstream[rows])
                 probs = scores.exp()
                 factor = (
                     scores.add_(entropies[rows].unsqueeze(1)).mul_(grads[1][rows].unsqueeze(1)).add_(upstream[rows])
@@ -99,7 +110,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
         if grads[1] is None and ctx.memory is not None:
             _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
 
 
 def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
@@ -111,11 +122,6 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
     memory = weight.new_empty(whole, dtype=torch.float32) if spare is None or len(spare) != whole else spare
     rows = min(count, whole // len(weight) // chunk * chunk)
     return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))
-
-
-def _log_probs(hidden: Tensor, weight: Tensor, normalisers: Tensor) -> Tensor:
-    """fp32 ``[C, V]``"""
-    return product(hidden, weight).float().sub_(normalisers.unsqueeze(1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Replacements that compute the same in float32, faster on some device."""
+    """Replacements that compute the same in float32 on a CPU."""
 
     patch_model: Callable[[PreTrainedModel], None]
     """Replaces forward functions of a model's modules; parameters and their names stay."""
     product: Callable[[Tensor, Tensor], Tensor]
-    """``x [N, d], weight [o, d] -> x @ weight.T``, without a gradient; other dtypes than float32 too."""
+    """``x [N, d], weight [o, d] -> x @ weight.T``, without a gradient."""

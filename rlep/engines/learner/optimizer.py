@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlep.engines.learner.options import OptimizerOptions
 
@@ -85,7 +86,7 @@ class ShardedAdamW:
         if applied:
             clip = self.options.clip_norm
             if clip > 0 and norm > clip:
-                torch._foreach_mul_(grads, clip / norm)
+                clip_grads_with_norm_(self._locals.values(), clip, torch.tensor(norm))
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
@@ -109,8 +110,7 @@ class ShardedAdamW:
 
     def _global_norm(self, grads: list[Tensor]) -> float:
         """L2 norm over all shards of all ranks; its square is summed in float64."""
-        norms = torch.stack(torch._foreach_norm(grads)) if grads else torch.zeros(1)
-        square = norms.double().square().sum()
+        square = get_total_norm(grads).double().square()
         mesh = self._parameters[0][1].device_mesh
         if mesh.size() > 1:
             square = square.to(mesh.device_type)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from rlep.core.errors import ModelError
-from rlep.engines.cpu.fused import fuse
 from rlep.engines.learner.attention import PACKED_ATTENTION
 from rlep.engines.learner.device_state import current_device
-from rlep.engines.learner.head import token_logprobs
+from rlep.engines.learner.head import Product, token_logprobs
+from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import PolicyOptions
 from rlep.engines.learner.packed_row import PackedRow
+from rlep.engines.torch_private import parameters_on_meta
 
 _OTHER_HEADS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
@@ -30,9 +31,9 @@ _OTHER_HEADS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 class Policy(nn.Module):
     """The FSDP root: the whole way from token ids to log-probs, so that one forward call gathers every weight it needs."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, product: Product = linear) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._product = model, product
 
     def forward(self, row: PackedRow, entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probs fp32 ``[R]`` of the row's response tokens and their distributions' entropies fp32 ``[R]`` (or ``[0]``)."""
@@ -44,28 +45,31 @@ class Policy(nn.Module):
         )
         hidden = outputs.last_hidden_state[0].index_select(0, row.predictors)  # [R, d]
         head = self.model.get_output_embeddings()
-        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy)
+        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy, product=self._product)
 
 
-def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh) -> Policy:
+def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kernels: Kernels | None = None) -> Policy:
     """The model of a Hugging Face directory, sharded over ``mesh``; each rank reads only its own part of the weights.
 
-    Dropout is off: log-probs must be those of the generator.
+    Dropout is off: log-probs must be those of the generator. ``kernels`` are taken where they can be: for float32 that is
+    not compiled.
 
     Raises:
         ModelError: the directory holds no causal LM, lacks weights, or the architecture needs what is not computed here.
     """
     try:
         config = AutoConfig.from_pretrained(directory)
-        with _parameters_on_meta():
+        with parameters_on_meta():
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)
-    if mesh.device_type == "cpu" and options.dtype == "float32" and not options.compile:
-        fuse(model)
+    product: Product = linear
+    if kernels is not None and options.dtype == "float32" and not options.compile:
+        kernels.patch_model(model)
+        product = kernels.product
     device = current_device(mesh.device_type)
-    policy = Policy(model).eval()
+    policy = Policy(model, product).eval()
     _shard(policy, options, mesh)
     _materialise(policy, torch.device("cpu") if options.cpu_offload else device, device)
     read_weights(policy, directory)
@@ -75,8 +79,7 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh) -> P
 def named_shards(policy: Policy) -> Iterator[tuple[str, DTensor]]:
     """Every distinct parameter under its Hugging Face name, in a fixed order; tied weights come once."""
     reshard(policy)
-    for wrapped_name, parameter in policy.model.named_parameters():
-        name = wrapped_name.replace("_checkpoint_wrapped_module.", "")
+    for name, parameter in policy.model.named_parameters():
         if not isinstance(parameter, DTensor):
             raise TypeError(f"{name} is not sharded")
         yield name, parameter
@@ -114,11 +117,11 @@ def _read_shard(name: str, parameter: DTensor, file: safe_open) -> None:
         raise ModelError(
             f"weight {name} has shape {stored.get_shape()}, the model's configuration {list(parameter.shape)}"
         )
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-    local = parameter.to_local().detach()
+    local, mesh = parameter.to_local().detach(), parameter.device_mesh
     if local.numel():
-        part = stored[offset[0] : offset[0] + shape[0]] if shape else stored[...]
-        local.copy_(part)
+        # FSDP cuts the first dimension into parts of equal length, of which the last ones may be shorter or empty.
+        first = mesh.get_local_rank() * -(-parameter.shape[0] // mesh.size())
+        local.copy_(stored[first : first + len(local)])
 
 
 def _check_supported(config: PreTrainedConfig, model: PreTrainedModel) -> None:
@@ -135,12 +138,10 @@ def _check_supported(config: PreTrainedConfig, model: PreTrainedModel) -> None:
 def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
     precision = MixedPrecisionPolicy(param_dtype=getattr(torch, options.dtype), reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
-    layers = policy.model.base_model.layers
-    for index in range(len(layers)):
+    for layer in policy.model.base_model.layers:
         if options.activation_checkpointing:
             # No dropout, hence no random state to carry into the recomputation.
-            layers[index] = checkpoint_wrapper(layers[index], preserve_rng_state=False)
-        layer = layers[index]
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
         if options.compile:
             layer.compile()
         fully_shard(
@@ -165,20 +166,3 @@ def _materialise(policy: Policy, home: torch.device, device: torch.device) -> No
     for name, computed in buffers.items():
         owner, _, leaf = name.rpartition(".")
         policy.get_submodule(owner).register_buffer(leaf, computed.to(device), persistent=False)
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Parameters made inside take no memory; buffers stay real, because no file holds them."""
-    register = nn.Module.register_parameter
-
-    def register_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and parameter.device.type != "meta":
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_meta
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register

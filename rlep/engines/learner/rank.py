@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,10 @@ from rlep.algorithms.loss_stats import COLUMNS, SOURCES
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.core.errors import UpdateError
-from rlep.core.heap import keep_freed_memory
-from rlep.core.seeds import seed_for
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
-from rlep.engines.learner.device_state import current_device, random_state, set_random_state
+from rlep.engines.learner.device_state import current_device, join_ranks, random_state, set_random_state
+from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.offload import Parked
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import LearnerOptions
@@ -50,7 +49,16 @@ _PartLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
 class LearnerRank:
     """The policy's shards, their optimizer, and the process group of one rank; one per process."""
 
-    def __init__(self, model: Path, options: LearnerOptions, *, rank: int, world_size: int, init_method: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        options: LearnerOptions,
+        *,
+        rank: int,
+        world_size: int,
+        init_method: str,
+        kernels: Kernels | None = None,
+    ) -> None:
         """Join the group and load the base weights; blocks until all ranks are there.
 
         Args:
@@ -59,36 +67,26 @@ class LearnerRank:
             rank: 0 … world_size - 1.
             world_size: number of ranks.
             init_method: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+            kernels: replacements for the model's forward functions and matrix product.
 
         Raises:
             ModelError: the model cannot be used.
         """
         self.options = options
         self._source, self._rank, self._world = model, rank, world_size
-        keep_freed_memory(None, one_arena=True)
-        if options.threads:
-            torch.set_num_threads(options.threads)
-        if options.device == "cuda":
-            torch.cuda.set_device(rank % torch.cuda.device_count())
-        torch.manual_seed(seed_for(options.seed, "learner", rank))
         with ExitStack() as undo:
-            dist.init_process_group(
-                "nccl" if options.device == "cuda" else "gloo",
-                init_method=init_method,
-                rank=rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=options.collective_timeout_s),
-            )
+            join_ranks(options, rank, world_size, init_method)
             undo.callback(dist.destroy_process_group)
             self._writer = BackgroundWriter(options.collective_timeout_s)
-            self._build()
+            self._build(kernels)
             undo.pop_all()
 
-    def _build(self) -> None:
+    def _build(self, kernels: Kernels | None) -> None:
         options = self.options
         mesh = init_device_mesh(options.device, (self._world,))
-        self._policy = build_policy(self._source, options.policy, mesh)
-        self._reference = None if options.reference is None else build_policy(options.reference, options.policy, mesh)
+        build = partial(build_policy, options=options.policy, mesh=mesh, kernels=kernels)
+        self._policy = build(self._source)
+        self._reference = None if options.reference is None else build(options.reference)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
         self._kept, self._parked = KeptWeights(self._shards), Parked()
@@ -99,7 +97,8 @@ class LearnerRank:
     def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
 
-        Under the present weights; with ``rollout`` under those before its first update, which must have kept them.
+        Under the present weights; with ``rollout`` under those before its first update, which
+        ``options.keep_start_weights`` keeps.
         """
         with self._kept.at_start_of(rollout):
             return self._no_grad_pass(batch, entropy=False)

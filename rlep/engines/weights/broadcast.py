@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
+from rlep.engines.torch_private import gloo_group
 from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, TensorSpec, in_order
 
 _POLL_S = 0.0005
@@ -87,7 +88,7 @@ class BroadcastMember:
         self._deadline_s = group.deadline_s
         timeout = timedelta(seconds=group.deadline_s)
         with _meeting_errors(group, f"rank {rank}"):
-            self._backend = dist.ProcessGroupGloo(_store_of(group, store), rank, group.world_size, timeout)
+            self._backend = gloo_group(_store_of(group, store), rank, group.world_size, timeout)
 
     def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Broadcast ``tensors``, which come in the order of ``layout``, in the layout's dtypes; rank 0 only.

@@ -16,13 +16,14 @@ import pytest
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, StaleRolloutError
 from rlep.core.jsonl import read_lines
-from rlep.core.types import Completion, Prompt, Request, Sampling
+from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.train import Trained, Training
-from tests.unit.driver_fakes import FakeGenerators, Killed, Scene, World, data_of, filled_pool, scene_of
+from rlep.driver.train import Trained
+from rlep.driver.wings.streamed import streamed_step
+from tests.unit.driver_fakes import FakeGenerators, FakeLearner, Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver_values import G, M, P, config_of, prompt_set, prompts_of
 
 TRAIN = prompt_set(10)
@@ -35,18 +36,16 @@ class Queued(FakeGenerators):
     """First in, first out over all steps, as the real queue; weights may change while a step's answers are written."""
 
     partial: str = "keep"
-    pace: int = 6
-    """Turns of the event loop that an answer takes: 0 runs ahead of the learner, 6 hardly keeps up with it."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def generate(
-        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float, in_flight: int | None = None
+        self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         await self.world.event("generate", requests[0].id.rsplit("/", 2)[0])
         async with self.turn:
             begun = self.version  # of all of them: the first half of each is written at once
             for request in requests:
-                for _ in range(self.pace):
+                for _ in range(6):  # turns of the event loop: so it hardly keeps up with the learner
                     await asyncio.sleep(0)
                 await self.world.event("completion", request.id)
                 answer = self.answer(request, sampling, self.version - self.stale)
@@ -61,11 +60,27 @@ def stale_config(bound: int, partial: str = "keep", **sections: dict[str, object
     return config_of(rollout=rollout, loss={"tis_cap": 2.0}, **sections)
 
 
-def scene_with(config: Config, world: World | None = None, pace: int = 6) -> Scene:
+@dataclass(eq=False)
+class Patient(FakeLearner):
+    """Updates only once the generators have nothing left to do."""
+
+    generators: Queued | None = None
+
+    async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
+        assert self.generators is not None
+        async with self.generators.turn:  # behind all that wait for it
+            pass
+        return await super().update(batch, rollout=rollout, supervised=supervised)
+
+
+def scene_with(config: Config, world: World | None = None, *, patient: bool = False) -> Scene:
     """A scene on queued generators whose pool has four answers to every prompt."""
     scene = scene_of(config, pool=filled_pool(world or World(), TRAIN.prompts))
-    scene.generators = Queued(scene.world, partial=config.rollout.partial, pace=pace)
-    scene.weights.generators = scene.generators
+    scene.generators = scene.weights.generators = Queued(scene.world, partial=config.rollout.partial)
+    if patient:
+        keep = config.update.stream
+        scene.learner = Patient(scene.world, keep_start_weights=keep, generators=scene.generators)
+        scene.weights.learner = scene.learner
     return scene
 
 
@@ -82,14 +97,13 @@ async def run_into(outcomes: list[StepOutcome], directory: Path, scene: Scene) -
     """A whole run, step by step into ``outcomes``."""
 
     async def train(step: Step, prompts: Sequence[Prompt]) -> Trained:
-        outcomes.append(await run_step(step, prompts))
+        make = streamed_step if scene.config.update.stream else run_step
+        outcomes.append(await make(step, prompts))
         return Trained(outcomes[-1].updates, step_metrics(outcomes[-1]), ())
 
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    ahead = scene.config.rollout.max_staleness
-    training = Training(scene.run, scene.trainers, data_of(TRAIN, HELD_OUT), store, train, ahead=ahead)
     try:
-        await training.run()
+        await scene.training(TRAIN, HELD_OUT, store, train).run()
     finally:
         store.close()
 
@@ -99,7 +113,7 @@ def consumed(outcomes: Sequence[StepOutcome]) -> dict[int, list[tuple[str, list[
     return {
         outcome.step.number: [
             (group.prompt.id, [one.sample_id for one in group.fresh], [one.content_id for one in group.replays])
-            for ready in outcome.sets
+            for ready in outcome.mini_batches
             for group in ready.groups
         ]
         for outcome in outcomes
@@ -111,7 +125,7 @@ def ages(outcomes: Sequence[StepOutcome]) -> list[list[int]]:
     return [
         [outcome.step.number - int(version) for version in one.token_versions]
         for outcome in outcomes
-        for ready in outcome.sets
+        for ready in outcome.mini_batches
         for group in ready.groups
         for one in group.fresh
         if one.token_versions is not None
@@ -135,15 +149,15 @@ async def test_a_rollout_begins_with_the_step_that_its_bound_allows(tmp_path: Pa
     assert len(outcomes) == STEPS
 
 
-@pytest.mark.parametrize("stream", ["off", "fixed"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 @pytest.mark.parametrize("partial", ["keep", "abort"])
-@pytest.mark.parametrize(("bound", "pace"), [(1, 6), (2, 0)])
+@pytest.mark.parametrize(("bound", "patient"), [(1, False), (2, True)])
 async def test_prompts_samples_and_replays_are_those_of_the_on_policy_run_and_no_token_is_too_old(
-    tmp_path: Path, bound: int, pace: int, partial: str, stream: str
+    tmp_path: Path, bound: int, patient: bool, partial: str, stream: bool
 ) -> None:
     strict = await trained(tmp_path / "strict", scene_with(config_of(update={"stream": stream})))
     config = stale_config(bound, partial, update={"stream": stream})
-    outcomes = await trained(tmp_path / "stale", scene_with(config, pace=pace))
+    outcomes = await trained(tmp_path / "stale", scene_with(config, patient=patient))
     assert consumed(outcomes) == consumed(strict)
     groups = [group for step in consumed(outcomes).values() for group in step]
     assert {(len(set(ids)), len(set(replays))) for _, ids, replays in groups} == {(G, M)}
@@ -152,7 +166,7 @@ async def test_prompts_samples_and_replays_are_those_of_the_on_policy_run_and_no
     oldest = max(age for one in found for age in one)
     assert oldest == bound if partial == "keep" else oldest > 0
     crossed = sum(len(set(one)) > 1 for one in found)
-    assert crossed == 0 if partial == "abort" else crossed > 0 or bound == 2
+    assert crossed == 0 if partial == "abort" else crossed > 0 or patient
 
 
 async def test_metrics_are_those_of_a_slow_count(tmp_path: Path) -> None:
@@ -164,7 +178,7 @@ async def test_metrics_are_those_of_a_slow_count(tmp_path: Path) -> None:
         assert metrics["staleness/max"] == max(flat)
         assert metrics["staleness/stale"] == pytest.approx(sum(age > 0 for age in flat) / len(flat))
         weights = []
-        for ready in outcome.sets:
+        for ready in outcome.mini_batches:
             at = 0
             for group in ready.groups:
                 for number, member in enumerate(group.members):
@@ -175,8 +189,6 @@ async def test_metrics_are_those_of_a_slow_count(tmp_path: Path) -> None:
         assert metrics["tis/weight"] == pytest.approx(sum(weights) / len(weights))
         assert metrics["tis/truncated"] == 0.0  # exp(0.5) < 2
     assert lines[0]["staleness/max"] == 0
-    assert lines[0]["staleness/ready"] == 0
-    assert max(metrics["staleness/ready"] for metrics in lines) > 0
     assert max(metrics["staleness/stale"] for metrics in lines) > 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from rlep.core.errors import DeadlineExceeded, LearnerLost, WeightSyncError
+from rlep.driver.context import Run
 from rlep.driver.ports import Roles, Trainers
+from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training, rlep_step
+from rlep.driver.train import Training
 from rlep.driver.wings.colocated import Turn, TurnGenerators, TurnLearner, Turns, TurnWeights
+from rlep.launch.wings import train_step
 from tests.unit.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import batch_bytes, config_of, prompt_set, prompts_of
 
@@ -84,26 +87,23 @@ class Handover:
         return await self.scene.weights.publish(offer)
 
 
-def in_turns(scene: Scene, world: Devices) -> tuple[Roles, Trainers]:
+def in_turns(scene: Scene, world: Devices) -> tuple[Run, Trainers]:
     """The scene's actors on shared devices."""
     turns = Turns(deadline_s=30)
     generators, learner = FakeSide(world, "generators"), FakeSide(world, "learner")
     turns.join("generators", generators)
     turns.join("learner", learner)
     weights = TurnWeights(Handover(scene, world, generators.wake), turns)
-    roles = Roles(TurnGenerators(scene.generators, turns), scene.verifiers)
-    return roles, Trainers(TurnLearner(scene.learner, turns), weights, scene.pool)
+    run = replace(scene.run, roles=Roles(TurnGenerators(scene.generators, turns), scene.verifiers))
+    return run, Trainers(TurnLearner(scene.learner, turns), weights, OnPolicyRollouts(run), scene.pool)
 
 
 async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[list[bytes], bytes]:
     """The batches trained on and the last weights; in turns where the scene's world has devices."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    run, trainers = scene.run, scene.trainers
-    if world is not None:
-        roles, trainers = in_turns(scene, world)
-        run = type(run)(run.config, roles, run.progress, run.tokenizer_digest, run.policy_digest, run.generator_dtype)
+    run, trainers = (scene.run, scene.trainers) if world is None else in_turns(scene, world)
     try:
-        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, rlep_step).run()
+        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(scene.config)).run()
     finally:
         store.close()
     return [batch_bytes(batch) for batch in scene.learner.batches], scene.learner.state
@@ -129,18 +129,6 @@ async def test_a_run_in_turns_trains_on_what_a_run_on_own_devices_does(
     for before, after in itertools.pairwise(passes):
         assert before != after
         assert {"learner-sleep": "generators-wake", "generators-sleep": "learner-wake"}.get(before, after) == after
-
-
-async def test_a_step_begins_to_score_only_when_its_last_answer_is_written(tmp_path: Path) -> None:
-    def scored_early(world: World) -> bool:
-        last = max(at for at, entry in enumerate(world.happened) if entry.startswith("completion train/0"))
-        return any(entry.startswith("score") for entry in world.happened[:last])
-
-    apart, together = World(), Devices()
-    await train(tmp_path / "apart", scene_in(apart), None)
-    await train(tmp_path / "together", scene_in(together), together)
-    assert scored_early(apart)
-    assert not scored_early(together)
 
 
 @pytest.mark.parametrize("lost", ["score/0", "update/3", "save/1", "offer/2"])

@@ -1,7 +1,7 @@
-"""The GPU's scheduler, which is one step ahead of what it knows, against vLLM's own: the same answers, in one message each.
+"""The CPU acceleration's scheduler against vLLM's own: the same responses, in one message each.
 
-vLLM's scheduler and KV cache manager are real. Of the engine there are its two steps in flight, and of the model runners
-that vLLM has for GPUs only what they tell: one row per scheduled request, and a token where the prompt is read.
+vLLM's scheduler and KV cache manager are real. The model runner is replaced by what the scheduler gets from it: one row per
+scheduled request, and a token where the prompt is prefilled. There is so little cache that requests lose theirs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Asked:
     prompt: int
     most: int
     scored: bool
-    """Its prompt is scored, as the handshake does; otherwise it is sampled with log-probs."""
+    """Its prompt is scored, as the log-prob check does; otherwise it is sampled with log-probs."""
     messages: list[Any] = field(default_factory=list)
 
     @property
@@ -58,12 +58,12 @@ class Asked:
 
 
 class Runner:
-    """What a model runner knows of each request, and tells."""
+    """What a model runner knows of each request, and returns."""
 
     def __init__(self, asked: dict[str, Asked]) -> None:
         self._asked = asked
         self._known: dict[str, list[int]] = {}
-        """Computed, read before sampling begins."""
+        """Computed, and to be computed before sampling begins."""
 
     def run(self, work: Any) -> Any:
         """One step."""
@@ -73,7 +73,7 @@ class Runner:
             self._known.pop(key, None)
         for new in work.scheduled_new_reqs:
             self._known[new.req_id] = [new.num_computed_tokens, len(new.prefill_token_ids or new.prompt_token_ids)]
-        again = work.scheduled_cached_reqs  # the first runner is told of those that lost their room as of known ones
+        again = work.scheduled_cached_reqs  # the first runner is told of those that lost their cache as of known ones
         for key, computed in zip(again.req_ids, again.num_computed_tokens, strict=True):
             if key in again.all_token_ids:
                 self._known[key] = [computed, len(again.all_token_ids[key])]
@@ -82,10 +82,10 @@ class Runner:
         for key in keys:
             known, asked = self._known[key], self._asked[key]
             known[0] += work.num_scheduled_tokens[key]
-            written = known[0] >= known[1]
-            tokens.append([token_of(asked.number, known[0])] if written else [])
+            prefilled = known[0] >= known[1]
+            tokens.append([token_of(asked.number, known[0])] if prefilled else [])
             values.append(logprob_of(asked.number, known[0]))
-            if asked.scored and written:
+            if asked.scored and prefilled:
                 rows = torch.zeros(asked.prompt - 1, 1)
                 prompts[key] = LogprobsTensors(rows.int(), rows + asked.number, rows[:, 0].int())
         return ModelRunnerOutput(
@@ -105,13 +105,13 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def config(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """vLLM's, for so little room that requests lose theirs to others; as on a GPU prompts are read in pieces."""
+    """vLLM's, for so little cache that requests lose theirs to others; prompts are prefilled in chunks."""
     directory = tmp_path_factory.mktemp("model")
     build_model(directory, tied=True)
     options = SamplerOptions(max_model_len=CONTEXT, kv_cache_gib=0.125, max_num_seqs=AT_ONCE)
     runtime = prepare_environment(options)
     made: Any = engine_arguments(Path(directory), options).create_engine_config()
-    made.scheduler_config.async_scheduling = made.scheduler_config.enable_chunked_prefill = True
+    made.scheduler_config.enable_chunked_prefill = True
     made.scheduler_config.max_num_batched_tokens = BUDGET
     made.scheduler_config.max_num_scheduled_tokens = BUDGET
     made.cache_config.enable_prefix_caching = True
@@ -120,22 +120,20 @@ def config(environment: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     remove_runtime(runtime)
 
 
-def build(config: Any, kind: type[Any], runner: int) -> Any:
-    """A scheduler of one attention group, for vLLM's first or second model runner."""
+def build(config: Any, kind: type[Any]) -> Any:
+    """A scheduler of one attention group."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
     cache = KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)])
-    scheduler = kind(
+    return kind(
         vllm_config=config,
         kv_cache_config=cache,
         structured_output_manager=StructuredOutputManager(config),
         block_size=BLOCK,
         hash_block_size=BLOCK,
     )
-    scheduler.use_v2_model_runner = runner == 2
-    return scheduler
 
 
 def ask(scheduler: Any, key: str, asked: Asked) -> None:
@@ -154,13 +152,13 @@ def ask(scheduler: Any, key: str, asked: Asked) -> None:
 
 
 def drive(scheduler: Any, asked: dict[str, Asked], aborted: dict[int, str], emptied: int) -> int:
-    """All requests, two steps in flight; who is aborted before which step, and when the cache is emptied (``keep``).
+    """All requests; who is aborted before which step, and when the cache is emptied.
 
-    Returns how often a request lost its room.
+    Returns how often a request lost its cache.
     """
     from vllm.v1.request import RequestStatus
 
-    runner, flying, waiting, lost = Runner(asked), deque[Any](), deque(asked.items()), 0
+    runner, waiting, lost = Runner(asked), deque(asked.items()), 0
     for step in range(2000):
         for _ in range(min(2, len(waiting))):
             ask(scheduler, *waiting.popleft())
@@ -169,15 +167,12 @@ def drive(scheduler: Any, asked: dict[str, Asked], aborted: dict[int, str], empt
         if scheduler.has_requests():
             work = scheduler.schedule()
             lost += len(work.preempted_req_ids or ())
-            flying.append((work, runner.run(work)))
-        kept = 0 if step == emptied else 1 if scheduler.has_requests() else max(len(flying) - 1, 0)
-        while len(flying) > kept:
-            for message in scheduler.update_from_output(*flying.popleft()).values():
+            for message in scheduler.update_from_output(work, runner.run(work)).values():
                 for output in message.outputs:
                     asked[output.request_id].messages.append(output)
         if step == emptied:
             assert scheduler.reset_prefix_cache(reset_running_requests=True)
-        if not (waiting or flying or scheduler.has_requests()):
+        if not (waiting or scheduler.has_requests()):
             return lost
     raise AssertionError(f"not done: {[key for key, one in asked.items() if not one.messages]}")
 
@@ -193,21 +188,17 @@ def requests(seed: int) -> dict[str, Asked]:
     }
 
 
-@pytest.mark.parametrize("runner", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_one_step_ahead_whole_answers_are_those_that_vllm_gives_token_by_token(
-    config: Any, runner: int, seed: int
-) -> None:
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-
-    from rlep.engines.cpu.scheduling import WholeResponsesAsync
+def test_whole_responses_are_those_that_vllm_sends_token_by_token(config: Any, seed: int) -> None:
+    from rlep.engines.cpu.private import Scheduler
+    from rlep.engines.cpu.scheduling import WholeResponses
 
     drawn = random.Random(seed)
     aborted = {drawn.randrange(5, 90): f"r{drawn.randrange(1, 41)}" for _ in range(8)}
-    scheduler, whole, parts = build(config, WholeResponsesAsync, runner), requests(seed), requests(seed)
+    scheduler, whole, parts = build(config, WholeResponses), requests(seed), requests(seed)
     assert drive(scheduler, whole, aborted, emptied=40) > 0
-    assert drive(build(config, AsyncScheduler, runner), parts, aborted, emptied=40) > 0
-    assert scheduler._written == {}
+    assert drive(build(config, Scheduler), parts, aborted, emptied=40) > 0
+    assert scheduler._partial == {}
     assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == BLOCKS - 1  # vLLM keeps one
     answered = 0
     for key, one in whole.items():

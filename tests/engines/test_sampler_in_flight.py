@@ -1,4 +1,7 @@
-"""Weights that change while a real vLLM writes: every token is labelled with, and has the log-prob of, its own version."""
+"""Weights that change while a real vLLM generates: every token is labelled with, and has the log-prob of, its own version.
+
+``keep`` with vLLM's own scheduler, which alone can; ``abort`` with that and with the one of ``rlep.engines.cpu``.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environ
 from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.publication import Probe, Publication, TensorSpec
 from rlep.engines.weights.shared_memory import SegmentWriter
-from tests.engines.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
+from tests.engines.sampler_cases import CONTEXT, PARTS, VOCABULARY, build_model, perturb, true_logprobs
 from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -29,7 +32,7 @@ OPTIONS = SamplerOptions(
     max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=36, max_num_batched_tokens=CONTEXT
 )
 SAMPLING = Sampling(max_tokens=60)
-WRITERS, REQUESTS = 4, 300  # together 33 times what the engine holds: whenever the weights change, it is writing
+WRITERS, REQUESTS = 4, 300  # together 33 times what the engine holds: whenever the weights change, it is generating
 
 
 @dataclass
@@ -85,20 +88,23 @@ def versions_of(completion: Completion) -> list[int]:
     return versions
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["keep", "abort"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["keep-accelerated", "abort-stock", "abort-accelerated"]
+)
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
+    on_update, parts = request.param.split("-")
     directory = tmp_path_factory.mktemp(request.param)
     model = build_model(directory, tied=True)
-    prepare_environment(OPTIONS)
-    sampler = Sampler(directory, replace(OPTIONS, on_update=request.param))
+    prepare_environment(OPTIONS, parts=PARTS[parts])
+    sampler = Sampler(directory, replace(OPTIONS, on_update=on_update), PARTS[parts])
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, SegmentWriter(directory), request.param, model)
+    yield Rig(sampler, SegmentWriter(directory), on_update, model)
     await sampler.close()
 
 
-async def test_nothing_is_written_before_any_weights_are_confirmed(rig: Rig) -> None:
+async def test_nothing_is_generated_before_any_weights_are_confirmed(rig: Rig) -> None:
     with pytest.raises(WeightSyncError, match="serves no policy version"):
         await anext(rig.sampler.generate(requests("early"), SAMPLING))
 
@@ -143,7 +149,7 @@ class Writing:
 
 @asynccontextmanager
 async def writing(rig: Rig, label: str) -> AsyncIterator[Writing]:
-    """Responses are written while the block lasts; after it each that was asked for is there, once."""
+    """Responses are generated while the block lasts; after it each that was asked for is there, once."""
     done = Writing(rig, label)
     async with asyncio.TaskGroup() as writers:
         for number in range(WRITERS):
@@ -155,22 +161,22 @@ async def writing(rig: Rig, label: str) -> AsyncIterator[Writing]:
 
 async def test_responses_survive_updates_and_each_token_is_its_own_versions(rig: Rig) -> None:
     await rig.update()
-    async with writing(rig, "crossed") as done:
+    async with writing(rig, "spanning") as done:
         for _ in range(2):
             await done.response_under_the_newest_weights()
             await rig.update()
         await done.response_under_the_newest_weights()
-    crossed = [one for one in done.found.values() if len(set(versions_of(one))) > 1]
+    spanning = [one for one in done.found.values() if len(set(versions_of(one))) > 1]
     assert done.versions() == {1, 2, 3}
     if rig.on_update == "abort":
-        assert crossed == []
+        assert spanning == []
     else:
-        assert len(crossed) >= 2  # of 36 that were being written at either update
-    checked = {one.request_id: one for one in [*crossed, *list(done.found.values())[::8]]}
+        assert len(spanning) >= 2  # of 36 that were being generated at either update
+    checked = {one.request_id: one for one in [*spanning, *list(done.found.values())[::8]]}
     assert done.worst(checked.values()) <= 1e-4
 
 
-async def test_what_was_written_under_weights_that_were_refused_is_written_again(rig: Rig) -> None:
+async def test_what_was_generated_under_weights_that_were_refused_is_generated_again(rig: Rig) -> None:
     async with writing(rig, "refused") as done:
         await done.response_under_the_newest_weights()
         rig.version += 1

@@ -1,0 +1,73 @@
+"""Mini-batches: whole mixed groups with rewards and advantages, ready for one optimizer update once they are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
+from rlep.algorithms.old_logprobs import old_logprobs
+from rlep.algorithms.packing import sequence_batch
+from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
+from rlep.config.schema import Config
+from rlep.core.types import Float32Array, Float64Array, Group, Int64Array, SequenceBatch
+from rlep.driver.context import Run
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MiniBatch:
+    """The whole groups of one optimizer update."""
+
+    groups: tuple[Group, ...]
+    rewards: Rewards
+    batch: SequenceBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredMiniBatch(MiniBatch):
+    """A mini-batch whose ``batch`` has old log-probs: what an update trains on."""
+
+    current_logprobs: Float32Array
+    """Log-probs of all response tokens under θ_k, ``[R]``; the old ones differ from them only for replays, by option."""
+
+
+def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
+    """Rewards of every member, and advantages over each mixed group."""
+    members = [member for group in groups for member in group.members]
+    graded = rewards(members, shaping_of(run.config))
+    numbers = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
+    trained = graded.trained
+    if run.config.advantage.drop_constant:
+        trained = trained & ~zero_variance(graded.scores, numbers)
+    batch = sequence_batch(groups, advantages_of(run.config, graded.scores, numbers), trained=trained)
+    return MiniBatch(tuple(groups), graded, batch)
+
+
+def with_old_logprobs(run: Run, one: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
+    """``current``: the learner's log-probs of ``one.batch`` under θ_k, ``[R]``."""
+    members = [member for group in one.groups for member in group.members]
+    mode = run.config.replay.old_logprobs
+    old = old_logprobs(mode, one.batch, members, current, tokenizer_digest=run.tokenizer_digest)
+    return ScoredMiniBatch(one.groups, one.rewards, replace(one.batch, old_logprobs=old), current)
+
+
+def shaping_of(config: Config) -> Shaping:
+    """The reward rule of a config."""
+    reward = config.reward
+    return Shaping(
+        rewards=status_rewards(correct=reward.correct, wrong=reward.otherwise),
+        max_length=config.rollout.max_tokens,
+        buffer=reward.overlong_buffer,
+        factor=reward.overlong_factor,
+        mask_truncated=reward.mask_truncated,
+    )
+
+
+def advantages_of(config: Config, scores: Float64Array, groups: Int64Array) -> Float64Array:
+    """Advantages ``[S]`` by the configured estimator."""
+    rule = config.advantage
+    if rule.estimator == "leave-one-out":
+        return leave_one_out_advantages(scores, groups)
+    return group_advantages(scores, groups, ddof=rule.ddof, eps=rule.eps, scale=rule.scale)

@@ -1,0 +1,39 @@
+"""Which wings of the driver a config asks for: the only place that decides it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlep.config.schema import Config
+from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.driver.context import Run
+from rlep.driver.ports import Rollouts
+from rlep.driver.rollout import OnPolicyRollouts
+from rlep.driver.step import mixed_groups, run_step
+from rlep.driver.train import TrainStep, rlep_step
+from rlep.driver.wings.prefetch import PrefetchedRollouts
+from rlep.driver.wings.refill import refilled
+from rlep.driver.wings.streamed import streamed_step
+
+
+def train_step(config: Config) -> TrainStep:
+    """The step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
+    if config.update.stream:
+        return partial(rlep_step, make=streamed_step)
+    if config.rollout.dynamic_sampling:
+        return partial(rlep_step, make=partial(run_step, groups_of=refilled(mixed_groups)))
+    return rlep_step
+
+
+def rollouts(run: Run, train: PromptSet) -> Rollouts:
+    """On-policy rollouts, or with ``rollout.max_staleness`` prefetched ones of the steps over ``train``."""
+    config, plain = run.config, OnPolicyRollouts(run)
+    if not config.rollout.max_staleness:
+        return plain
+    order = PromptOrder(len(train), config.rollout.prompts, config.run.seed)
+    return PrefetchedRollouts(
+        plain,
+        lambda step: [train.prompts[index] for index in order.step(step)],
+        limit=config.rollout.max_staleness,
+        steps=config.run.steps,
+    )
