@@ -109,7 +109,9 @@ def test_evaluate_in_a_fresh_process_gives_the_accuracy_that_training_reported(w
     assert correct == pytest.approx(row["avg"])
 
 
-def test_untied_embeddings_agree_after_updates_too(workflow: Workflow) -> None:
+@pytest.fixture(scope="module")
+def untied(workflow: Workflow) -> Path:
+    """Where phase 2 ran again for two steps, from the same weights in a model of which the output head is its own."""
     home = workflow.home / "untied"
     model = AutoModelForCausalLM.from_pretrained(workflow.home / "task" / "model", tie_word_embeddings=False)
     with torch.no_grad():
@@ -117,22 +119,21 @@ def test_untied_embeddings_agree_after_updates_too(workflow: Workflow) -> None:
     shutil.copytree(workflow.home / "task" / "model", home / "model")
     model.save_pretrained(home / "model")
     assert "lm_head.weight" in load_file(home / "model" / "model.safetensors")
-    rlep(
-        "train",
-        BASE,
-        *workflow.at("untied/run"),
-        *options([f'model.path="{home / "model"}"', "run.name=untied", "run.steps=2"]),
-    )
+    own = [f'model.path="{home / "model"}"', "run.name=untied", "run.steps=2", f"replay.count={REPLAYS}"]
+    rlep("train", BASE, *workflow.at("untied/run"), *options(own))
+    return home / "run"
+
+
+def test_untied_embeddings_agree_after_updates_too(workflow: Workflow, untied: Path) -> None:
     gaps = [line["metrics"]["weights/logprob_gap"] for line in workflow.lines("untied/run", "metrics")]
     assert len(gaps) == 2
     assert 0 < max(gaps) <= 1e-4
-    trained = load_file(home / "run" / "checkpoints" / "step-000002" / "model" / "model.safetensors")
+    trained = load_file(untied / "checkpoints" / "step-000002" / "model" / "model.safetensors")
     assert not torch.equal(trained["lm_head.weight"], trained["model.embed_tokens.weight"])
 
 
-def test_the_same_seed_gives_the_same_prompts_and_draws(workflow: Workflow) -> None:
-    rlep("train", BASE, *workflow.at("again"), "--set", f"replay.count={REPLAYS}", "--set", "run.steps=1")
-    first, again = workflow.lines("two", "metrics")[0]["metrics"], workflow.lines("again", "metrics")[0]["metrics"]
+def test_the_same_seed_gives_the_same_prompts_and_draws(workflow: Workflow, untied: Path) -> None:
+    first, again = (workflow.lines(run, "metrics")[0]["metrics"] for run in ("two", "untied/run"))
     for name in ("rollout/tokens", "rollout/accuracy", "replay/trajectories", "replay/tokens", "group/replays"):
         assert first[name] == again[name], name
 
