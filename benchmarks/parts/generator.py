@@ -1,9 +1,12 @@
-"""Tokens per second of 512 answers through actor, queue and stream, against vLLM's own ``LLM.generate`` on one thread each.
+"""Tokens per second of 512 responses through actor, queue and stream, against vLLM's own ``LLM.generate`` on one thread each.
 
-Both have the same model, engine arguments, sampling parameters and seeds, so they write the same answers; the bare one has
-vLLM's own scheduler and sampler. The medians of five alternating rounds count, after one to warm up. The bare engine lives in a
-process of its own beside the actor and is idle while the other works. ``same_tokens``: tokens of all rounds over the bare one's.
-The last line is JSON.
+Once with vLLM's own scheduler and sampler, once with ``cluster.cpu_acceleration``. All have the same model, engine arguments,
+sampling parameters and seeds, so they generate the same responses. The medians of five alternating rounds count, after one to
+warm up. The bare engine lives in its own process beside the actor and is idle while the other works. The last line is JSON:
+
+* ``generator_over_bare_vllm``, ``generator_tokens_per_s``: with acceleration; ``stock_…``: without;
+* ``accelerated_over_stock_generator``: the first ratio over the second;
+* ``same_tokens``: tokens of all rounds over those of the bare engine.
 """
 
 from __future__ import annotations
@@ -14,16 +17,14 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.core.types import Request, Sampling
+from rlep.core.types import Int32Array, Request, Sampling
 from rlep.engines.sampler.setup import engine_arguments, prepare_environment
 from rlep.launch.compose import read_inputs, stage
 from rlep.launch.engine_options import sampler_options
@@ -34,7 +35,7 @@ SAMPLES, ROUNDS = 512, 5
 
 
 def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
-    """vLLM alone: answers each round's seed offset with (tokens, seconds)."""
+    """vLLM alone: sends (tokens, seconds) for each round's seed offset."""
     options = sampler_options(config)
     prepare_environment(options, config.run.directory.parent)  # removed with it
     from vllm import LLM, EngineArgs, SamplingParams
@@ -42,8 +43,8 @@ def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
     from vllm.sampling_params import RequestOutputKind
 
     arguments = engine_arguments(config.model.path, options)
-    own = {"disable_log_stats", "scheduler_cls"}  # set by LLM; rlep's
-    engine = LLM(**{name: getattr(arguments, name) for name in {one.name for one in fields(EngineArgs)} - own})
+    names = {one.name for one in fields(EngineArgs)} - {"disable_log_stats"}  # set by LLM
+    engine = LLM(**{name: getattr(arguments, name) for name in names})
     pipe.send("ready")
     while (offset := pipe.recv()) is not None:
         parameters = [
@@ -72,7 +73,7 @@ def received(pipe: Connection) -> Any:
 
 
 async def measure(config: Config) -> dict[str, Any]:
-    """Rounds in turn."""
+    """Both settings against one bare engine."""
     inputs = read_inputs(config)
     assert inputs.train is not None
     prompts = [prompt.tokens for prompt in inputs.train.prompts[: SAMPLES // 8]]
@@ -82,13 +83,51 @@ async def measure(config: Config) -> dict[str, Any]:
     )
     process.start()
     there.close()
-    ours: list[float] = []
-    theirs: list[float] = []
-    counted = np.zeros(2)
+    await asyncio.to_thread(received, here)
+    stock = await compared(with_acceleration(config, False), prompts, here)
+    fast = await compared(with_acceleration(config, True), prompts, here)
+    here.send(None)
+    process.join()
+    return {
+        "generator_over_bare_vllm": round(fast.ratio, 3),
+        "stock_generator_over_bare_vllm": round(stock.ratio, 3),
+        "accelerated_over_stock_generator": round(fast.ratio / stock.ratio, 3),
+        "generator_tokens_per_s": round(fast.through),
+        "stock_generator_tokens_per_s": round(stock.through),
+        "bare_vllm_tokens_per_s": round(statistics.median([fast.alone, stock.alone])),
+        "same_tokens": round((fast.tokens + stock.tokens) / (fast.tokens_alone + stock.tokens_alone), 6),
+    }
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Medians of tokens per second, and tokens of all rounds."""
+
+    through: float
+    alone: float
+    tokens: int
+    tokens_alone: int
+
+    @property
+    def ratio(self) -> float:
+        """Through the actor over the bare engine."""
+        return self.through / self.alone
+
+
+def with_acceleration(config: Config, on: bool) -> Config:
+    """The same run with or without it."""
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpu_acceleration": on})})
+
+
+async def compared(config: Config, prompts: list[Int32Array], pipe: Connection) -> Compared:
+    """Rounds in turn; ``pipe`` leads to the bare engine."""
+    through: list[float] = []
+    alone: list[float] = []
+    counts: list[tuple[int, int]] = []
+    sampling = Sampling(max_tokens=config.rollout.max_tokens)
     async with stage(config) as actors:
         generators = actors.generators(base_version=0)
         await actors.started()
-        await asyncio.to_thread(received, here)
         for number in range(ROUNDS + 1):
             offset = 1000 * number
             requests = [
@@ -96,23 +135,15 @@ async def measure(config: Config) -> dict[str, Any]:
                 for n in range(SAMPLES)
             ]
             begun, tokens = time.perf_counter(), 0
-            sampling = Sampling(max_tokens=config.rollout.max_tokens)
             async for one in generators.generate(requests, sampling, deadline_s=600):
                 tokens += len(one.tokens)
-            ours.append(tokens / (time.perf_counter() - begun))
-            here.send(offset)
-            written, seconds = await asyncio.to_thread(received, here)
-            theirs.append(written / seconds)
-            counted += (tokens, written)
-    here.send(None)
-    process.join()
-    through, alone = statistics.median(ours[1:]), statistics.median(theirs[1:])
-    return {
-        "generator_over_bare_vllm": round(through / alone, 3),
-        "generator_tokens_per_s": round(through),
-        "bare_vllm_tokens_per_s": round(alone),
-        "same_tokens": round(counted[0] / counted[1], 6),
-    }
+            through.append(tokens / (time.perf_counter() - begun))
+            pipe.send(offset)
+            tokens_alone, seconds = await asyncio.to_thread(received, pipe)
+            alone.append(tokens_alone / seconds)
+            counts.append((tokens, tokens_alone))
+    ours, theirs = (sum(column) for column in zip(*counts, strict=True))
+    return Compared(statistics.median(through[1:]), statistics.median(alone[1:]), ours, theirs)
 
 
 def main() -> None:

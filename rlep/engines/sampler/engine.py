@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-__all__ = ["EngineParts", "Sampler", "SamplerHealth", "SamplerOptions", "prepare_environment"]
+__all__ = ["Sampler", "SamplerHealth", "SamplerOptions", "prepare_environment"]
 
 
 @dataclass(frozen=True, slots=True)
