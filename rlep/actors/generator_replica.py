@@ -18,16 +18,16 @@ class GeneratorReplica:
         self.restarts_left = restarts
         self.actor: ActorHandle[Any] | None = None
         self.lost = asyncio.Event()
-        self.room = asyncio.Event()
+        self.freed = asyncio.Event()
         self.ready = asyncio.Event()
         """Set while it serves a policy version."""
         self.loading = asyncio.Lock()
         """Held while it takes weights, which others may take with it in a group."""
         self.error: Exception | None = None
-        self.gap: float | None = None
-        """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""
+        self.difference: float | None = None
+        """Largest log-prob difference (nats) of its last confirmed weights; None until it has taken the latest weight update."""
         self.asleep = False
-        """Whether it has let go of its device's memory; the next weights wake it."""
+        """Whether it has released its device's memory; the next weights wake it."""
         self.state: State = "placing"
         self.version: int | None = None
         self.restarts = 0
@@ -35,7 +35,7 @@ class GeneratorReplica:
         self.supervisor: asyncio.Task[None] | None = None
 
     @property
-    def spent(self) -> bool:
+    def out_of_restarts(self) -> bool:
         """Whether it is dead and will not be started again."""
         return self.supervisor is not None and self.supervisor.done()
 
@@ -45,4 +45,4 @@ class GeneratorReplica:
             return
         self.error = error
         self.lost.set()
-        self.room.set()
+        self.freed.set()

@@ -166,7 +166,7 @@ class ClusterConfig(Section):
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
-    ``generator.tensor_parallel`` learner ranks, sharing them by time, all on one machine; see ``docs/how-to/choose-devices.md``."""
+    ``generator.tensor_parallel`` learner ranks, sharing them by time, on one machine; see ``docs/how-to/choose-devices.md``."""
     cpu_acceleration: bool = False
     """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
