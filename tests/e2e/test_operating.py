@@ -54,7 +54,7 @@ def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path
         )
         too_many = rlep("scale", "verifiers", "99", "--run", run, check=False)
         assert too_many.returncode == 1
-        assert "98 of 98 new generators did not start" in too_many.stderr
+        assert "98 of 98 new verifiers did not start" in too_many.stderr
         assert "this machine has 4 CPU" in too_many.stderr
 
         watched_to_its_end(run, training)
