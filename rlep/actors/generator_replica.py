@@ -11,7 +11,7 @@ from rlep.actors.replicas import Rate, State
 
 
 class GeneratorReplica:
-    """Its actor while it lives, and what it may still take."""
+    """Its actor while it lives, and its state."""
 
     def __init__(self, name: str, restarts: int) -> None:
         self.name = name
@@ -22,12 +22,12 @@ class GeneratorReplica:
         self.ready = asyncio.Event()
         """Set while it serves a policy version."""
         self.loading = asyncio.Lock()
-        """Held while it takes weights, which others may take with it in a group."""
+        """Held while it loads weights, which others may load with it in a group."""
         self.error: Exception | None = None
         self.difference: float | None = None
-        """Largest log-prob difference (nats) of its last confirmed weights; None until it has taken the latest weight update."""
+        """Max log-prob difference (nats) of its last confirmed weights; None while it has not loaded the latest weight update."""
         self.asleep = False
-        """Whether it has released its device's memory; the next weights wake it."""
+        """Whether it has freed its device's memory; the next weights wake it."""
         self.state: State = "placing"
         self.version: int | None = None
         self.restarts = 0
@@ -36,7 +36,7 @@ class GeneratorReplica:
 
     @property
     def out_of_restarts(self) -> bool:
-        """Whether it is dead and will not be started again."""
+        """Whether it is dead and out of restarts."""
         return self.supervisor is not None and self.supervisor.done()
 
     def lose(self, actor: ActorHandle[Any], error: Exception) -> None:

@@ -16,7 +16,8 @@ class BackgroundWriter:
     """One thread that writes one snapshot at a time, with a process group of its own.
 
     The group keeps the ranks' agreement on who writes what apart from the collectives of the training thread. It is
-    gloo on GPUs too: snapshots lie in host memory.
+    gloo on GPUs too: snapshots lie in host memory. ``torch.distributed.checkpoint.async_save`` is not used because it needs
+    the same group, writes ``trainer/`` alone, and would leave ``model/`` and the position to a thread like this one.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -49,5 +50,5 @@ class BackgroundWriter:
         self.done()
 
     def close(self) -> None:
-        """Let the thread end what it does."""
+        """Wait for the snapshot that is being written, and end the thread."""
         self._thread.shutdown()

@@ -35,12 +35,12 @@ from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_f
 from rlep.engines.learner.weight_sender import (
     WeightDtype,
     WeightSender,
-    probe_batch,
     publication,
+    scored_probes,
     send_weights,
     write_weights,
 )
-from rlep.engines.weights.publication import BroadcastGroup, Probe, Publication
+from rlep.engines.weights.publication import BroadcastGroup, Publication
 from rlep.engines.weights.shared_memory import SegmentWriter
 
 _PartLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
@@ -180,7 +180,7 @@ class LearnerRank:
         Raises:
             WeightSyncError: the segment cannot be written.
         """
-        dtype, checks = dtype or self.options.policy.dtype, self._checks(probes)
+        dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
         return None if source is None else publication(self._shards, source, version, checks, dtype)
 
@@ -261,11 +261,6 @@ class LearnerRank:
         """Leave the group, after a checkpoint that is being written."""
         self._writer.close()
         dist.destroy_process_group()
-
-    def _checks(self, probes: Sequence[tuple[Int32Array, Int32Array]]) -> list[Probe]:
-        batch = probe_batch(probes)
-        logprobs = np.split(self.score(batch), np.cumsum(batch.response_lengths)[:-1])
-        return [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
 
     def _no_grad_pass(self, batch: SequenceBatch, *, entropy: bool) -> Float32Array:
         result = torch.zeros(int(batch.response_lengths.sum()), dtype=torch.float32)
