@@ -264,7 +264,7 @@ class Closing(Protocol):
 
 
 @asynccontextmanager
-async def stage(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
+async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
     connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
