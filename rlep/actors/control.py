@@ -26,7 +26,7 @@ from rlep.actors.run_progress import RunProgress
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
-from rlep.metrics.spans import Span, StepPicture
+from rlep.metrics.spans import Span, StepBreakdown
 
 ACTOR_NAME = "control"
 ROLE = ActorConfig(cpus=0)
@@ -72,7 +72,7 @@ class RunStatus:
     run: str
     roles: tuple[RoleStatus, ...]
     progress: RunProgress = RunProgress()  # noqa: RUF009 - it is frozen
-    last_step: StepPicture | None = None
+    last_step: StepBreakdown | None = None
     """Where the last whole step's time went."""
     spans: tuple[Span, ...] = ()
     """The newest of the timeline, where it was asked for."""

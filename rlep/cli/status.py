@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlep.metrics.spans import StepPicture
+from rlep.metrics.spans import StepBreakdown
 
 if TYPE_CHECKING:
     from rlep.actors.control import RunStatus
@@ -76,7 +76,7 @@ def last_step(status: RunStatus) -> list[str]:
     return lines
 
 
-def path_rows(picture: StepPicture) -> list[dict[str, str]]:
+def path_rows(picture: StepBreakdown) -> list[dict[str, str]]:
     """The critical path of a step as a table: links of one kind together."""
     counts: dict[str, int] = {}
     for link in picture.path:
@@ -97,5 +97,5 @@ def share_rows(shares: Mapping[str, float], name: str, title: str) -> list[dict[
     return [{name: key, title: f"{100 * share:.0f} %"} for key, share in shares.items()]
 
 
-def _share(seconds: float, picture: StepPicture) -> str:
+def _share(seconds: float, picture: StepBreakdown) -> str:
     return f"{100 * seconds / picture.seconds:.0f} %"

@@ -69,7 +69,7 @@ class RolloutConfig(Section):
     prompts: Positive = 512
     """P: prompts per step."""
     fresh: Positive = 16
-    """G: answers the current policy writes for each prompt."""
+    """G: responses that the current policy generates to each prompt."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -85,9 +85,9 @@ class RolloutConfig(Section):
     refill_limit: Positive = 4
     """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
     max_staleness: Count = 0
-    """Rollouts of so many later steps begin ahead; no token trained on is more policy versions old. 0 is on-policy (paper)."""
+    """Rollouts of up to this many later steps are prefetched; no token has a larger policy lag. 0 is on-policy (paper)."""
     partial: Literal["keep", "abort"] = "keep"
-    """With staleness: an unfinished answer goes on under new weights (``keep``), or is written again (``abort``)."""
+    """At a weight update an unfinished response goes on under the new weights (``keep``) or is generated again (``abort``)."""
 
 
 class ReplayConfig(Section):
@@ -332,5 +332,5 @@ class Config(Section):
         if rollout.dynamic_sampling:
             raise ConfigError(
                 f"{stale} with rollout.dynamic_sampling: how much a step samples is known only when its groups are "
-                "verified, so nothing can be begun ahead within the bound; switch one of them off"
+                "verified, so nothing can be prefetched within the bound; switch one of them off"
             )

@@ -196,7 +196,10 @@ def test_differences_name_key_and_both_values() -> None:
         ("generator.hedge=3", "generator.hedge no longer exists: requests are no longer sent twice by response time"),
         ("generator.maximum=8", "generator.maximum no longer exists: .*; set generator.count, or use `rlep scale`"),
         ("update.stream=fixed", "update.stream = 'fixed': this value is now called true"),
-        ("update.stream=completion", "update.stream = 'completion': .* not reproducible; true updates in a fixed order"),
+        (
+            "update.stream=completion",
+            "update.stream = 'completion': .* not reproducible; true updates in a fixed order",
+        ),
     ],
 )
 def test_what_was_renamed_or_deleted_is_refused_with_what_to_use_instead(text: str, message: str) -> None:

@@ -19,7 +19,7 @@ from rlep.driver.context import Step
 from rlep.driver.train import Trained
 from rlep.launch.watch import Watch
 from rlep.metrics.catalogue import metric_for
-from rlep.metrics.spans import Span, picture_of
+from rlep.metrics.spans import Span, breakdown_of
 from tests.unit.driver_fakes import scene_of
 from tests.unit.driver_values import prompts_of
 
@@ -79,7 +79,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     progress = RunProgress(
         41, 200, (Phase("rollout", 312, 512, "answers"),), {"step": 10.0, "update": 2, "generate": 6}
     )
-    step = picture_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
+    step = breakdown_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
     console = Console(width=120, highlight=False)
     with console.capture() as captured:
         console.print(frame(RunStatus("name", ROLES, progress, step)))
