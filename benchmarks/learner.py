@@ -1,15 +1,22 @@
 """Speed and memory of the learner's update against TRL, a padded loop and the machine's own matrix products.
 
-``python benchmarks/learner.py [--json]``, on one core. The batch is ragged: 128 sequences of 20-250 tokens, Qwen2 with
-about a million parameters beside its embedding. Every arm runs in a process of its own, so that peaks of memory do not
-mix; times are CPU seconds, the best of several. The padded loop is what a plain training script does: right-padded
-micro-batches of 16 sequences through transformers' SDPA, log-softmax of all logits. TRL is its ``GRPOTrainer`` with
-micro-batches of as many, installed by this script into ``runs/trl-environment`` (on top of this environment's own torch
-and transformers), with generation replaced by the batch. The ceiling is a large fp32 product in the process of our arm;
-our share of it counts the products of the forward and the backward pass once, whatever is computed again.
+``python benchmarks/learner.py [--json] [--out FILE]``, on one core, in less than 8 minutes. The batch is ragged: 128 sequences
+of 20-250 tokens, Qwen2 with about a million parameters beside its embedding. Every arm runs in a process of its own, so that
+peaks of memory do not mix; times are CPU seconds, the best of several.
 
-``--json`` prints one line per vocabulary and at last the worst of each figure over vocabularies. ``loss_difference`` is
-relative, the largest to either peer. Peak memory is also compared at V = 151,936, on the first 32 sequences.
+* ``plain``: the learner with transformers' own modules and torch's attention and products, as it is by default;
+* ``wing``: the learner with ``cluster.cpu_acceleration``;
+* ``padded``: a plain training script: right-padded micro-batches of 16 sequences through transformers' SDPA, log-softmax of all
+  logits;
+* ``trl``: its ``GRPOTrainer`` with micro-batches of as many, installed by this script into ``runs/trl-environment`` (on top of
+  this environment's own torch and transformers), with generation replaced by the batch.
+
+Printed are ``plain_over_trl`` (goal: 1.5 at V = 98), ``wing_over_trl`` (goal: 2), the same over the padded loop, and the wing's
+share of a large fp32 product in the same process, which counts the products of the forward and the backward pass once, whatever
+is computed again. ``loss_difference`` is relative, the largest of either learner to either peer. Peak memory is also compared at
+V = 151,936, on the first 32 sequences: ``memory_over_padded`` is that of the learner that needs more.
+
+``--json`` prints one line per vocabulary and at last the worst of each figure over vocabularies.
 """
 
 from __future__ import annotations
@@ -36,13 +43,17 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.algorithms.packing import take
 from rlep.core.types import SequenceBatch
+from rlep.engines.cpu import acceleration
+from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import model_flops
 
 SEQUENCES, GROUP, SHORTEST, LONGEST, PROMPT = 128, 8, 20, 250, 10
 PADDED_ROWS = 16
-REPEATS = 5
+OWN = ("plain", "wing")
+REPEATS = {98: 5, 16_384: 1}
+"""Measured updates by vocabulary, after one to warm up. One of TRL's takes most of a minute at the larger one."""
 MEMORY_VOCABULARY, MEMORY_SEQUENCES = 151_936, 32
 HERE = Path(__file__).resolve().parent
 TRL = HERE.parent / "runs" / "trl-environment"
@@ -96,13 +107,21 @@ def ragged_batch(vocabulary: int, sequences: int = SEQUENCES) -> SequenceBatch:
     return take(batch, np.arange(sequences))
 
 
-def ours(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
-    """The learner's own update; its learning rate of nothing keeps the loss the same."""
+def plain(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
+    """The learner's update by stock parts."""
+    return learner_update(directory, ragged_batch(vocabulary, sequences), repeats, None)
+
+
+def wing(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
+    """The learner's update with CPU acceleration."""
+    return learner_update(directory, ragged_batch(vocabulary, sequences), repeats, acceleration().kernels)
+
+
+def learner_update(directory: Path, batch: SequenceBatch, repeats: int, kernels: Kernels | None) -> Measured:
+    """A learning rate of nothing keeps the loss the same."""
     options = LearnerOptions(optimizer=OptimizerOptions(lr=0.0), micro_batch_tokens=4096, threads=1)
-    learner = LearnerRank(
-        directory, options, rank=0, world_size=1, init_method=f"file://{directory}/meeting-{vocabulary}"
-    )
-    batch = ragged_batch(vocabulary, sequences)
+    meeting = f"file://{directory}/meeting-{'plain' if kernels is None else 'wing'}"
+    learner = LearnerRank(directory, options, rank=0, world_size=1, init_method=meeting, kernels=kernels)
     measured = measure(lambda: learner.update(batch, rollout=0).loss, len(batch.tokens), repeats)
     learner.close()
     return measured
@@ -117,13 +136,13 @@ def padded(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Me
     return measure(lambda: padded_update(model, adamw, batch), len(batch.tokens), repeats)
 
 
-def trl(directory: Path, vocabulary: int) -> Measured:
+def trl(directory: Path, vocabulary: int, repeats: int) -> Measured:
     """TRL's update, in its own environment."""
     batch, result = ragged_batch(vocabulary), directory / "trl.json"
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch)}
     np.savez(directory / "batch.npz", **{name: array for name, array in arrays.items() if array is not None})
     command = [*(str(part) for part in (trl_python(), HERE / "peers" / "trl_update.py", directory))]
-    command += [str(directory / "batch.npz"), str(result), str(PADDED_ROWS), str(REPEATS)]
+    command += [str(directory / "batch.npz"), str(result), str(PADDED_ROWS), str(repeats)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
     if done.returncode:
@@ -211,9 +230,9 @@ def arms(vocabulary: int, sequences: int, repeats: int, *, with_trl: bool) -> tu
         model = Qwen2ForCausalLM(config)
         model.save_pretrained(name)
         work = (Path(name), vocabulary, sequences, repeats)
-        found = {arm.__name__: pool.apply(arm, work) for arm in (ours, padded)}
+        found = {arm.__name__: pool.apply(arm, work) for arm in (plain, wing, padded)}
         if with_trl:
-            found["trl"] = trl(Path(name), vocabulary)
+            found["trl"] = trl(Path(name), vocabulary, repeats)
     matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
     return found, matmul_flops(config, matrices, ragged_batch(vocabulary, sequences))
 
@@ -226,35 +245,42 @@ def matmul_flops(config: Qwen2Config, matrices: int, batch: SequenceBatch) -> fl
 
 def compare(vocabulary: int) -> dict[str, object]:
     """All figures for one vocabulary."""
-    found, flops = arms(vocabulary, SEQUENCES, REPEATS, with_trl=True)
-    own, tokens = found["ours"], len(ragged_batch(vocabulary).tokens)
+    found, flops = arms(vocabulary, SEQUENCES, REPEATS[vocabulary], with_trl=True)
+    tokens = len(ragged_batch(vocabulary).tokens)
+    speed = {name: measured.tokens_per_cpu_second for name, measured in found.items()}
+    ratios = {f"{own}_over_{peer}": speed[own] / speed[peer] for own in OWN for peer in ("trl", "padded")}
     return {
         "vocabulary": vocabulary,
         "tokens": tokens,
         **{name: asdict(measured) for name, measured in found.items()},
-        "ours_over_trl": own.tokens_per_cpu_second / found["trl"].tokens_per_cpu_second,
-        "ours_over_padded": own.tokens_per_cpu_second / found["padded"].tokens_per_cpu_second,
-        "fraction_of_matmul_ceiling": flops / tokens * own.tokens_per_cpu_second / own.ceiling,
-        "loss_difference": max(abs(own.loss / found[peer].loss - 1.0) for peer in ("padded", "trl")),
+        **ratios,
+        "fraction_of_matmul_ceiling": flops / tokens * speed["wing"] / found["wing"].ceiling,
+        "loss_difference": loss_difference(found),
     }
 
 
 def compare_memory() -> dict[str, object]:
     """Peak memory of one update with a large vocabulary."""
     found, _ = arms(MEMORY_VOCABULARY, MEMORY_SEQUENCES, 0, with_trl=False)
-    own, plain = found["ours"], found["padded"]
     return {
         "vocabulary": MEMORY_VOCABULARY,
         "sequences": MEMORY_SEQUENCES,
         "peak_bytes": {name: measured.peak_bytes for name, measured in found.items()},
-        "memory_over_padded": own.peak_bytes / plain.peak_bytes,
-        "loss_difference": abs(own.loss / plain.loss - 1.0),
+        "memory_over_padded": max(found[own].peak_bytes for own in OWN) / found["padded"].peak_bytes,
+        "loss_difference": loss_difference(found),
     }
+
+
+def loss_difference(found: dict[str, Measured]) -> float:
+    """Relative, the largest of a learner to a peer."""
+    peers = found.keys() - OWN
+    return max(abs(found[own].loss / found[peer].loss - 1.0) for own in OWN for peer in peers)
 
 
 def worst(rows: list[dict[str, object]]) -> dict[str, float]:
     """Of each figure the worst."""
-    kinds = {"ours_over_trl": min, "ours_over_padded": min, "fraction_of_matmul_ceiling": min}
+    speeds = [f"{own}_over_{peer}" for own in OWN for peer in ("trl", "padded")]
+    kinds = dict.fromkeys([*speeds, "fraction_of_matmul_ceiling"], min)
     kinds |= {"loss_difference": max, "memory_over_padded": max}
     return {name: pick(float(str(row[name])) for row in rows if name in row) for name, pick in kinds.items()}
 
@@ -267,11 +293,11 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="also write everything to this file, with the machine's description")
     chosen = parser.parse_args()
-    rows: list[dict[str, object]] = []
+    started, rows = time.monotonic(), list[dict[str, object]]()
     for compared in (partial(compare, 98), partial(compare, 16_384), compare_memory):
         rows.append(row := compared())
         print(json.dumps(row) if chosen.json else json.dumps(row, indent=2), flush=True)
-    figures = worst(rows)
+    figures = worst(rows) | {"seconds": time.monotonic() - started}
     print(json.dumps(figures))
     if chosen.out:
         machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}

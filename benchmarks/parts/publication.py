@@ -28,11 +28,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rlep.engines.cpu import acceleration
 from rlep.engines.learner.weight_sender import publication, write_weights
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.weights.shared_memory import SegmentWriter
 
 ROUNDS, FIRST = 5, 2
+PARTS = acceleration().engine
 OPTIONS = SamplerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
 START_S = 900.0
 
@@ -45,7 +47,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="rlep-bench-") as home,
     ):
         weights = write_model(Path(home))
-        prepare_environment(OPTIONS, Path(home))
+        prepare_environment(OPTIONS, Path(home), PARTS)
         dist.init_process_group("gloo", init_method=f"file://{home}/meeting", rank=0, world_size=1)
         mesh = init_device_mesh("cpu", (1,))
         shards = [(name, DTensor.from_local(weight, mesh, [Shard(0)])) for name, weight in weights]
@@ -92,7 +94,7 @@ async def measured(
 ) -> list[tuple[float, float, float]]:
     """Seconds of a copy, a publication and a load, by rounds."""
     copies = [torch.zeros_like(shard.to_local()) for _, shard in shards]
-    sampler, rounds = Sampler(home, OPTIONS), []
+    sampler, rounds = Sampler(home, OPTIONS, PARTS), []
     await sampler.start(START_S)
     try:
         for version in range(FIRST + ROUNDS):

@@ -11,23 +11,23 @@ from rlep.actors.replicas import Rate, State
 
 
 class GeneratorReplica:
-    """Its actor while it lives, and what it may still take."""
+    """Its actor while it lives, and its state."""
 
     def __init__(self, name: str, restarts: int) -> None:
         self.name = name
         self.restarts_left = restarts
         self.actor: ActorHandle[Any] | None = None
         self.lost = asyncio.Event()
-        self.room = asyncio.Event()
+        self.freed = asyncio.Event()
         self.ready = asyncio.Event()
         """Set while it serves a policy version."""
         self.loading = asyncio.Lock()
-        """Held while it takes weights, which others may take with it in a group."""
+        """Held while it loads weights, which others may load with it in a group."""
         self.error: Exception | None = None
-        self.gap: float | None = None
-        """Log-prob gap (nats) of its last confirmed weights; None while it has not taken the present publication."""
+        self.difference: float | None = None
+        """Max log-prob difference (nats) of its last confirmed weights; None while it has not loaded the latest weight update."""
         self.asleep = False
-        """Whether it has let go of its device's memory; the next weights wake it."""
+        """Whether it has freed its device's memory; the next weights wake it."""
         self.state: State = "placing"
         self.version: int | None = None
         self.restarts = 0
@@ -35,8 +35,8 @@ class GeneratorReplica:
         self.supervisor: asyncio.Task[None] | None = None
 
     @property
-    def spent(self) -> bool:
-        """Whether it is dead and will not be started again."""
+    def out_of_restarts(self) -> bool:
+        """Whether it is dead and out of restarts."""
         return self.supervisor is not None and self.supervisor.done()
 
     def lose(self, actor: ActorHandle[Any], error: Exception) -> None:
@@ -45,4 +45,4 @@ class GeneratorReplica:
             return
         self.error = error
         self.lost.set()
-        self.room.set()
+        self.freed.set()

@@ -1,4 +1,4 @@
-"""Weights into the engines of a crew: all that live take them at once, and sleep and wake around them."""
+"""Weights into the engines of a replica set: all live ones load them at once, and sleep and wake around that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlep.engines.weights.publication import Publication
 
 
 class EngineWeights:
-    """What the generators serve; ``members`` may come and go."""
+    """The weights that the generators serve; ``members`` may change at any time."""
 
     def __init__(
         self,
@@ -28,28 +28,28 @@ class EngineWeights:
     ) -> None:
         self._members, self._span, self._config = members, span, config
         self.publication: Publication | None = None
-        """The last one through shared memory, for those who come later."""
+        """The last one through shared memory, for replicas that start later."""
 
     async def publish(self, publication: Publication, *, deadline_s: float) -> float:
-        """Bring every living generator to the published weights; returns the largest log-prob gap (nats).
+        """Bring every living generator to the published weights; returns the largest log-prob difference (nats).
 
-        A generator that refuses twice is replaced. Raises ``WeightSyncError`` when none took the weights.
+        A generator that refuses twice is replaced. Raises ``WeightSyncError`` when none loaded the weights.
         """
         self.publication = publication
         for worker in self._staying():
-            worker.gap = None
+            worker.difference = None
         await asyncio.gather(*(self._load(worker, publication, deadline_s) for worker in self._takers().values()))
         begun = time.monotonic()
-        while not (gaps := [worker.gap for worker in self._staying() if worker.gap is not None]):
-            # all lost: one that is started again will do
+        while not (differences := [worker.difference for worker in self._staying() if worker.difference is not None]):
+            # all lost: it is enough that one is restarted
             error = next((worker.error for worker in self._members() if worker.error), None)
-            if all(worker.spent for worker in self._members()) or time.monotonic() - begun > deadline_s:
-                raise WeightSyncError(f"no generator took policy version {publication.version}: {error}")
+            if all(worker.out_of_restarts for worker in self._members()) or time.monotonic() - begun > deadline_s:
+                raise WeightSyncError(f"no generator loaded policy version {publication.version}: {error}")
             await asyncio.sleep(0.1)
-        return max(gaps)
+        return max(differences)
 
     async def sleep(self) -> None:
-        """Have every engine let go of its device's memory; one that does not is ended."""
+        """Have every engine free its device's memory; one that fails is killed."""
         await asyncio.gather(*(self._put_to_sleep(worker) for worker in self._takers().values() if not worker.asleep))
 
     async def _put_to_sleep(self, worker: GeneratorReplica) -> None:
@@ -65,34 +65,36 @@ class EngineWeights:
             ray.kill(actor)  # now: its memory is the learner's
 
     async def wake(self) -> None:
-        """Bring every engine that sleeps to the weights published last."""
+        """Bring every engine that is asleep to the weights published last."""
         offer, deadline = self.publication, self._config.start_deadline_s
         if offer is not None:
             sleepers = [worker for worker in self._takers().values() if worker.asleep]
             await asyncio.gather(*(self._load(worker, offer, deadline) for worker in sleepers))
 
     def living(self) -> tuple[str, ...]:
-        """Who can take weights now; one that was started again has another name."""
+        """Names of those that can load weights now; one that was restarted has another name."""
         return tuple(self._takers())
 
     async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
-        """Have these take part in a transfer, each by its own publication; returns the largest log-prob gap (nats).
+        """Have these take part in a transfer, each by its own publication; returns the largest log-prob difference (nats).
 
-        Who comes later serves nothing until the next one. Raises ``WeightSyncError`` that names whoever failed; one that is
-        dead or silent is replaced, the others may try again.
+        A replica that starts later serves nothing until the next one. Raises ``WeightSyncError`` that names who failed; one that
+        is dead or silent is replaced, the others may try again.
         """
         takers = {name: worker for name, worker in self._takers().items() if name in publications}
         for worker in takers.values():
             worker.ready.clear()
-            worker.gap = worker.error = None
+            worker.difference = worker.error = None
         await asyncio.gather(*(self._loaded(worker, publications[n], deadline_s) for n, worker in takers.items()))
-        gaps = {name: takers[name].gap if name in takers else None for name in publications}
+        differences = {name: takers[name].difference if name in takers else None for name in publications}
         failed = [
-            f"{name}: {takers[name].error if name in takers else 'lost'}" for name, gap in gaps.items() if gap is None
+            f"{name}: {takers[name].error if name in takers else 'lost'}"
+            for name, difference in differences.items()
+            if difference is None
         ]
         if failed:
             raise WeightSyncError("; ".join(failed))
-        return max(gap for gap in gaps.values() if gap is not None)
+        return max(difference for difference in differences.values() if difference is not None)
 
     def _takers(self) -> dict[str, GeneratorReplica]:
         living = [worker for worker in self._staying() if worker.actor is not None and not worker.lost.is_set()]
@@ -104,26 +106,26 @@ class EngineWeights:
     async def _load(self, worker: GeneratorReplica, publication: Publication, deadline_s: float) -> None:
         actor = worker.actor
         assert actor is not None
-        for _ in range(2):  # a refused update is pushed once more before the generator is given up
+        for _ in range(2):  # a refused update is pushed once more before the generator is replaced
             if await self._loaded(worker, publication, deadline_s):
                 return
         worker.lose(actor, worker.error or ActorLost(worker.name))
 
     async def _loaded(self, worker: GeneratorReplica, publication: Publication, deadline_s: float) -> bool:
-        """Whether it serves the publication now; whoever fails otherwise than by refusing it is lost."""
+        """Whether it serves the publication now; a replica that fails in another way than refusing it is lost."""
         async with worker.loading:
             actor = worker.actor
             if actor is None or worker.lost.is_set():
                 return False
             try:
                 with self._span(worker.name, "load weights"):
-                    gap = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
+                    difference = await call(actor.load.remote(publication), f"{worker.name}.load", deadline_s)
             except WeightSyncError as error:
                 worker.error = error
                 return False
             except (RlepError, RayError) as error:
                 worker.lose(actor, error)
                 return False
-            worker.gap, worker.version, worker.asleep = float(gap), publication.version, False
+            worker.difference, worker.version, worker.asleep = float(difference), publication.version, False
             worker.ready.set()
             return True

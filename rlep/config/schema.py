@@ -64,12 +64,12 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    """What the current policy writes in every step."""
+    """What the current policy generates in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
     fresh: Positive = 16
-    """G: responses that the current policy generates to each prompt."""
+    """G: fresh rollouts of the current policy for each prompt."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -79,45 +79,45 @@ class RolloutConfig(Section):
     max_tokens: Positive = 3072
     """Longest response in tokens, EOS included."""
     deadline_s: Seconds = 3600
-    """A step whose rollout takes longer ends with an error that says what was missing."""
+    """Longest rollout of one step; then the run ends with an error that counts the missing samples."""
     dynamic_sampling: bool = False
     """DAPO: drop prompts whose verdicts are all equal and draw others."""
     refill_limit: Positive = 4
-    """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
+    """Dynamic sampling: a step samples at most this many times ``prompts``, then continues with the groups it has."""
     max_staleness: Count = 0
-    """Rollouts of up to this many later steps are prefetched; no token has a larger policy lag. 0 is on-policy (paper)."""
+    """Largest policy lag of a trained token, in versions; so many steps' rollouts are prefetched. 0 is on-policy (paper)."""
     partial: Literal["keep", "abort"] = "keep"
-    """At a weight update an unfinished response goes on under the new weights (``keep``) or is generated again (``abort``)."""
+    """With staleness, an unfinished response continues under new weights (``keep``), or is generated again (``abort``)."""
 
 
 class ReplayConfig(Section):
-    """How successes come back from the experience pool."""
+    """How successes from the experience pool are replayed."""
 
     count: Count = 0
-    """M: replays mixed into each group. 0 is phase 1 (the pool is not asked)."""
+    """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
     schedule: Literal["constant", "linear"] = "constant"
     """``linear`` lowers M to 0 over ``run.steps``."""
     selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
         "uniform"
     )
-    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all that it holds."""
+    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones."""
     minimum: Positive = 2
-    """A prompt needs this many verified answers in the pool to be replayed at all."""
+    """A prompt with fewer verified responses in the pool is not replayed."""
     require: bool = False
-    """Fail when a prompt has fewer than M answers, instead of training a smaller group."""
+    """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
     only_below: float | None = Field(None, gt=0, le=1)
     """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
     old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
     failed: Count = 0
-    """Wrong answers mixed in beside the M successes, from what ``collection.failed`` kept (the paper's ablation: no gain)."""
+    """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
 
 
 class RewardConfig(Section):
     """From verdict to reward."""
 
     correct: float = 1.0
-    """Reward of a correct answer."""
+    """Reward of a correct response."""
     otherwise: float = -1.0
     """Reward of every other verdict, timeouts included."""
     overlong_buffer: Count = 512
@@ -178,7 +178,7 @@ class LossConfig(Section):
 
 
 class UpdateConfig(Section):
-    """How a rollout is cut into optimizer steps, and the optimizer."""
+    """How a rollout is divided into optimizer steps, and the optimizer."""
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
@@ -208,7 +208,7 @@ class EvaluationConfig(Section):
     every: Count = 10
     """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
     samples: Positive = 32
-    """n: answers per question."""
+    """n: responses per question."""
     final_samples: Positive | None = None
     """n after the last step; None takes ``samples``."""
     temperature: float = Field(1.0, gt=0)
@@ -216,11 +216,11 @@ class EvaluationConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus."""
     seed: Count = 0
-    """Seed of the evaluation's samples: the same in runs that are to be compared."""
+    """Seed of the evaluation's samples; use the same in runs that you compare."""
 
 
 class CollectionConfig(Section):
-    """``rlep collect``: answers of the trained policy that go into the pool."""
+    """``rlep collect``: verified responses of the trained policy enter the pool."""
 
     samples: Positive = 64
     """Candidates per question."""
@@ -229,9 +229,9 @@ class CollectionConfig(Section):
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus."""
     cap: Positive = 64
-    """Most answers kept for one question."""
+    """Most responses stored for one question."""
     failed: Count = 0
-    """Most complete but wrong answers kept for one question, in a pool of their own, for ``replay.failed``."""
+    """Most complete but wrong responses stored for one question, in a separate pool, for ``replay.failed``."""
 
 
 class CheckpointConfig(Section):
@@ -278,6 +278,11 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     tracking: TrackingConfig = TrackingConfig()
 
+    @property
+    def pool_directory(self) -> Path:
+        """Where the embedded Redis keeps its data."""
+        return self.pool.directory or self.run.directory / "pool"
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         rollout, update, reward = self.rollout, self.update, self.reward
@@ -315,7 +320,7 @@ class Config(Section):
         if not rollout.max_staleness:
             if rollout.partial != "keep":
                 raise ConfigError(
-                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no answer sees new weights"
+                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no response sees new weights"
                 )
             return
         stale = f"rollout.max_staleness = {rollout.max_staleness}"

@@ -33,7 +33,7 @@ class Tokenizer:
     def digest(self) -> str:
         """Hash (32 hex digits) of what each token id stands for, and of the EOS.
 
-        Taken over the vocabulary, not over files: a checkpoint's tokenizer, saved anew, keeps its digest.
+        Taken over the vocabulary, not over files: a checkpoint's tokenizer, saved again, keeps its digest.
         """
         digest = hashlib.blake2b(digest_size=16, person=b"rlep.tokenizer")
         for token, index in sorted(self._backend.get_vocab().items(), key=lambda item: (item[1], item[0])):
@@ -45,7 +45,7 @@ class Tokenizer:
     def encode_prompt(
         self, messages: Sequence[Message], *, chat_template: bool = True, system: str | None = None
     ) -> Int32Array:
-        """Token ids the model is shown, ready to be continued by its answer, ``[prompt_length]``.
+        """Token ids the model is shown, ready to be continued by its response, ``[prompt_length]``.
 
         Args:
             messages: the question.
@@ -66,7 +66,7 @@ class Tokenizer:
     def encode_response(self, text: str) -> Int32Array:
         """Token ids of a whole response given as text, ``[T]``: the EOS is put at its end where the text has none.
 
-        Sampling may have split the same text otherwise; which tokens it was, a text does not say.
+        Sampling may have chosen other tokens for the same text; the text does not tell which.
         """
         ids = self._backend.encode(text, add_special_tokens=False)
         return np.asarray(ids if ids and ids[-1] == self.eos_id else [*ids, self.eos_id], dtype=np.int32)
@@ -93,8 +93,8 @@ class Tokenizer:
 def load_tokenizer(model_dir: Path) -> Tokenizer:
     """The tokenizer of a local model directory; nothing is downloaded and no code of the directory is run.
 
-    A ``tokenizer.json`` is taken as it stands. ``AutoTokenizer`` would put the model type's own splitting rules in place
-    of the file's: with a ``qwen2`` config it turns any other tokenizer's text into wrong ids, without a word.
+    A ``tokenizer.json`` is used as it stands. ``AutoTokenizer`` would replace the file's splitting rules by those of the
+    model type: with a ``qwen2`` config it silently turns any other tokenizer's text into wrong ids.
 
     Raises:
         ModelError: no such directory, no tokenizer in it, one that cannot be read, or one without EOS.

@@ -91,8 +91,8 @@ def timeline(figure: FigureBase, theme: Theme, run: RunRecord | None) -> None:
     for actor, row in rows.items():
         for phase, pieces in bars[actor].items():
             axes.broken_barh(pieces, (row - 0.4, 0.8), facecolors=theme.phases[phase], linewidth=0)
-    picture = last_breakdown(run)
-    for link in picture.path if picture else ():
+    breakdown = last_breakdown(run)
+    for link in breakdown.path if breakdown else ():
         place = (link.begin - begin, link.end - link.begin)
         axes.broken_barh([place], (rows[link.actor] - 0.4, 0.8), facecolors="none", edgecolors=theme.ink, linewidth=1.1)
     for step in steps:

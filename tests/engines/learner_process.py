@@ -20,10 +20,14 @@ import numpy as np
 import torch
 
 from rlep.core.types import SequenceBatch
+from rlep.engines.cpu import acceleration
+from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
 from rlep.engines.learner.rank import LearnerRank
 
 Command = tuple[Any, ...]
+KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
+"""The two computations that every equality holds for."""
 PLAIN = OptimizerOptions(lr=1e-3, warmup=0, clip_norm=0.0)
 
 
@@ -42,6 +46,8 @@ class Spec:
     clip_norm: float = 1.0
     keep: bool = False
     """Whether the weights before a rollout's first update are kept."""
+    accelerated: bool = False
+    """Whether the ranks take the kernels of ``rlep.engines.cpu``."""
 
 
 def save_batch(path: Path, batch: SequenceBatch) -> str:
@@ -73,13 +79,13 @@ def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., Learner
     living: list[LearnerRank] = []
     started = 0
 
-    def start(base: Path = model, **options: Any) -> LearnerRank:
+    def start(base: Path = model, kernels: Kernels | None = None, **options: Any) -> LearnerRank:
         nonlocal started
         close_all()
         settings = replace(LearnerOptions(optimizer=PLAIN, threads=1), **options)
         started += 1
         meeting = f"file://{directory}/meeting-{started}"
-        living.append(LearnerRank(base, settings, rank=0, world_size=1, init_method=meeting))
+        living.append(LearnerRank(base, settings, rank=0, world_size=1, init_method=meeting, kernels=kernels))
         return living[-1]
 
     def close_all() -> None:
@@ -160,7 +166,7 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
     elif name == "die" and rank == arguments[0]:
         os._exit(17)
     elif name == "sleep" and rank == arguments[0]:
-        time.sleep(arguments[1])
+        time.sleep(arguments[1])  # until it is killed
     return None
 
 
@@ -176,7 +182,14 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         keep_start_weights=spec.keep,
         threads=1,
     )
-    learner = LearnerRank(Path(spec.model), options, rank=rank, world_size=spec.world_size, init_method=spec.meeting)
+    learner = LearnerRank(
+        Path(spec.model),
+        options,
+        rank=rank,
+        world_size=spec.world_size,
+        init_method=spec.meeting,
+        kernels=KERNELS["accelerated" if spec.accelerated else "plain"],
+    )
     results = [carry_out(learner, rank, command) for command in spec.commands]
     if rank == 0:
         Path(spec.results).write_text(json.dumps(results))

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlep.core.types import Float32Array, Int32Array
+from rlep.core.types import Completion, Float32Array, Int32Array, Request
 from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.setup import STOCK
 
@@ -66,3 +66,19 @@ def sequence(prompt_length: int, response_length: int, seed: int) -> tuple[Int32
     """A random prompt and response."""
     tokens = np.random.default_rng(seed).integers(2, VOCABULARY, prompt_length + response_length).astype(np.int32)
     return tokens[:prompt_length], tokens[prompt_length:]
+
+
+def worst_difference(model: Qwen2ForCausalLM, wanted: list[Request], found: dict[str, Completion]) -> float:
+    """Largest difference of the responses' log-probs to those of a plain forward pass."""
+    return max(
+        float(np.abs(true_logprobs(model, request.tokens, found[request.id].tokens) - found[request.id].logprobs).max())
+        for request in wanted
+    )
+
+
+def requests(count: int) -> list[Request]:
+    """Four of each prompt, of 4 to 48 tokens."""
+    return [
+        Request(f"r{i}", f"p{i // 4}", sequence(4 + 9 * (i // 4) % 45, 0, i // 4)[0], i % 4, 100 + i)
+        for i in range(count)
+    ]

@@ -40,7 +40,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("flash", [False, True], ids=["causal", "flash"])
+@pytest.mark.parametrize("flash", [False, True], ids=["each-alone", "flash"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "activation-checkpointing"])
 @pytest.mark.parametrize("architecture", ["qwen2-tied", "qwen3", "mistral-window"])
 def test_compiled_layers_have_the_gradients_of_the_padded_reference(

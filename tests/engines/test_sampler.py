@@ -29,8 +29,10 @@ from tests.engines.sampler_cases import (
     VOCABULARY,
     build_model,
     perturb,
+    requests,
     sequence,
     true_logprobs,
+    worst_difference,
 )
 from tests.waiting import until
 
@@ -85,24 +87,10 @@ def file_of(publication: Publication) -> Path:
     return publication.source.path
 
 
-def requests(count: int) -> list[Request]:
-    return [
-        Request(f"r{i}", f"p{i // 4}", sequence(4 + 9 * (i // 4) % 45, 0, i // 4)[0], i % 4, 100 + i)
-        for i in range(count)
-    ]
-
-
 async def collect(sampler: Sampler, wanted: list[Request], sampling: Sampling = FULL) -> dict[str, Completion]:
     found = [completion async for batch in sampler.generate(wanted, sampling) for completion in batch]
     assert sorted(completion.request_id for completion in found) == sorted(request.id for request in wanted)
     return {completion.request_id: completion for completion in found}
-
-
-def worst_difference(model: Qwen2ForCausalLM, wanted: list[Request], found: dict[str, Completion]) -> float:
-    return max(
-        float(np.abs(true_logprobs(model, request.tokens, found[request.id].tokens) - found[request.id].logprobs).max())
-        for request in wanted
-    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied-stock", "untied-accelerated"])

@@ -173,7 +173,7 @@ async def test_a_load_that_broke_off_while_it_woke_leaves_a_sampler_that_sleeps_
     await rig.sampler.sleep()
     publication = rig.publish(4)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.sampler, "_transfer", broken)
+        patch.setattr(rig.sampler._weights, "load", broken)
         with pytest.raises(WeightSyncError, match="must be repeated: gone"):
             await rig.sampler.load_weights(publication)
     await rig.sampler.sleep()

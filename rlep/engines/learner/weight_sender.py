@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlep.core.types import Int32Array, SequenceBatch
+from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
 from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Probe, Publication, Segment, TensorSpec
@@ -112,6 +112,15 @@ def send_weights(shards: Sequence[tuple[str, DTensor]], sender: WeightSender | N
             sender.send(weight_layout(shards, dtype), stream)
     finally:
         _exhaust(stream)
+
+
+def scored_probes(
+    probes: Sequence[tuple[Int32Array, Int32Array]], score: Callable[[SequenceBatch], Float32Array]
+) -> list[Probe]:
+    """Prompts ``[P]`` and responses ``[T]`` with the responses' log-probs, all scored as one batch."""
+    batch = probe_batch(probes)
+    logprobs = np.split(score(batch), np.cumsum(batch.response_lengths)[:-1])
+    return [Probe(prompt, response, scored) for (prompt, response), scored in zip(probes, logprobs, strict=True)]
 
 
 def probe_batch(probes: Sequence[tuple[Int32Array, Int32Array]]) -> SequenceBatch:

@@ -19,7 +19,7 @@ class Lifeline:
     """A value that vLLM's configuration carries into each process it starts; there it watches the parent process.
 
     Left alone, an engine whose owner was killed waits for requests for ever, with all its memory. Unpickling is the
-    first thing of ours that runs in such a process, before vLLM's own handshake.
+    first of rlep's code to run in such a process, before vLLM connects to its owner.
     """
 
     def __reduce__(self) -> tuple[object, tuple[int]]:
