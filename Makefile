@@ -1,11 +1,12 @@
 # Every target sets up .venv by itself (quick when nothing changed).
 # PYTHON=python3.12 picks the interpreter, LOCK=cuda the CUDA packages instead of the CPU ones.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test check format bench bench-quickstart bench-soak lock clean
+.PHONY: help setup setup-dev quickstart test check docs format bench bench-quickstart bench-soak lock clean
 
 LOCK ?= cpu
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
+SPHINX := $(RUN) -m sphinx -q -aE -W --keep-going -b html -d build/doctrees docs build/docs
 # Two workers share each suite. Files that start Ray, vLLM or whole runs keep to one worker each, the longest first.
 CHEAP := tests/unit tests/contract tests/services
 HEAVY := tests/e2e tests/cluster tests/engines
@@ -26,13 +27,18 @@ test: setup-dev  ## every test: the cheap suites, then those that start clusters
 	$(PYTEST) -n 2 $(CHEAP)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
 
-check: setup-dev  ## lint, format, types, unit and contract tests; under a minute
+check: setup-dev  ## lint, format, types, documentation, unit and contract tests; about a minute
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	$(RUN) -m mypy
+	$(SPHINX)
 	$(PYTEST) -n 2 tests/unit tests/contract
 
-format: setup-dev  ## mend what ruff can mend
+docs: setup-dev  ## build the documentation site into build/docs; broken links and anchors are errors
+	$(SPHINX)
+	@echo build/docs/index.html
+
+format: setup-dev  ## fix what ruff can fix
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
@@ -42,7 +48,7 @@ bench: setup-dev  ## every benchmark but the two below and those for a GPU
 bench-quickstart: setup-dev  ## replay against the baseline and the controls, over paired seeds
 	$(RUN) benchmarks/quickstart.py
 
-bench-soak: setup-dev  ## 300 steps while generators and verifiers come, go and are killed: what grows
+bench-soak: setup-dev  ## 300 steps while generators and verifiers start, drain and are killed: what grows
 	$(RUN) benchmarks/soak.py
 
 lock: setup-dev  ## resolve requirements/*.txt anew

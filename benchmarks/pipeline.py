@@ -51,7 +51,7 @@ from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.compose import Inputs, read_inputs, stage
+from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.quickstart.task import build_task
 
@@ -165,7 +165,7 @@ async def cast(config: Config, *, pool: bool = False) -> AsyncIterator[Cast]:
     """All actors, started."""
     inputs = read_inputs(config)
     assert inputs.train is not None
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
         service = actors.pool(inputs.tokenizer, read_only=False) if pool else None
         await actors.started()

@@ -1,6 +1,6 @@
-"""The table of all keys in docs/configuration.md, made from the config tree.
+"""Generates the table of all keys in docs/reference/configuration.md from the config tree.
 
-``python scripts/config_table.py`` writes it anew; a test compares.
+``python scripts/config_table.py`` writes it; a contract test compares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from rlep.config.schema import Config
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "configuration.md"
 BEGIN = "<!-- keys: written by scripts/config_table.py -->"
 END = "<!-- end of keys -->"
 KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
@@ -36,7 +36,7 @@ def table() -> str:
 
 
 def document(text: str) -> str:
-    """The document with its table replaced by the present one."""
+    """The page with its table replaced by the current one."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"

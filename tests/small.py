@@ -15,7 +15,7 @@ from safetensors import safe_open
 from rlep.quickstart.task import build_task
 
 BASE = Path(__file__).parents[1] / "rlep" / "quickstart" / "base.toml"
-PROMPTS, FRESH, REPLAYS, PER_UPDATE = 4, 4, 2, 2
+PROMPTS, FRESH, PER_UPDATE = 4, 4, 2
 
 
 def small_task(directory: Path, *, train: int = 16, heldout: int = 6) -> list[str]:

@@ -26,7 +26,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import Int32Array, Request, Sampling
 from rlep.engines.sampler.setup import engine_arguments, prepare_environment
-from rlep.launch.compose import read_inputs, stage
+from rlep.launch.compose import read_inputs, run_actors
 from rlep.launch.engine_options import sampler_options
 from rlep.quickstart.task import build_task
 
@@ -125,7 +125,7 @@ async def compared(config: Config, prompts: list[Int32Array], pipe: Connection) 
     alone: list[float] = []
     counts: list[tuple[int, int]] = []
     sampling = Sampling(max_tokens=config.rollout.max_tokens)
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators = actors.generators(base_version=0)
         await actors.started()
         for number in range(ROUNDS + 1):

@@ -17,7 +17,7 @@ from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from rlep.actors.contact import Contact, write_private
-from rlep.actors.placement import BundleSlot, Room, make_room
+from rlep.actors.placement import BundleSlot, PlacementGroup, create_placement_group
 from rlep.actors.ray_private import start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
@@ -47,7 +47,7 @@ class Cluster:
         self.namespace = f"rlep-{run_name}"
         self._roles: dict[str, ActorConfig] = {}
         """What each named actor asks for, to see whether they fit a private cluster together."""
-        self._rooms: dict[str, Room] = {}
+        self._groups: dict[str, PlacementGroup] = {}
         self.home: Path | None = None
         """Private directory of a private cluster, removed with it; None where an existing one was joined."""
 
@@ -95,33 +95,33 @@ class Cluster:
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
-    def reserve(self, name: str, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> Room:
-        """Room for actors, all of it or nothing, that stays theirs while they come and go, until ``forget``.
+    def reserve(self, name: str, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> PlacementGroup:
+        """PlacementGroup for actors, all of it or nothing, that stays theirs while they come and go, until ``forget``.
 
-        The same name is the same room. Raises ``PlacementError`` at once where it can never be had on a private cluster;
-        elsewhere whoever takes a seat in it waits for it.
+        The same name is the same group. Raises ``PlacementError`` at once where it can never be had on a private cluster;
+        elsewhere whoever takes a slot in it waits for it.
         """
-        if name not in self._rooms:
-            room = Room(name, tuple(bundles), one_node)
+        if name not in self._groups:
+            group = PlacementGroup(name, tuple(bundles), one_node)
             if self.home is not None:
-                self._claim(name, room.together, room.bundles, one_node=one_node)
-            make_room(room, f"{self.namespace}.{name}")
-            self._rooms[name] = room
-        return self._rooms[name]
+                self._claim(name, group.together, group.bundles, one_node=one_node)
+            create_placement_group(group, f"{self.namespace}.{name}")
+            self._groups[name] = group
+        return self._groups[name]
 
     async def place(
-        self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, seat: BundleSlot | None = None
+        self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, slot: BundleSlot | None = None
     ) -> ActorHandle[Any]:
-        """Create the named actor and wait until it has a process; with ``seat`` in that room.
+        """Create the named actor and wait until it has a process; with ``slot`` in that group.
 
         Raises ``PlacementError`` with the missing resource or label when it is not placed in time, or when an actor of
         that name is alive (the run's name is taken).
         """
-        if self.home is not None and seat is None:
+        if self.home is not None and slot is None:
             self._claim(name, role, (role,))
         options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus, "max_restarts": 0}
-        if seat is not None:
-            options["scheduling_strategy"] = seat.strategy
+        if slot is not None:
+            options["scheduling_strategy"] = slot.strategy
         elif role.label_selector:
             options["label_selector"] = dict(role.label_selector)
         try:
@@ -132,9 +132,9 @@ class Cluster:
             await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
         except DeadlineExceeded:
             ray.kill(handle)
-            gap = self.gap(role) if seat is None else self.room_gap(seat.room)
+            shortfall = self.shortfall(role) if slot is None else self.group_shortfall(slot.group)
             raise PlacementError(
-                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {gap}"
+                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {shortfall}"
             ) from None
         except BaseException:
             if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
@@ -142,15 +142,15 @@ class Cluster:
             raise
         return handle
 
-    def gap(self, role: ActorConfig) -> str:
+    def shortfall(self, role: ActorConfig) -> str:
         """What an actor of this role needs, and what there is."""
-        return self._gap(role, (role,))
+        return self._shortfall(role, (role,))
 
-    def room_gap(self, room: Room) -> str:
-        """What a room needs as a whole, and what there is."""
-        return self._gap(room.together, room.bundles, one_node=room.one_node)
+    def group_shortfall(self, group: PlacementGroup) -> str:
+        """What a group needs as a whole, and what there is."""
+        return self._shortfall(group.together, group.bundles, one_node=group.one_node)
 
-    def _gap(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
+    def _shortfall(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
         lacking = self._unplaceable(together, bundles, one_node=one_node)
         lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
         where = " on one node" if one_node and len(bundles) > 1 else ""
@@ -161,9 +161,9 @@ class Cluster:
     ) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
-        if gap := self._unplaceable(together, bundles, one_node=one_node) or self._crowded():
+        if shortfall := self._unplaceable(together, bundles, one_node=one_node) or self._crowded():
             self.forget(name)
-            raise PlacementError(f"actor {name} cannot be placed: {gap}")
+            raise PlacementError(f"actor {name} cannot be placed: {shortfall}")
 
     def _unplaceable(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool) -> str:
         """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
@@ -173,11 +173,11 @@ class Cluster:
         return next(filter(None, reasons), "")
 
     def forget(self, name: str) -> None:
-        """An actor that will not come again, or a room nobody is in: what was reserved is free."""
+        """An actor that will not come again, or a group nobody is in: what was reserved is free."""
         self._roles.pop(name, None)
-        room = self._rooms.pop(name, None)
-        if room is not None:
-            room.release()
+        group = self._groups.pop(name, None)
+        if group is not None:
+            group.release()
 
     def _crowded(self) -> str:
         """Why the actors asked for so far do not fit a private cluster, which does not grow; or an empty string."""

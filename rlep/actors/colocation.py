@@ -1,4 +1,4 @@
-"""Generators on the devices of the learner's ranks: one room, in which each bundle holds a generator and its ranks."""
+"""Generators on the devices of the learner's ranks: one placement group, each bundle of which holds a generator and its ranks."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import ray
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.placement import BundleSlot, Room
+from rlep.actors.placement import BundleSlot, PlacementGroup
 from rlep.config.roles import ActorConfig, GeneratorConfig, LearnerConfig
 from rlep.core.errors import ActorLost
 
-ROOM = "colocated"
+GROUP_NAME = "colocated"
 ASK_S = 60.0
 GUEST = ActorConfig(cpus=0)
-"""What a generator asks of its bundle: nothing, because the ranks, which rest while it works, have all of it."""
+"""What a generator asks of its bundle: nothing, because the ranks, which sleep while it works, reserve all of it."""
 
 
 class Colocated:
-    """Who sits where, and when generators may start."""
+    """Which slot each actor has, and when generators may start."""
 
     def __init__(
         self,
         cluster: Cluster,
         generator: GeneratorConfig,
         learner: LearnerConfig,
-        turn: Callable[[], AbstractAsyncContextManager[None]],
+        time_share: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
-        """``turn``: a block in which the devices are the generators'."""
-        self._cluster, self._turn = cluster, turn
+        """``time_share``: a block in which the devices are the generators'."""
+        self._cluster, self._time_share = cluster, time_share
         self._width, self._count = generator.tensor_parallel, generator.count
         self._bundle = ActorConfig(
             cpus=max(generator.cpus, learner.cpus * self._width),  # they never work at the same time
@@ -45,16 +45,16 @@ class Colocated:
     async def starting(self) -> AsyncGenerator[None]:
         """A generator starts within the block, when the devices are the generators'."""
         await self.learner_up.wait()  # or until the learner's own deadline ends the start of the run
-        async with self._turn():
+        async with self._time_share():
             yield
 
-    def seat_of_rank(self, rank: int) -> BundleSlot:
-        """Where a rank sits."""
-        return BundleSlot(self._room(), rank // self._width)
+    def slot_of_rank(self, rank: int) -> BundleSlot:
+        """The slot of a rank."""
+        return BundleSlot(self._group(), rank // self._width)
 
-    def seat_of(self, generator: str) -> BundleSlot:
-        """Where a generator sits; started again it has the same name and seat."""
-        return BundleSlot(self._room(), _number(generator))
+    def slot_of(self, generator: str) -> BundleSlot:
+        """The slot of a generator; started again it has the same name and slot."""
+        return BundleSlot(self._group(), _number(generator))
 
     async def devices_of(self, generator: str) -> str:
         """``CUDA_VISIBLE_DEVICES`` of a generator: the devices of its ranks, or an empty string where there are none."""
@@ -64,11 +64,11 @@ class Colocated:
         return ",".join([await self._devices_of_rank(rank) for rank in range(first, first + self._width)])
 
     def close(self) -> None:
-        """Give the room back."""
-        self._cluster.forget(ROOM)
+        """Free the placement group."""
+        self._cluster.forget(GROUP_NAME)
 
-    def _room(self) -> Room:
-        return self._cluster.reserve(ROOM, [self._bundle] * self._count, one_node=True)
+    def _group(self) -> PlacementGroup:
+        return self._cluster.reserve(GROUP_NAME, [self._bundle] * self._count, one_node=True)
 
     async def _devices_of_rank(self, rank: int) -> str:
         name = f"learner-{rank}"

@@ -3,7 +3,7 @@
     rlep scale … ─► ControlActor.ask ─► Control (in the driver) ─► Generators, Verifiers
                                   ◄──── RunStatus or the reason ◄──┘
 
-Every command says what shall be, not what shall change: given twice, it does nothing the second time.
+Commands are idempotent: each states the desired state, not a change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlep.actors.run_progress import RunProgress
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
-from rlep.metrics.spans import Span, StepPicture
+from rlep.metrics.spans import Span, StepBreakdown
 
 ACTOR_NAME = "control"
 ROLE = ActorConfig(cpus=0)
@@ -39,7 +39,7 @@ Role = Literal["generators", "verifiers"]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Bring a role to ``count`` actors; those that leave get ``grace_s`` seconds for what they hold."""
+    """Bring a role to ``count`` actors; those that are drained get ``grace_s`` seconds for what they hold."""
 
     role: Role
     count: int
@@ -48,7 +48,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Let one actor leave within about ``grace_s`` seconds."""
+    """Drain one actor within about ``grace_s`` seconds."""
 
     actor: str
     grace_s: float
@@ -72,7 +72,7 @@ class RunStatus:
     run: str
     roles: tuple[RoleStatus, ...]
     progress: RunProgress = RunProgress()  # noqa: RUF009 - it is frozen
-    last_step: StepPicture | None = None
+    last_step: StepBreakdown | None = None
     """Where the last whole step's time went."""
     spans: tuple[Span, ...] = ()
     """The newest of the timeline, where it was asked for."""
@@ -126,13 +126,13 @@ class ControlActor:
             return
         if isinstance(answer, RlepError):
             waiting.set_exception(answer)
-            waiting.exception()  # looked at: whoever asked may be gone
+            waiting.exception()  # looked at: whoever asked may have ended
         else:
             waiting.set_result(answer)
 
 
 class Control:
-    """The driver's end: it does what commands say, and says what became of it."""
+    """The driver's end: it carries commands out and returns the status or the reason why not."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class Control:
             kind = command.actor.rpartition("-")[0]
             role = next((role for role in self._elastic.values() if role.status().role == kind), None)
             if role is None:
-                raise ConfigError(f"{command.actor} cannot leave: only generators and verifiers can")
+                raise ConfigError(f"{command.actor} cannot be drained: only generators and verifiers can")
             await role.drain(command.actor, command.grace_s)
         return self.status(spans=isinstance(command, Look) and command.spans)
 
@@ -247,7 +247,7 @@ async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunSt
         status: RunStatus = await call(handle.ask.remote(uuid.uuid4().hex, command), f"run {run}", deadline_s)
     except DeadlineExceeded:
         raise DeadlineExceeded(
-            f"the driver of {run} has not answered {command} within {deadline_s:.0f} s; given again it does no harm"
+            f"the driver of {run} has not answered {command} within {deadline_s:.0f} s; repeating it does no harm"
         ) from None
     except RayError as error:
         raise ActorLost(f"run {run}: {type(error).__name__}: {error}") from None

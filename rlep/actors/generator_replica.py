@@ -18,14 +18,14 @@ class GeneratorReplica:
         self.restarts_left = restarts
         self.actor: ActorHandle[Any] | None = None
         self.lost = asyncio.Event()
-        self.room = asyncio.Event()
+        self.freed = asyncio.Event()
         self.ready = asyncio.Event()
         """Set while it serves a policy version."""
         self.loading = asyncio.Lock()
         """Held while it loads weights, which others may load with it in a group."""
         self.error: Exception | None = None
         self.difference: float | None = None
-        """Max log-prob difference (nats) of its last confirmed weights; None while it has not loaded the present publication."""
+        """Max log-prob difference (nats) of its last confirmed weights; None while it has not loaded the latest weight update."""
         self.asleep = False
         """Whether it has freed its device's memory; the next weights wake it."""
         self.state: State = "placing"
@@ -35,7 +35,7 @@ class GeneratorReplica:
         self.supervisor: asyncio.Task[None] | None = None
 
     @property
-    def spent(self) -> bool:
+    def out_of_restarts(self) -> bool:
         """Whether it is dead and out of restarts."""
         return self.supervisor is not None and self.supervisor.done()
 
@@ -45,4 +45,4 @@ class GeneratorReplica:
             return
         self.error = error
         self.lost.set()
-        self.room.set()
+        self.freed.set()

@@ -18,7 +18,7 @@ from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.generator_replica import GeneratorReplica
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replica_weights import EngineWeights
-from rlep.actors.replicas import ActorStatus, Crew, RoleStatus
+from rlep.actors.replicas import ActorStatus, ReplicaSet, RoleStatus
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.roles import GeneratorConfig
@@ -45,7 +45,9 @@ class GeneratorPool:
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
         self._queue = WorkQueue(config.lease_s)
-        self._crew = Crew("generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave)
+        self._replicas = ReplicaSet(
+            "generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave
+        )
         self._weights = EngineWeights(lambda: self._workers, self._span, config)
         self._version: int | None = None
         self._streams: set[asyncio.Task[None]] = set()
@@ -53,7 +55,7 @@ class GeneratorPool:
     async def start(self, *, base_version: int | None = None) -> None:
         """Start all engines; ``base_version`` serves the model directory's weights as that policy version."""
         self._version = base_version
-        await self._crew.start(self._config.count)
+        await self._replicas.start(self._config.count)
 
     @property
     def reissued(self) -> Reissued:
@@ -61,14 +63,14 @@ class GeneratorPool:
         return self._queue.reissued
 
     async def scale(self, count: int, grace_s: float) -> None:
-        """See ``Crew.scale``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        """See ``ReplicaSet.scale``. Raises ``ConfigError`` where their number is that of the learner's devices."""
         self._check_elastic()
-        await self._crew.scale(count, grace_s)
+        await self._replicas.scale(count, grace_s)
 
     async def drain(self, name: str, grace_s: float) -> None:
-        """See ``Crew.drain``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        """See ``ReplicaSet.drain``. Raises ``ConfigError`` where their number is that of the learner's devices."""
         self._check_elastic()
-        await self._crew.drain(name, grace_s)
+        await self._replicas.drain(name, grace_s)
 
     def _check_elastic(self) -> None:
         if self._shared is not None:
@@ -103,27 +105,27 @@ class GeneratorPool:
     def _status_of(self, worker: GeneratorReplica) -> ActorStatus:
         return ActorStatus(
             worker.name,
-            "lost" if worker.spent and worker.state != "leaving" else worker.state,
+            "lost" if worker.out_of_restarts and worker.state != "leaving" else worker.state,
             version=worker.version,
             in_flight=self._queue.leased(worker.name),
             tokens_per_second=worker.rate.per_second(),
             restarts=worker.restarts,
-            error=self._gap() if worker.state == "placing" else str(worker.error or ""),
+            error=self._shortfall() if worker.state == "placing" else str(worker.error or ""),
         )
 
-    def _gap(self) -> str:
+    def _shortfall(self) -> str:
         """What a generator that is not placed yet waits for."""
-        return self._cluster.gap(self._config) if self._shared is None else "waits for the learner's devices"
+        return self._cluster.shortfall(self._config) if self._shared is None else "waits for the learner's devices"
 
     @property
     def _workers(self) -> list[GeneratorReplica]:
-        return self._crew.members
+        return self._replicas.members
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
-        if all(worker.spent for worker in self._workers):
+        if all(worker.out_of_restarts for worker in self._workers):
             raise self._nobody_left()
         job = self._queue.put(requests, sampling)
         try:
@@ -144,7 +146,7 @@ class GeneratorPool:
             held = self._queue.cancel(job)
             for worker in self._workers:
                 if worker.name in held:
-                    worker.room.set()  # what it held is nobody's any more, and may never come back
+                    worker.freed.set()  # its cancelled requests may never be reported back
                     if worker.actor is not None:
                         worker.actor.abandon.remote(held[worker.name])
 
@@ -162,7 +164,7 @@ class GeneratorPool:
             self._cluster.forget(worker.name)
 
     async def _join(self, worker: GeneratorReplica) -> None:
-        """Bring a newcomer to the present weights, then let it work."""
+        """Bring a new generator to the current weights, then let it work."""
         try:
             await self._start(worker)
         except BaseException:
@@ -173,7 +175,7 @@ class GeneratorPool:
         self._report("actor_started", worker.name, "")
 
     async def _leave(self, worker: GeneratorReplica, grace_s: float) -> None:
-        """Let a generator finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
+        """Let a generator finish what it holds, for ``grace_s`` seconds at most; others do the rest."""
         worker.state = "leaving"
         if worker.supervisor is not None:
             worker.supervisor.cancel()
@@ -181,8 +183,8 @@ class GeneratorPool:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._queue.leased(worker.name) and not worker.lost.is_set():
-                    worker.room.clear()
-                    await worker.room.wait()
+                    worker.freed.clear()
+                    await worker.freed.wait()
         back = self._queue.give_back(worker.name)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.transfer_deadline_s), worker.loading:
@@ -196,7 +198,7 @@ class GeneratorPool:
         self._report("actor_drained", worker.name, f"{back} requests handed back" if back else "")
 
     async def _start(self, worker: GeneratorReplica) -> None:
-        worker.lost, worker.room, worker.ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        worker.lost, worker.freed, worker.ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
         worker.state, worker.asleep = "placing", False
         async with nullcontext() if self._shared is None else self._shared.starting():
             await self._started(worker)
@@ -204,10 +206,10 @@ class GeneratorPool:
     async def _place(self, worker: GeneratorReplica) -> ActorHandle[Any]:
         given = (self._model, self._options, self._cluster.home)
         if self._shared is not None:
-            devices, seat = await self._shared.devices_of(worker.name), self._shared.seat_of(worker.name)
-            return await self._cluster.place(GeneratorActor, worker.name, GUEST, *given, devices, seat=seat)
-        seat = BundleSlot(self._cluster.reserve(worker.name, [self._config]))
-        return await self._cluster.place(GeneratorActor, worker.name, self._config, *given, seat=seat)
+            devices, slot = await self._shared.devices_of(worker.name), self._shared.slot_of(worker.name)
+            return await self._cluster.place(GeneratorActor, worker.name, GUEST, *given, devices, slot=slot)
+        slot = BundleSlot(self._cluster.reserve(worker.name, [self._config]))
+        return await self._cluster.place(GeneratorActor, worker.name, self._config, *given, slot=slot)
 
     async def _started(self, worker: GeneratorReplica) -> None:
         deadline = self._config.start_deadline_s
@@ -220,15 +222,15 @@ class GeneratorPool:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
                 worker.ready.set()
-            served, gap = None, None
+            served, difference = None, None
             while served is not self._weights.publication:  # another may have been published meanwhile
                 served = self._weights.publication
-                gap = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
+                difference = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
         except BaseException:
             ray.kill(actor)
             raise
         if served is not None:
-            worker.difference, worker.version = gap, served.version
+            worker.difference, worker.version = difference, served.version
             worker.ready.set()
         worker.actor, worker.state = actor, "serving"
 
@@ -253,7 +255,7 @@ class GeneratorPool:
         self._queue.give_back(worker.name)
 
     async def _revive(self, worker: GeneratorReplica) -> bool:
-        """Start a lost generator again; False when its restarts are spent."""
+        """Start a lost generator again; False when its restarts are out_of_restarts."""
         while worker.restarts_left:
             worker.restarts_left -= 1
             worker.restarts += 1
@@ -270,7 +272,7 @@ class GeneratorPool:
 
     def _check_others(self, worker: GeneratorReplica) -> None:
         """End the rollout when ``worker`` was the last hope."""
-        if all(other.spent for other in self._workers if other is not worker):
+        if all(other.out_of_restarts for other in self._workers if other is not worker):
             self._queue.fail(self._nobody_left())
 
     def _nobody_left(self) -> ActorLost:
@@ -287,8 +289,8 @@ class GeneratorPool:
             slots = min(self._queue.share(living), self._config.max_sequences)
             free = slots - self._queue.leased(worker.name)
             if free < max(1, slots // 4):
-                worker.room.clear()
-                await worker.room.wait()
+                worker.freed.clear()
+                await worker.freed.wait()
                 continue
             taken = self._queue.take(worker.name, free)
             if taken is not None:
@@ -306,15 +308,15 @@ class GeneratorPool:
                     for completion in await reference:
                         if self._queue.finish(worker.name, job, completion):
                             worker.rate.add(len(completion.tokens))
-                    worker.room.set()
-                    self._call_off()
+                    worker.freed.set()
+                    self._stop_superseded()
         except RayTaskError as error:
             worker.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
             worker.lose(actor, ActorLost(f"{worker.name}: {type(error).__name__}"))
 
-    def _call_off(self) -> None:
-        """Tell who works in vain; one that does not hear it keeps what it holds, and gets nothing in its place."""
+    def _stop_superseded(self) -> None:
+        """Stop generators on requests that another finished; one that is not reached keeps its requests and gets no others."""
         held = self._queue.superseded()
         for worker in self._workers:
             if worker.name in held and worker.actor is not None:
@@ -326,7 +328,7 @@ class GeneratorPool:
         with suppress(RlepError, RayError):
             await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.heartbeat_timeout_s)
             self._queue.stopped(worker.name, requests)
-            worker.room.set()
+            worker.freed.set()
 
     async def _watch(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
         """Replace a generator that is silent or whose engine is dead."""

@@ -32,10 +32,10 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @ray.remote
 class LearnerActor:
-    """A rank in a thread of its own, so that ``ping`` answers whatever the rank does."""
+    """A rank in its own thread, so that ``ping`` returns while the rank computes."""
 
     def __init__(self, rank: int) -> None:
-        keep_freed_memory(None, one_arena=True)  # a thread takes its memory from the heap that it finds when it starts
+        keep_freed_memory(None, one_arena=True)  # before the thread exists: a thread keeps the heap it started with
         self._rank = Rank(rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
 
@@ -48,11 +48,11 @@ class LearnerActor:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     async def run(self, method: str, *args: object) -> Any:
-        """A method of ``Rank``, after those asked for before."""
+        """Call a method of ``Rank``; calls run one after another."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._rank, method), *args)
 
     async def close(self) -> None:
-        """Remove the segments and leave the groups."""
+        """Remove the shared-memory weights and leave the groups."""
         await self.run("close")
 
 
@@ -97,12 +97,12 @@ class Rank:
             self._writer = SegmentWriter(segments)
 
     def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
-        """See ``LearnerRank.score``; rank 0 answers."""
+        """See ``LearnerRank.score``; only rank 0 returns it."""
         logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
     def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
-        """One optimizer update by the RLEP loss, or by cross-entropy; rank 0 answers."""
+        """One optimizer update by the RLEP loss, or by cross-entropy; only rank 0 returns it."""
         step = self._learner.sft_update if supervised else self._learner.update
         report = step(batch, rollout=rollout)
         if self._rank:
@@ -110,12 +110,12 @@ class Rank:
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
     def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> Publication | None:
-        """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Rank 0 answers."""
+        """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Only rank 0 returns it."""
         publication = self._learner.publish(group or self._writer, version, probes, dtype)
         return None if self._rank else publication
 
     def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup | None:
-        """Leave the last group with the generators and begin a new one, which they may join; rank 0 answers."""
+        """Leave the last group with the generators and open a new one for them to join; only rank 0 returns it."""
         if self._rank:
             return None
         from rlep.engines.learner.weight_sender import WeightSender
@@ -128,7 +128,7 @@ class Rank:
     def send(self, group: BroadcastGroup, dtype: Dtype) -> None:
         """Broadcast the weights to ``group``, which must be the open one."""
         if self._rank == 0 and (self._sender is None or self._sender.group != group):
-            self._learner.send(None, dtype)  # the other ranks gather already
+            self._learner.send(None, dtype)  # the other ranks are gathering already
             raise WeightSyncError(f"the learner is not in the group of {group.host}:{group.port}")
         self._learner.send(self._sender, dtype)
 
@@ -153,7 +153,7 @@ class Rank:
         self._learner.wake()
 
     def close(self) -> None:
-        """Remove the segments and leave the groups, as far as the rank came."""
+        """Remove the shared-memory weights and leave the groups, those that exist."""
         if self._sender is not None:
             self._sender.close()
         self._open.close()

@@ -49,12 +49,12 @@ class Learners:
         self._asleep = False
         self._ranks: list[ActorHandle[Any]] = []
         self._restarts_left = config.restarts
-        self._turn = asyncio.Lock()
+        self._collective = asyncio.Lock()
 
     async def start(self) -> None:
         """Place and start all ranks. Raises ``PlacementError``, ``ModelError`` or ``LearnerLost``."""
         placing = [
-            self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, seat=self._seat(rank))
+            self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, slot=self._slot(rank))
             for rank in range(self._config.ranks)
         ]
         placed = await asyncio.gather(*placing, return_exceptions=True)
@@ -68,14 +68,14 @@ class Learners:
         if self._shared is not None:
             self._shared.learner_up.set()
 
-    def _seat(self, rank: int) -> BundleSlot:
-        """All ranks get room together or not at all: half a learner would only keep others out."""
+    def _slot(self, rank: int) -> BundleSlot:
+        """All ranks are reserved together or not at all: half a learner would only keep others out."""
         if self._shared is not None:
-            return self._shared.seat_of_rank(rank)
+            return self._shared.slot_of_rank(rank)
         return BundleSlot(self._cluster.reserve("learner", [self._config] * self._config.ranks), rank)
 
     async def sleep(self) -> None:
-        """Let go of the devices' memory until ``wake``. Raises ``LearnerLost``."""
+        """Release the devices' memory until ``wake``. Raises ``LearnerLost``."""
         if self._ranks and not self._asleep:
             await self._all("sleep")
             self._asleep = True
@@ -117,7 +117,7 @@ class Learners:
         await self._all("save", directory)
 
     async def written(self) -> None:
-        """See the port. Raises ``LearnerLost`` when a rank is gone or the deadline passes."""
+        """See the port. Raises ``LearnerLost`` when a rank is lost or the deadline passes."""
         deadline = time.monotonic() + self._config.deadline_s
         while not all(await self._each("written")):
             if time.monotonic() > deadline:
@@ -142,7 +142,7 @@ class Learners:
             else:
                 return
         reason = "" if lost is None else f": {lost}"
-        raise LearnerLost(f"the learner was lost and has no restart left{reason}")
+        raise LearnerLost(f"the learner was lost and is out of restarts{reason}")
 
     def status(self) -> RoleStatus:
         """Which ranks there are; they start, fail and are started again together."""
@@ -158,7 +158,7 @@ class Learners:
 
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         """Call a collective method on every rank; rank 0's answer. One collective at a time."""
-        async with self._turn:
+        async with self._collective:
             begin = time.time()
             try:
                 return (await self._each(method, *args, deadline_s=deadline_s))[0]

@@ -1,11 +1,12 @@
-"""Room that a cluster keeps for actors which come and go: a Ray placement group and the seats in it."""
+"""Resources that stay reserved while actors come and go: placement groups and the slots in them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup as RayPlacementGroup
+from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlep.config.roles import ActorConfig
@@ -15,15 +16,15 @@ _NOTHING = {"memory": 1.0}
 
 
 @dataclass(slots=True)
-class Room:
-    """Bundles that are there together or not at all, each on one node."""
+class PlacementGroup:
+    """Bundles that are reserved together or not at all, each on one node."""
 
     name: str
     bundles: tuple[ActorConfig, ...]
     """What each holds, and where it may be."""
     one_node: bool
     """All bundles on the same node."""
-    group: PlacementGroup = field(init=False)
+    reserved: RayPlacementGroup = field(init=False)
 
     @property
     def together(self) -> ActorConfig:
@@ -35,34 +36,34 @@ class Room:
         )
 
     def release(self) -> None:
-        """Give it back; actors still in it end."""
+        """Free the resources; actors still in it end."""
         if ray.is_initialized():  # otherwise it ended with the cluster
-            remove_placement_group(self.group)
+            remove_placement_group(self.reserved)
 
 
 @dataclass(frozen=True, slots=True)
 class BundleSlot:
-    """A place in one bundle of a room; several may share it."""
+    """A place in one bundle of a placement group; several actors may share it."""
 
-    room: Room
+    group: PlacementGroup
     bundle: int = 0
 
     @property
     def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """For the options of the actor that sits there."""
-        return PlacementGroupSchedulingStrategy(self.room.group, placement_group_bundle_index=self.bundle)
+        """For the options of the actor that is placed there."""
+        return PlacementGroupSchedulingStrategy(self.group.reserved, placement_group_bundle_index=self.bundle)
 
 
-def make_room(room: Room, name: str) -> None:
+def create_placement_group(group: PlacementGroup, name: str) -> None:
     """Ask Ray for it, under a name that ``ray list placement-groups`` shows; it may come later or never."""
     amounts = [
         {key: amount for key, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
-        for bundle in room.bundles
+        for bundle in group.bundles
     ]
-    labels = [dict(bundle.label_selector) for bundle in room.bundles]
-    room.group = placement_group(
+    labels = [dict(bundle.label_selector) for bundle in group.bundles]
+    group.reserved = placement_group(
         [bundle or _NOTHING for bundle in amounts],
-        strategy="STRICT_PACK" if room.one_node else "PACK",
+        strategy="STRICT_PACK" if group.one_node else "PACK",
         name=name,
         bundle_label_selector=labels if any(labels) else None,
     )

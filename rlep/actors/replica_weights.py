@@ -43,7 +43,7 @@ class EngineWeights:
         while not (differences := [worker.difference for worker in self._staying() if worker.difference is not None]):
             # all lost: it is enough that one is restarted
             error = next((worker.error for worker in self._members() if worker.error), None)
-            if all(worker.spent for worker in self._members()) or time.monotonic() - begun > deadline_s:
+            if all(worker.out_of_restarts for worker in self._members()) or time.monotonic() - begun > deadline_s:
                 raise WeightSyncError(f"no generator loaded policy version {publication.version}: {error}")
             await asyncio.sleep(0.1)
         return max(differences)

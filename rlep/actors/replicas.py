@@ -1,4 +1,4 @@
-"""Who works in an elastic role: members come and go while the run goes on, and never under a name that was used before."""
+"""The replicas of an elastic role, created and removed while a run goes on; no name is used twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Reissued
 
 State = Literal["placing", "starting", "serving", "leaving", "lost"]
-"""``placing``: waits for room on the cluster. ``lost``: dead, and its restarts are spent."""
+"""``placing``: waits for its resources on the cluster. ``lost``: dead, and out of restarts."""
 
 RATE_WINDOW_S = 30.0
 
@@ -26,7 +26,7 @@ class ActorStatus:
     name: str
     state: State
     version: int | None = None
-    """Policy version it serves; None for roles that serve none, and before the handshake."""
+    """Policy version it serves; None for roles that serve none, and before the first log-prob check."""
     in_flight: int = 0
     """Requests (generator) or calls (verifier) it holds."""
     tokens_per_second: float | None = None
@@ -70,90 +70,90 @@ class Rate:
             self._amounts.popleft()
 
 
-class Member(Protocol):
-    """One worker of a crew."""
+class Replica(Protocol):
+    """One actor of a replica set, as the driver sees it."""
 
     name: str
 
     @property
-    def spent(self) -> bool:
-        """Whether it is dead for good."""
+    def out_of_restarts(self) -> bool:
+        """Whether it is dead and will not be started again."""
         ...
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=Replica)
 
 
-class Crew(Generic[M]):
-    """The members of one role. Every change is idempotent and waits for the one before it."""
+class ReplicaSet(Generic[M]):
+    """The replicas of one role. Every change is idempotent and waits for the one before it."""
 
     def __init__(
         self,
         kind: str,
-        hire: Callable[[str], M],
+        create: Callable[[str], M],
         join: Callable[[M], Awaitable[None]],
         leave: Callable[[M, float], Awaitable[None]],
     ) -> None:
-        """``join`` starts a member that ``hire`` made; ``leave`` ends one, within so many seconds for its work."""
+        """``create`` makes a replica of a name, ``join`` starts it, ``leave`` ends it within the given grace period (seconds)."""
         self.kind = kind
-        self._hire, self._join, self._leave = hire, join, leave
+        self._create, self._join, self._leave = create, join, leave
         self._members: dict[str, M] = {}
         self._numbers = itertools.count()
-        self._gone: set[str] = set()
-        self._turn = asyncio.Lock()
+        self._removed: set[str] = set()
+        self._changing = asyncio.Lock()
 
     @property
     def members(self) -> list[M]:
-        """Everybody who was hired and is not gone, oldest first."""
+        """Every replica that was created and not removed, oldest first."""
         return list(self._members.values())
 
-    def hire(self, count: int) -> list[M]:
-        """``count`` more members, not started yet."""
+    def create(self, count: int) -> list[M]:
+        """``count`` more replicas, not started yet."""
         names = [f"{self.kind}-{next(self._numbers)}" for _ in range(count)]
-        hired = [self._hire(name) for name in names]
-        self._members.update(zip(names, hired, strict=True))
-        return hired
+        created = [self._create(name) for name in names]
+        self._members.update(zip(names, created, strict=True))
+        return created
 
     async def start(self, count: int) -> None:
-        """Hire the first ``count`` members; raises what the first of them fails with, and then none is on its way."""
-        reasons, _ = await self._bring(self.hire(count))
+        """Create and start the first ``count`` replicas; raises what the first of them fails with, and then starts none."""
+        reasons, _ = await self._started(self.create(count))
         if reasons:
             raise reasons[0]
 
     async def scale(self, count: int, grace_s: float) -> None:
-        """Bring the crew to ``count`` living members; the newest leave first, with ``grace_s`` seconds to finish.
+        """Bring the set to ``count`` living replicas; the newest are drained first, with ``grace_s`` seconds to finish.
 
-        Raises ``PlacementError`` with the reason as soon as a newcomer fails; those that have come by then stay.
+        Raises ``PlacementError`` with the reason as soon as a new replica fails; those that have started by then stay.
         """
         if count < 1:
             raise ConfigError(f"a run needs at least one {self.kind}")
-        async with self._turn:
-            dead = [member.name for member in self.members if member.spent]
-            newcomers = self.hire(max(0, count - len(self._members) + len(dead)))
-            await asyncio.gather(*(self._part(name, 0) for name in dead))
-            reasons, absent = await self._bring(newcomers)
+        async with self._changing:
+            dead = [member.name for member in self.members if member.out_of_restarts]
+            added = self.create(max(0, count - len(self._members) + len(dead)))
+            await asyncio.gather(*(self._remove(name, 0) for name in dead))
+            reasons, absent = await self._started(added)
             if reasons:
-                what = f"{absent} of {len(newcomers)} newcomers did not come"
+                what = f"{absent} of {len(added)} new {self.kind}s did not start"
                 raise PlacementError(f"{what}: {reasons[0]}") from reasons[0]
-            await asyncio.gather(*(self._part(name, grace_s) for name in list(self._members)[count:]))
+            await asyncio.gather(*(self._remove(name, grace_s) for name in list(self._members)[count:]))
 
     async def drain(self, name: str, grace_s: float) -> None:
-        """Let one member leave; nothing happens where it has left before.
+        """Drain one replica; one that was removed before is left alone.
 
-        Raises ``ConfigError`` where there is no such member, or no other one.
+        Raises ``ConfigError`` where there is no such replica, or no other one.
         """
-        async with self._turn:
-            if name in self._gone:
+        async with self._changing:
+            if name in self._removed:
                 return
             if name not in self._members:
                 raise ConfigError(f"there is no {name}; there are {', '.join(self._members)}")
-            if all(member.spent for member in self.members if member.name != name):
+            if all(member.out_of_restarts for member in self.members if member.name != name):
                 raise ConfigError(f"{name} is the only {self.kind}: add another first")
-            await self._part(name, grace_s)
+            await self._remove(name, grace_s)
 
-    async def _bring(self, newcomers: Sequence[M]) -> tuple[list[BaseException], int]:
-        """Once one fails, only those that have come by then stay; why, and how many did not come."""
-        joining = {one.name: asyncio.ensure_future(self._join(one)) for one in newcomers}
+    async def _started(self, added: Sequence[M]) -> tuple[list[BaseException], int]:
+        """Start new replicas. Once one fails, only those that have started by then stay; the reasons, and how many did not."""
+        joining = {one.name: asyncio.ensure_future(self._join(one)) for one in added}
         try:
             if joining:
                 await asyncio.wait(joining.values(), return_when=asyncio.FIRST_EXCEPTION)
@@ -167,7 +167,7 @@ class Crew(Generic[M]):
         errors = [task.exception() for task in joining.values() if not task.cancelled()]
         return [error for error in errors if error is not None], len(absent)
 
-    async def _part(self, name: str, grace_s: float) -> None:
+    async def _remove(self, name: str, grace_s: float) -> None:
         await self._leave(self._members[name], grace_s)
         del self._members[name]
-        self._gone.add(name)
+        self._removed.add(name)

@@ -49,24 +49,24 @@ class Supervised:
         heartbeat_timeout_s: float,
         report: Report,
     ) -> None:
-        """``heartbeat_timeout_s``: an actor whose ping is not answered for this long is taken for dead."""
+        """``heartbeat_timeout_s``: an actor whose ping is not answered for this long is considered dead."""
         self.name = name
         self._report = report
-        self._silence_s = heartbeat_timeout_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self.restarts_left = restarts
         self._start = start
         self._handle: ActorHandle[Any] | None = None
         self._starting = asyncio.Lock()
         self.restarts = 0
         self.error = ""
-        self.closed = self.spent = False
-        """``spent``: lost, and not started again."""
+        self.closed = self.out_of_restarts = False
+        """``out_of_restarts``: lost, and not started again."""
 
     async def handle(self) -> ActorHandle[Any]:
         """The living actor, started if there is none."""
         async with self._starting:
-            if self.closed or self.spent:
-                raise ActorLost(f"{self.name} has left" if self.closed else self.error)
+            if self.closed or self.out_of_restarts:
+                raise ActorLost(f"{self.name} was removed" if self.closed else self.error)
             if self._handle is None:
                 self._handle = await self._start()
             return self._handle
@@ -78,7 +78,12 @@ class Supervised:
             reference = getattr(handle, method).remote(*args)
             try:
                 return await watched(
-                    handle, reference, self.name, method, deadline_s=deadline_s, heartbeat_timeout_s=self._silence_s
+                    handle,
+                    reference,
+                    self.name,
+                    method,
+                    deadline_s=deadline_s,
+                    heartbeat_timeout_s=self._heartbeat_timeout_s,
                 )
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)
@@ -92,14 +97,14 @@ class Supervised:
         self.error = str(error)
         self._report("actor_lost", self.name, self.error)
         if not self.restarts_left:
-            self.spent, self.error = True, f"{self.name} was lost and has no restart left: {error}"
+            self.out_of_restarts, self.error = True, f"{self.name} was lost and is out of restarts: {error}"
             raise ActorLost(self.error) from error
         self.restarts_left -= 1
         self.restarts += 1
 
     def status(self) -> ActorStatus:
         """What is known of it."""
-        state: State = "lost" if self.spent else "placing" if self._handle is None else "serving"
+        state: State = "lost" if self.out_of_restarts else "placing" if self._handle is None else "serving"
         return ActorStatus(self.name, state, restarts=self.restarts, error=self.error)
 
     def kill(self) -> None:

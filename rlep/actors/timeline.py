@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlep.metrics.spans import DRIVER, STEP, Span, StepPicture, chrome_trace, picture_of
+from rlep.metrics.spans import DRIVER, STEP, Span, StepBreakdown, breakdown_of, chrome_trace
 
 MOST_SPANS = 50_000
 """The oldest go first; a step of 8 generators has some hundred."""
@@ -24,7 +24,7 @@ class Timeline:
         self._clock = clock
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
         self._step: Span | None = None
-        self._picture: StepPicture | None = None
+        self._breakdown: StepBreakdown | None = None
 
     @contextmanager
     def span(self, actor: str, what: str, count: int = 0) -> Iterator[None]:
@@ -41,7 +41,7 @@ class Timeline:
         begin = self._clock()
         yield
         self.add(DRIVER, STEP, begin, number)
-        self._step, self._picture = self._spans[-1], None
+        self._step, self._breakdown = self._spans[-1], None
 
     def add(self, actor: str, what: str, begin: float, count: int = 0) -> None:
         """Record what began at ``begin`` and ends now."""
@@ -52,13 +52,13 @@ class Timeline:
         """What is recorded, in the order in which it ended."""
         return tuple(self._spans)
 
-    def last_step(self, actors: Collection[str] = ()) -> StepPicture | None:
-        """Where the last whole step's time went, worked out when it is first asked for; ``actors``: see ``picture_of``."""
+    def last_step(self, actors: Collection[str] = ()) -> StepBreakdown | None:
+        """Where the last whole step's time went, worked out when it is first asked for; ``actors``: see ``breakdown_of``."""
         step = self._step
-        if self._picture is None and step is not None:
+        if self._breakdown is None and step is not None:
             newest = itertools.takewhile(lambda span: span.end > step.begin, reversed(self._spans))
-            self._picture = picture_of(step, newest, actors)
-        return self._picture
+            self._breakdown = breakdown_of(step, newest, actors)
+        return self._breakdown
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:

@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.replicas import ActorStatus, Crew, RoleStatus, State
+from rlep.actors.replicas import ActorStatus, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost
@@ -21,7 +21,7 @@ from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
 
 BATCH = 64
-"""Answers in one call: enough to make the call itself cheap, few enough to spread one prompt's answers."""
+"""Responses in one call: enough to make the call itself cheap, few enough to spread one prompt's responses."""
 
 
 @ray.remote(concurrency_groups={"health": 1})
@@ -47,7 +47,7 @@ class VerifierActor:
 
 
 def limits_of(config: VerifierConfig) -> Limits:
-    """What one answer may use; a wall-clock limit below its CPU time would be the only one."""
+    """What one response may use; a wall-clock limit below its CPU time would be the only one."""
     return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
 
 
@@ -72,9 +72,9 @@ class VerifierReplica:
         )
 
     @property
-    def spent(self) -> bool:
+    def out_of_restarts(self) -> bool:
         """Whether it is dead and will not be started again."""
-        return self.actor.spent
+        return self.actor.out_of_restarts
 
 
 class VerifierPool:
@@ -82,31 +82,33 @@ class VerifierPool:
 
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
         self._cluster, self._config = cluster, config
-        self._crew = Crew("verifier", lambda name: VerifierReplica(name, cluster, config), self._join, self._leave)
+        self._replicas = ReplicaSet(
+            "verifier", lambda name: VerifierReplica(name, cluster, config), self._join, self._leave
+        )
         self._freed = asyncio.Event()
         self._waiting = 0
 
     async def start(self) -> None:
         """Start all verifiers."""
-        await self._crew.start(self._config.count)
+        await self._replicas.start(self._config.count)
 
     async def scale(self, count: int, grace_s: float) -> None:
         """See ``ReplicaSet.scale``."""
-        await self._crew.scale(count, grace_s)
+        await self._replicas.scale(count, grace_s)
 
     async def drain(self, name: str, grace_s: float) -> None:
         """See ``ReplicaSet.drain``."""
-        await self._crew.drain(name, grace_s)
+        await self._replicas.drain(name, grace_s)
 
     def status(self) -> RoleStatus:
         """What every verifier does now."""
-        return RoleStatus("verifier", tuple(map(self._status_of, self._crew.members)), self._waiting)
+        return RoleStatus("verifier", tuple(map(self._status_of, self._replicas.members)), self._waiting)
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         """One verdict per completion, in order, the same however many verifiers there are.
 
-        The answers of a verifier that is lost or leaves are graded again, by its successor or another one. Raises
-        ``ActorLost`` when no verifier is left and all restarts are spent.
+        The responses of a verifier that is lost or removed are graded again, by its successor or another one. Raises
+        ``ActorLost`` when no verifier is left and all are out of restarts.
         """
         parts = [completions[start : start + BATCH] for start in range(0, len(completions), BATCH)]
         graded = await asyncio.gather(*(self._grade(prompt.reference, part) for part in parts))
@@ -114,82 +116,88 @@ class VerifierPool:
 
     async def close(self) -> None:
         """End all verifiers."""
-        await asyncio.gather(*(seat.actor.close() for seat in self._crew.members))
+        await asyncio.gather(*(replica.actor.close() for replica in self._replicas.members))
 
-    def _status_of(self, seat: VerifierReplica) -> ActorStatus:
+    def _status_of(self, replica: VerifierReplica) -> ActorStatus:
         return ActorStatus(
-            seat.name,
-            "lost" if seat.spent else seat.state,
-            in_flight=seat.busy,
-            restarts=seat.actor.restarts,
-            error=self._cluster.gap(self._config) if seat.state == "placing" else seat.actor.error,
+            replica.name,
+            "lost" if replica.out_of_restarts else replica.state,
+            in_flight=replica.busy,
+            restarts=replica.actor.restarts,
+            error=self._cluster.shortfall(self._config) if replica.state == "placing" else replica.actor.error,
         )
 
-    async def _join(self, seat: VerifierReplica) -> None:
+    async def _join(self, replica: VerifierReplica) -> None:
         try:
-            await seat.actor.handle()
+            await replica.actor.handle()
         except BaseException:
-            seat.actor.kill()
-            self._cluster.forget(seat.name)
+            replica.actor.kill()
+            self._cluster.forget(replica.name)
             raise
-        seat.state = "serving"
+        replica.state = "serving"
         self._freed.set()
-        self._cluster.report("actor_started", seat.name, "")
+        self._cluster.report("actor_started", replica.name, "")
 
-    async def _leave(self, seat: VerifierReplica, grace_s: float) -> None:
-        """Let a verifier finish what it holds, for ``grace_s`` seconds at most; the rest is done by others."""
-        seat.state, seat.actor.restarts_left = "leaving", 0
+    async def _leave(self, replica: VerifierReplica, grace_s: float) -> None:
+        """Let a verifier finish what it holds, for ``grace_s`` seconds at most; others grade the rest."""
+        replica.state, replica.actor.restarts_left = "leaving", 0
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._until(lambda: not seat.busy)
-        back = seat.busy
+                await self._until(lambda: not replica.busy)
+        back = replica.busy
         if back:
-            seat.actor.kill()
+            replica.actor.kill()
         else:
-            await seat.actor.close()
-        self._cluster.forget(seat.name)
-        self._cluster.report("actor_drained", seat.name, f"{back} calls handed back" if back else "")
+            await replica.actor.close()
+        self._cluster.forget(replica.name)
+        self._cluster.report("actor_drained", replica.name, f"{back} calls handed back" if back else "")
 
     async def _grade(self, reference: str, part: Sequence[Completion]) -> list[Verdict]:
         texts = [completion.text for completion in part]
         truncated = [completion.finish_reason == "length" for completion in part]
         while True:
-            seat = await self._free_seat()
+            replica = await self._free_replica()
             try:
-                with self._cluster.timeline.span(seat.name, "grade", len(part)):
-                    return await self._call(seat, reference, texts, truncated)
+                with self._cluster.timeline.span(replica.name, "grade", len(part)):
+                    return await self._call(replica, reference, texts, truncated)
             except ActorLost:
-                if seat.state != "leaving" and not seat.spent:
+                if replica.state != "leaving" and not replica.out_of_restarts:
                     raise
             finally:
-                seat.busy -= 1
+                replica.busy -= 1
                 self._freed.set()
 
     async def _call(
-        self, seat: VerifierReplica, reference: str, texts: list[str], truncated: list[bool]
+        self, replica: VerifierReplica, reference: str, texts: list[str], truncated: list[bool]
     ) -> list[Verdict]:
-        # Each answer, of this call and of one before it, may last until its wall-clock limit.
+        # Each response, of this call and of one before it, may last until its wall-clock limit.
         deadline = 60 + limits_of(self._config).wall_seconds * (BATCH + len(texts))
-        verdicts: list[Verdict] = await seat.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
+        verdicts: list[Verdict] = await replica.actor.call("grade", reference, texts, truncated, deadline_s=deadline)
         return verdicts
 
-    async def _free_seat(self) -> VerifierReplica:
-        """The least busy verifier, once one has room. Two calls each: one works while one travels."""
+    async def _free_replica(self) -> VerifierReplica:
+        """The least busy verifier, once one holds fewer than two calls: one works while one travels."""
 
         def free() -> list[VerifierReplica]:
-            if all(seat.spent for seat in self._crew.members):
-                raise ActorLost("; ".join(["no verifier is left", *(s.actor.error for s in self._crew.members[:1])]))
-            serving = [seat for seat in self._crew.members if seat.state == "serving" and not seat.spent]
-            return [seat for seat in serving if seat.busy < 2]
+            if all(replica.out_of_restarts for replica in self._replicas.members):
+                raise ActorLost(
+                    "; ".join(["no verifier is left", *(s.actor.error for s in self._replicas.members[:1])])
+                )
+            serving = [
+                replica
+                for replica in self._replicas.members
+                if replica.state == "serving" and not replica.out_of_restarts
+            ]
+            return [replica for replica in serving if replica.busy < 2]
 
         self._waiting += 1
         try:
             await self._until(lambda: bool(free()))
         finally:
             self._waiting -= 1
-        seat = min(free(), key=lambda seat: seat.busy)
-        seat.busy += 1
-        return seat
+        replica = min(free(), key=lambda replica: replica.busy)
+        replica.busy += 1
+        return replica
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():

@@ -1,7 +1,7 @@
-"""The way of the learner's weights to the generators, confirmed by log-probs on both sides.
+"""Weight updates from the learner to the generators, confirmed by log-probs on both sides.
 
 Through shared memory the learner writes and each generator loads when it can. Over gloo or NCCL they are one group: all
-take part in a transfer at the same time, and who comes later joins at the next publication, in a new group.
+take part in a transfer at the same time, and a generator that starts later joins at the next weight update, in a new group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class GroupSession:
         self._group: BroadcastGroup | None = None
 
     async def publish(self, version: int, deadline_s: float) -> float:
-        """Bring every living generator to ``version``; returns the largest log-prob gap (nats).
+        """Bring every living generator to ``version``; returns the largest log-prob difference (nats).
 
         Raises:
             WeightSyncError: no generator came within ``deadline_s``, or every attempt failed; says who failed.
@@ -98,25 +98,27 @@ class GroupSession:
             self._members = members
         group = self._group
         offer = await self._sender.publish(version, self._probes, self._dtype, group)
-        if gone := sorted(set(members) - set(self._takers.living())):
-            raise WeightSyncError(f"{', '.join(gone)} left before the transfer")  # the others would wait for them
+        if removed := sorted(set(members) - set(self._takers.living())):
+            raise WeightSyncError(
+                f"{', '.join(removed)} was removed before the transfer"
+            )  # the others would wait for them
         parts = {
             member: replace(offer, source=replace(group, first_rank=1 + number * options.workers))
             for number, member in enumerate(members)
         }
         longest = 3 * options.deadline_s  # to meet, to transfer, and to score the probes
-        gap, sent = await asyncio.gather(
+        difference, sent = await asyncio.gather(
             self._takers.take(parts, deadline_s=longest),
             self._sender.send(group, self._dtype, longest),
             return_exceptions=True,
         )
-        failed = [outcome for outcome in (gap, sent) if isinstance(outcome, BaseException)]
+        failed = [outcome for outcome in (difference, sent) if isinstance(outcome, BaseException)]
         for error in failed:
             if isinstance(error, LearnerLost) or not isinstance(error, WeightSyncError):
                 raise error
-        if isinstance(gap, BaseException) or failed:
+        if isinstance(difference, BaseException) or failed:
             raise WeightSyncError("; ".join(map(str, failed)))
-        return gap
+        return difference
 
 
 class WeightPublisher:
@@ -132,7 +134,7 @@ class WeightPublisher:
         deadline_s: float,
         group: GroupOptions | None = None,
     ) -> None:
-        """``probes``: for the handshake; ``dtype``: what the generators compute in; ``group``: None is shared memory."""
+        """``probes``: for the log-prob check; ``dtype``: what the generators compute in; ``group``: None is shared memory."""
         self._learners, self._generators, self._probes = learners, generators, probes
         self._dtype, self._deadline = dtype, deadline_s
         self._session = None if group is None else GroupSession(learners, generators, probes, dtype, group)
@@ -144,7 +146,7 @@ class WeightPublisher:
         return await self.take(await self.offer(version))
 
     async def offer(self, version: int) -> Publication:
-        """The learner's part through shared memory: a segment with its log-probs."""
+        """The learner's part through shared memory: a weight file with its log-probs."""
         return await self._learners.publish(version, self._probes, self._dtype)
 
     async def take(self, offer: Publication) -> float:

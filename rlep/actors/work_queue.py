@@ -1,4 +1,4 @@
-"""Requests that wait for a generator: taken in order under leases, given back or issued again, finished exactly once."""
+"""Requests that wait for a generator: taken in order under leases, handed back or re-dispatched, finished exactly once."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class WorkQueue:
         if wanted is None or wanted.job is not job:
             self._count(dropped=1)
             return False
-        if entry is not wanted and not wanted.leases:  # given back, and answered after all by whom it was taken from
+        if entry is not wanted and not wanted.leases:  # handed back, and finished after all by its former holder
             self._pending = deque(other for other in self._pending if other is not wanted)
         for other in wanted.leases:
             self._superseded.setdefault(other, []).append(identity)
@@ -111,7 +111,7 @@ class WorkQueue:
         return found
 
     def stopped(self, worker: str, identities: Iterable[str]) -> None:
-        """A worker does not work any more on requests that it held in vain."""
+        """A worker has stopped working on requests that another finished."""
         for identity in identities:
             entry = self._leased.get(worker, {}).get(identity)
             if entry is not None and self._open.get(identity) is not entry:

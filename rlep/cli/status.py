@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rlep.metrics.spans import StepPicture
+from rlep.metrics.spans import StepBreakdown
 
 if TYPE_CHECKING:
     from rlep.actors.control import RunStatus
@@ -63,32 +63,32 @@ def errors(status: RunStatus) -> list[str]:
 def last_step(status: RunStatus) -> list[str]:
     """The last whole step: its seconds by phase, its critical path, and who was idle."""
     lines = []
-    seconds, picture = status.progress.seconds, status.last_step
+    seconds, breakdown = status.progress.seconds, status.last_step
     if "step" in seconds:
         parts = [
             f"{name} {s:.2f} s" for name, s in sorted(seconds.items(), key=lambda part: -part[1]) if name != "step"
         ]
         lines.append(f"last step: {seconds['step']:.2f} s; {', '.join(parts)}")
-    if picture is not None:
-        path = [f"{what} {s:.2f} s ({_share(s, picture)})" for what, s in picture.path_seconds().items()]
+    if breakdown is not None:
+        path = [f"{what} {s:.2f} s ({_share(s, breakdown)})" for what, s in breakdown.path_seconds().items()]
         lines.append(f"critical path: {', '.join(path)}")
-        lines.append("idle: " + ", ".join(f"{role} {100 * share:.0f} %" for role, share in picture.idle.items()))
+        lines.append("idle: " + ", ".join(f"{role} {100 * share:.0f} %" for role, share in breakdown.idle.items()))
     return lines
 
 
-def path_rows(picture: StepPicture) -> list[dict[str, str]]:
+def path_rows(breakdown: StepBreakdown) -> list[dict[str, str]]:
     """The critical path of a step as a table: links of one kind together."""
     counts: dict[str, int] = {}
-    for link in picture.path:
+    for link in breakdown.path:
         counts[link.what] = counts.get(link.what, 0) + 1
     return [
         {
-            f"step {picture.number}": what,
+            f"step {breakdown.number}": what,
             "spans": str(counts.get(what, "")),
             "seconds": f"{s:.3f}",
-            "share": _share(s, picture),
+            "share": _share(s, breakdown),
         }
-        for what, s in picture.path_seconds().items()
+        for what, s in breakdown.path_seconds().items()
     ]
 
 
@@ -97,5 +97,5 @@ def share_rows(shares: Mapping[str, float], name: str, title: str) -> list[dict[
     return [{name: key, title: f"{100 * share:.0f} %"} for key, share in shares.items()]
 
 
-def _share(seconds: float, picture: StepPicture) -> str:
-    return f"{100 * seconds / picture.seconds:.0f} %"
+def _share(seconds: float, breakdown: StepBreakdown) -> str:
+    return f"{100 * seconds / breakdown.seconds:.0f} %"

@@ -95,7 +95,7 @@ class VerifierConfig(ActorConfig):
         "math", pattern=r"^(math|math-bare|strict-box|dapo|exact|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
     )
     """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
-    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/verifier.md``."""
+    ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/reference/verifier.md``."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
@@ -166,7 +166,7 @@ class ClusterConfig(Section):
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
-    ``generator.tensor_parallel`` learner ranks, in turns, all on one machine; see ``docs/operating.md``."""
+    ``generator.tensor_parallel`` learner ranks, sharing them by time, on one machine; see ``docs/how-to/choose-devices.md``."""
     cpu_acceleration: bool = False
     """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 

@@ -1,4 +1,4 @@
-"""The whole run as one frozen tree. Defaults are the paper's phase 2 (Qwen2.5-Math-7B); see ``docs/fidelity.md``.
+"""The whole run as one frozen tree. Defaults are the paper's phase 2 (Qwen2.5-Math-7B); see ``docs/reference/fidelity.md``.
 
 Every field's docstring says what it is, its unit, and what 0 or None means; ``rlep config schema`` prints them.
 Secrets have no field here: the Redis password comes from ``RLEP_REDIS_PASSWORD`` or ``RLEP_REDIS_PASSWORD_FILE``.

@@ -28,7 +28,7 @@ from rlep.core.errors import ModelError
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver import ports
-from rlep.driver.wings.colocated import TurnGenerators, TurnLearner, Turns, TurnWeights
+from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
 from rlep.launch.engine_options import (
     PROBES,
@@ -134,7 +134,7 @@ class RunActors:
         self._starting: list[asyncio.Task[None]] = []
         self._elastic: dict[Role, Elastic] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
-        self._turns, self._shared = _shared(config, cluster)
+        self._sharing, self._shared = _shared(config, cluster)
 
     async def __aenter__(self) -> RunActors:
         return self
@@ -158,7 +158,7 @@ class RunActors:
         if shared is not None:
             self._stack.callback(shared.close)  # when all who sit there have left
         role = GeneratorPool(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
-        self._turns.join("generators", role)
+        self._sharing.join("generators", role)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -175,7 +175,7 @@ class RunActors:
         config = self.config
         model, options = config.model.path.absolute(), learner_options(config)
         role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
-        self._turns.join("learner", role)
+        self._sharing.join("learner", role)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role
@@ -240,24 +240,28 @@ class RunActors:
     def ports(
         self, generators: GeneratorPool, learners: Learners, weights: WeightPublisher
     ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
-        """What a training run is given: these, taking turns where they share devices."""
+        """What a training run is given: these, with time-sharing where they share devices."""
         if self._shared is None:
             return generators, learners, weights
-        turns = self._turns
-        return TurnGenerators(generators, turns), TurnLearner(learners, turns), TurnWeights(weights, turns)
+        sharing = self._sharing
+        return (
+            TimeSharedGenerators(generators, sharing),
+            TimeSharedLearner(learners, sharing),
+            TimeSharedWeights(weights, sharing),
+        )
 
     def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
         self._stack.push_async_callback(role.close)
         self._starting.append(asyncio.create_task(starting))
 
 
-def _shared(config: Config, cluster: Cluster) -> tuple[Turns, Colocated | None]:
+def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | None]:
     generator, learner = config.generator, config.learner
-    # Nobody may wait longer than the other side may work: a rollout with a generator that starts again, or one update.
-    turns = Turns(config.rollout.deadline_s + generator.start_deadline_s + learner.deadline_s)
+    # The longest work of a side: a rollout during which a generator restarts, or one update.
+    sharing = TimeSharing(config.rollout.deadline_s + generator.start_deadline_s + learner.deadline_s)
     if config.cluster.placement == "split":
-        return turns, None
-    return turns, Colocated(cluster, generator, learner, lambda: turns.of("generators", wake=False))
+        return sharing, None
+    return sharing, Colocated(cluster, generator, learner, lambda: sharing.of("generators", wake=False))
 
 
 class Closing(Protocol):
@@ -267,7 +271,7 @@ class Closing(Protocol):
 
 
 @asynccontextmanager
-async def stage(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
+async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
     connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))

@@ -22,7 +22,7 @@ from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
-from rlep.launch.compose import Inputs, pool_directory, read_inputs, stage
+from rlep.launch.compose import Inputs, pool_directory, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
@@ -124,13 +124,13 @@ async def _train(
     config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress, *, supervised: bool
 ) -> Checkpoint:
     prompts = _train_set(inputs)
-    async with stage(config, partial(_report, store)) as actors:
+    async with run_actors(config, partial(_report, store)) as actors:
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
         pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
         failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
         watch = Watch(config.run.steps, progress.phases)
         control = actors.control(watch.progress)
-        progress.note(f"{config.run.name}: starting {_cast(config)}")
+        progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
         await actors.started()
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
         if failures is not None:
@@ -147,12 +147,12 @@ async def _train(
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress) -> Collected:
     prompts = _train_set(inputs)
-    async with stage(config, partial(_report, store)) as actors:
+    async with run_actors(config, partial(_report, store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         pool = actors.pool(inputs.tokenizer, read_only=False)
         failures = actors.failures(inputs.tokenizer, read_only=False) if config.collection.failed else None
         actors.control(Watch(None, progress.phases).progress)
-        progress.note(f"{config.run.name}: starting {_cast(config)}")
+        progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         collected = await Collector(run, pool, store, prompts.prompts, failures).run()
@@ -165,7 +165,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
 
 
 async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -> Evaluated:
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
@@ -210,7 +210,7 @@ def _train_set(inputs: Inputs) -> PromptSet:
     return inputs.train
 
 
-def _cast(config: Config) -> str:
+def _actor_counts(config: Config) -> str:
     return (
         f"{config.generator.count} generator(s), {config.learner.ranks} learner rank(s), "
         f"{config.verifier.count} verifier(s)"

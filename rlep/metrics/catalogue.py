@@ -1,7 +1,7 @@
 """Every number a run records: one table of names, units and meanings.
 
 ``METRICS`` and ``EVENTS`` are the only homes of metric and event names; a name that is not there is refused.
-``docs/metrics.md`` shows the same tables and describes the files.
+``docs/reference/metrics.md`` shows the same tables and describes the files.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPicture:
+class StepBreakdown:
     """Where the time of one whole step went."""
 
     number: int
@@ -142,11 +142,13 @@ def steps_of(spans: Iterable[Span]) -> list[Span]:
     return [span for span in spans if span.actor == DRIVER and span.what == STEP and span.end > span.begin]
 
 
-def picture_of(step: Span, spans: Iterable[Span], actors: Collection[str] = ()) -> StepPicture:
+def breakdown_of(step: Span, spans: Iterable[Span], actors: Collection[str] = ()) -> StepBreakdown:
     """Where the time of ``step`` went; ``actors`` are counted as idle where they had no work in it."""
     inside = [span for span in spans if span.end > step.begin and span.begin < step.end]
     path = critical_path(inside, step.begin, step.end)
-    return StepPicture(step.count, step.begin, step.end, tuple(path), idle_shares(inside, step.begin, step.end, actors))
+    return StepBreakdown(
+        step.count, step.begin, step.end, tuple(path), idle_shares(inside, step.begin, step.end, actors)
+    )
 
 
 def chrome_trace(spans: Sequence[Span]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from statistics import fmean
 from rlep.report.charts import PHASES
 from rlep.report.load import RunRecord
 from rlep.report.summary import Summary, percent
-from rlep.report.timeline_chart import last_picture
+from rlep.report.timeline_chart import last_breakdown
 
 EXTRAS = ("evaluate", "checkpoint")
 """What happens between steps; ``time/<name>`` each."""
@@ -140,7 +140,7 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
     """What the last whole step of each run waited for, and who was idle, where the run left a timeline."""
-    pictures = [(run, last_picture(run)) for run in records]
+    pictures = [(run, last_breakdown(run)) for run in records]
     return [
         {
             "run": run.label,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlep.metrics.spans import DRIVER, Span, StepPicture, picture_of, role_of, steps_of
+from rlep.metrics.spans import DRIVER, Span, StepBreakdown, breakdown_of, role_of, steps_of
 from rlep.report.load import RunRecord
 from rlep.report.theme import Theme, empty
 
@@ -47,10 +47,10 @@ def last_steps(run: RunRecord | None) -> tuple[list[Span], list[Span]]:
     return steps, [span for span in spans if span.actor != DRIVER and span.end > begin and span.begin < end]
 
 
-def last_picture(run: RunRecord) -> StepPicture | None:
+def last_breakdown(run: RunRecord) -> StepBreakdown | None:
     """Where the last whole step's time went; actors at work in the steps before it count as idle in it."""
     steps, spans = last_steps(run)
-    return picture_of(steps[-1], spans, {span.actor for span in spans}) if steps else None
+    return breakdown_of(steps[-1], spans, {span.actor for span in spans}) if steps else None
 
 
 def bars_of(spans: Sequence[Span], begin: float, end: float) -> Bars:
@@ -91,8 +91,8 @@ def timeline(figure: FigureBase, theme: Theme, run: RunRecord | None) -> None:
     for actor, row in rows.items():
         for phase, pieces in bars[actor].items():
             axes.broken_barh(pieces, (row - 0.4, 0.8), facecolors=theme.phases[phase], linewidth=0)
-    picture = last_picture(run)
-    for link in picture.path if picture else ():
+    breakdown = last_breakdown(run)
+    for link in breakdown.path if breakdown else ():
         place = (link.begin - begin, link.end - link.begin)
         axes.broken_barh([place], (rows[link.actor] - 0.4, 0.8), facecolors="none", edgecolors=theme.ink, linewidth=1.1)
     for step in steps:

@@ -33,7 +33,7 @@ from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
-from rlep.launch.compose import RunActors, read_inputs, stage
+from rlep.launch.compose import RunActors, read_inputs, run_actors
 from rlep.metrics.spans import Span
 from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
 
@@ -64,7 +64,7 @@ class Answers:
 
 @dataclass(eq=False)
 class Cast:
-    """The actors of a stage as a run is given them."""
+    """The actors as a run is given them."""
 
     actors: RunActors
     generators: GeneratorPool
@@ -125,7 +125,7 @@ async def test_turns_on_shared_devices_end_with_the_weights_of_devices_apart_to_
     prompts = read_inputs(config).train
     assert prompts is not None
     known: dict[str, Completion] = {}
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         cast = await cast_of(actors, config, prompts, known)
         await cast.save(tmp_path / "start")
         await cast.steps(prompts)
@@ -133,7 +133,7 @@ async def test_turns_on_shared_devices_end_with_the_weights_of_devices_apart_to_
         assert groups_held() == 2  # one of the generator, one of both ranks
 
     shared = load_config([BASE], [*overrides, "cluster.placement=colocated", "generator.tensor_parallel=2"])
-    async with stage(shared) as actors:
+    async with run_actors(shared) as actors:
         cast = await cast_of(actors, shared, prompts, known)
         await cast.steps(prompts)
         assert cast.answers.written == STEPS * PROMPTS * FRESH
@@ -142,7 +142,7 @@ async def test_turns_on_shared_devices_end_with_the_weights_of_devices_apart_to_
         with pytest.raises(ConfigError, match="as many generators as"):
             await cast.generators.scale(2, 0)
         await one_worker_dies_asleep(cast, prompts)
-        assert groups_held() == 1  # the room of all, which the successor took again
+        assert groups_held() == 1  # one for all, which the successor reuses
     start, expected = contents(tmp_path / "start"), contents(tmp_path / "apart")
     assert contents(tmp_path / "together") == expected != start
 
@@ -154,7 +154,7 @@ async def test_turns_on_one_gpu_leave_each_side_the_memory_of_the_other(tmp_path
     config = load_config([BASE], [*overrides, "cluster.placement=colocated"])
     prompts = read_inputs(config).train
     assert prompts is not None
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         cast = await cast_of(actors, config, prompts, {})
         await cast.steps(prompts)
         awake = torch.cuda.mem_get_info()[0]
@@ -214,14 +214,16 @@ def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
     cluster.close()
 
 
-async def test_generators_see_the_gpus_of_their_ranks_and_rooms_are_refused_or_given_back(four_gpus: Cluster) -> None:
+async def test_generators_see_the_gpus_of_their_ranks_and_placement_groups_are_refused_or_freed(
+    four_gpus: Cluster,
+) -> None:
     cluster = four_gpus
     role = GeneratorConfig(count=2, tensor_parallel=2, gpus=2, cpus=2)
-    shared = Colocated(cluster, role, LearnerConfig(ranks=4, gpus=1, cpus=0.5), turn=None)  # type: ignore[arg-type]
+    shared = Colocated(cluster, role, LearnerConfig(ranks=4, gpus=1, cpus=0.5), time_share=None)  # type: ignore[arg-type]
     ranks = await asyncio.gather(
         *(
             cluster.place(
-                LearnerActor, f"learner-{rank}", LearnerConfig(gpus=1, cpus=0.5), rank, seat=shared.seat_of_rank(rank)
+                LearnerActor, f"learner-{rank}", LearnerConfig(gpus=1, cpus=0.5), rank, slot=shared.slot_of_rank(rank)
             )
             for rank in range(4)
         )
@@ -231,28 +233,28 @@ async def test_generators_see_the_gpus_of_their_ranks_and_rooms_are_refused_or_g
     assert await shared.devices_of("generator-0") == f"{seen[0]},{seen[1]}"
     assert await shared.devices_of("generator-1") == f"{seen[2]},{seen[3]}"
     theirs = await shared.devices_of("generator-1")
-    guest = await cluster.place(Probe, "generator-1", GUEST, theirs, seat=shared.seat_of("generator-1"))
+    guest = await cluster.place(Probe, "generator-1", GUEST, theirs, slot=shared.slot_of("generator-1"))
     assert await guest.devices.remote() == theirs
 
     wanted = (
-        r"room cannot be placed: this machine has 4 CPU, 4 GPU, the run's actors ask for .* \(colocated 4 CPU, 4 GPU"
+        r"extra cannot be placed: this machine has 4 CPU, 4 GPU, the run's actors ask for .* \(colocated 4 CPU, 4 GPU"
     )
     with pytest.raises(PlacementError, match=wanted):
-        cluster.reserve("room", [ActorConfig(cpus=0, gpus=1)])
+        cluster.reserve("extra", [ActorConfig(cpus=0, gpus=1)])
     shared.close()
     assert groups_held() == 0
 
     pair = BundleSlot(cluster.reserve("generator-7", [ActorConfig(cpus=1, gpus=2)]))
-    probe = await cluster.place(Probe, "generator-7", ActorConfig(cpus=1, gpus=2), seat=pair)
+    probe = await cluster.place(Probe, "generator-7", ActorConfig(cpus=1, gpus=2), slot=pair)
     assert len(set((await probe.devices.remote()).split(","))) == 2
     with pytest.raises(PlacementError, match=r"ask for 4 CPU, 5 GPU together \(generator-7 1 CPU, 2 GPU, learner 3"):
         cluster.reserve("learner", [ActorConfig(cpus=1, gpus=1)] * 3)
     idle = BundleSlot(cluster.reserve("generator-6", [ActorConfig(cpus=0)]))
-    assert await (await cluster.place(Probe, "generator-6", ActorConfig(cpus=0), seat=idle)).ping.remote()
+    assert await (await cluster.place(Probe, "generator-6", ActorConfig(cpus=0), slot=idle)).ping.remote()
     cluster.forget("generator-6")
     cluster.forget("generator-7")
 
-    # On a cluster that might grow whoever takes a seat waits, and then says what the whole room lacks.
+    # On a cluster that might grow an actor waits for its slot, and then the error names what the whole placement group lacks.
     home, cluster.home = cluster.home, None
     object.__setattr__(cluster.config, "place_deadline_s", 3)
     lacking = {
@@ -266,9 +268,9 @@ async def test_generators_see_the_gpus_of_their_ranks_and_rooms_are_refused_or_g
     }
     for number, (message, bundles) in enumerate(lacking.items(), start=8):
         name = f"generator-{number}"
-        seat = BundleSlot(cluster.reserve(name, bundles, one_node=True))
+        slot = BundleSlot(cluster.reserve(name, bundles, one_node=True))
         with pytest.raises(PlacementError, match=message):
-            await cluster.place(Probe, name, bundles[0], seat=seat)
+            await cluster.place(Probe, name, bundles[0], slot=slot)
         cluster.forget(name)
     assert groups_held() == 0
     cluster.home = home

@@ -23,7 +23,7 @@ from rlep.actors.verifiers import VerifierPool
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
-from rlep.launch.compose import read_inputs, stage
+from rlep.launch.compose import read_inputs, run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ DEADLINE_S = 240
 
 
 @dataclass
-class Cast:
+class ElasticRun:
     """What the tests of this file share."""
 
     cluster: Cluster
@@ -57,8 +57,8 @@ class Cast:
     async def pid(self, name: str) -> int:
         """The process of an actor."""
         if name.startswith("verifier"):
-            seat = next(seat for seat in self.verifiers._crew.members if seat.name == name)
-            return int(await (await seat.actor.handle()).ping.remote())
+            found = next(found for found in self.verifiers._replicas.members if found.name == name)
+            return int(await (await found.actor.handle()).ping.remote())
         worker = next(worker for worker in self.generators._workers if worker.name == name)
         assert worker.actor is not None
         return int(await worker.actor.ping.remote())
@@ -75,7 +75,7 @@ def names(status: RunStatus, role: str) -> list[str]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
+async def elastic(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ElasticRun]:
     """One generator that has moved on from the base weights, and one verifier."""
     home = tmp_path_factory.mktemp("elastic")
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', "run.name=elastic", "cluster.cpus=4"]
@@ -84,25 +84,29 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     inputs = read_inputs(config)
     assert inputs.train is not None
     happened: list[tuple[str, str, str]] = []
-    async with stage(config, lambda *event: happened.append(event)) as stood:
-        generators, verifiers, learners = stood.generators(), stood.verifiers(), stood.learners()
-        stood.control()
-        await stood.started()
-        weights = stood.weights(learners, generators, inputs.train.prompts)
+    async with run_actors(config, lambda *event: happened.append(event)) as actors_of_run:
+        generators, verifiers, learners = (
+            actors_of_run.generators(),
+            actors_of_run.verifiers(),
+            actors_of_run.learners(),
+        )
+        actors_of_run.control()
+        await actors_of_run.started()
+        weights = actors_of_run.weights(learners, generators, inputs.train.prompts)
         await weights.publish(0)
         await weights.publish(VERSION)
-        yield Cast(stood.cluster, generators, verifiers, inputs.train.prompts, happened)
+        yield ElasticRun(actors_of_run.cluster, generators, verifiers, inputs.train.prompts, happened)
 
 
 @asynccontextmanager
-async def rollouts(cast: Cast, label: str) -> AsyncIterator[None]:
+async def rollouts(elastic: ElasticRun, label: str) -> AsyncIterator[None]:
     """Rollouts of 8 prompts x 32 samples, one after the other, while the block lasts; each must be complete."""
     enough = asyncio.Event()
 
     async def roll() -> None:
         number = 0
         while not enough.is_set():
-            await rollout(cast, f"{label}-{number}")
+            await rollout(elastic, f"{label}-{number}")
             number += 1
 
     rolling = asyncio.create_task(roll())
@@ -113,54 +117,54 @@ async def rollouts(cast: Cast, label: str) -> AsyncIterator[None]:
         await asyncio.wait_for(rolling, DEADLINE_S)
 
 
-async def rollout(cast: Cast, label: str) -> None:
+async def rollout(elastic: ElasticRun, label: str) -> None:
     """One rollout: exactly 32 distinct samples of each prompt, under the present policy."""
     wanted = [
         Request(f"{label}/{prompt.id}/{sample}", prompt.id, prompt.tokens, sample, seed=sample)
-        for prompt in cast.prompts[:8]
+        for prompt in elastic.prompts[:8]
         for sample in range(32)
     ]
-    answers = [one async for one in cast.generators.generate(wanted, Sampling(max_tokens=48), deadline_s=DEADLINE_S)]
-    expected = Counter((prompt.id, sample) for prompt in cast.prompts[:8] for sample in range(32))
+    answers = [one async for one in elastic.generators.generate(wanted, Sampling(max_tokens=48), deadline_s=DEADLINE_S)]
+    expected = Counter((prompt.id, sample) for prompt in elastic.prompts[:8] for sample in range(32))
     assert Counter((one.prompt_id, one.sample) for one in answers) == expected
     assert {one.policy_version for one in answers} == {VERSION}
 
 
-async def test_newcomers_serve_the_present_weights_in_the_middle_of_a_rollout(cast: Cast) -> None:
-    async with rollouts(cast, "grown"):
-        status = await cast.do(Scale("generators", 3, 60))
+async def test_new_generators_serve_the_current_weights_in_the_middle_of_a_rollout(elastic: ElasticRun) -> None:
+    async with rollouts(elastic, "grown"):
+        status = await elastic.do(Scale("generators", 3, 60))
         assert names(status, "generator") == ["generator-0", "generator-1", "generator-2"]
         assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
-        await cast.until("generator", lambda found: all(actor.tokens_per_second for actor in found))
+        await elastic.until("generator", lambda found: all(actor.tokens_per_second for actor in found))
 
 
-async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_others(cast: Cast) -> None:
-    silent, before = await cast.pid("generator-1"), cast.generators.reissued.retried
-    async with rollouts(cast, "leased"):
-        await cast.until("generator", lambda found: found[1].in_flight >= 32)
+async def test_the_leases_of_a_silent_generator_end_and_its_work_is_done_by_others(elastic: ElasticRun) -> None:
+    silent, before = await elastic.pid("generator-1"), elastic.generators.reissued.retried
+    async with rollouts(elastic, "leased"):
+        await elastic.until("generator", lambda found: found[1].in_flight >= 32)
         os.kill(silent, signal.SIGSTOP)
-    assert cast.generators.reissued.retried > before
+    assert elastic.generators.reissued.retried > before
     os.kill(silent, signal.SIGCONT)
-    await rollout(cast, "continued")
-    assert [event for event, name, _ in cast.happened if name == "generator-1"] == ["actor_started"]
+    await rollout(elastic, "continued")
+    assert [event for event, name, _ in elastic.happened if name == "generator-1"] == ["actor_started"]
 
 
-async def test_generators_hang_die_and_go_in_the_middle_of_rollouts(cast: Cast) -> None:
-    async with rollouts(cast, "shrunk"):
-        hung, dead = await cast.pid("generator-1"), await cast.pid("generator-2")
-        await cast.until("generator", lambda found: all(actor.in_flight for actor in found))
+async def test_generators_hang_die_and_go_in_the_middle_of_rollouts(elastic: ElasticRun) -> None:
+    async with rollouts(elastic, "shrunk"):
+        hung, dead = await elastic.pid("generator-1"), await elastic.pid("generator-2")
+        await elastic.until("generator", lambda found: all(actor.in_flight for actor in found))
         os.kill(hung, signal.SIGSTOP)
         os.kill(dead, signal.SIGKILL)
-        assert names(await cast.do(Scale("generators", 1, 2)), "generator") == ["generator-0"]
-    left = sorted(name for event, name, _ in cast.happened if event == "actor_drained")
+        assert names(await elastic.do(Scale("generators", 1, 2)), "generator") == ["generator-0"]
+    left = sorted(name for event, name, _ in elastic.happened if event == "actor_drained")
     assert left == ["generator-1", "generator-2"]
 
 
-async def test_a_command_given_twice_does_nothing_the_second_time(cast: Cast) -> None:
-    before = len(cast.happened)
-    assert names(await cast.do(Scale("generators", 1, 2)), "generator") == ["generator-0"]
-    assert names(await cast.do(Drain("generator-1", 2)), "generator") == ["generator-0"]
-    assert len(cast.happened) == before
+async def test_a_command_given_twice_does_nothing_the_second_time(elastic: ElasticRun) -> None:
+    before = len(elastic.happened)
+    assert names(await elastic.do(Scale("generators", 1, 2)), "generator") == ["generator-0"]
+    assert names(await elastic.do(Drain("generator-1", 2)), "generator") == ["generator-0"]
+    assert len(elastic.happened) == before
 
 
 @pytest.mark.parametrize(
@@ -168,20 +172,20 @@ async def test_a_command_given_twice_does_nothing_the_second_time(cast: Cast) ->
     [
         ("generator-0", "generator-0 is the only generator: add another first"),
         ("generator-9", "there is no generator-9; there are generator-0"),
-        ("learner-0", "learner-0 cannot leave: only generators and verifiers can"),
+        ("learner-0", "learner-0 cannot be drained: only generators and verifiers can"),
     ],
 )
-async def test_who_cannot_leave_is_said(cast: Cast, actor: str, message: str) -> None:
+async def test_an_actor_that_cannot_be_drained_is_refused(elastic: ElasticRun, actor: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        await cast.do(Drain(actor, 2))
+        await elastic.do(Drain(actor, 2))
 
 
-async def test_what_has_no_room_is_said_and_the_others_stay(cast: Cast) -> None:
-    with pytest.raises(PlacementError, match=r"of 39 newcomers did not come: .* this machine has 4 CPU"):
-        await cast.do(Scale("generators", 40, 60))
-    status = await cast.do(Scale("generators", 1, 60))
+async def test_too_many_generators_are_refused_with_the_reason_and_the_others_stay(elastic: ElasticRun) -> None:
+    with pytest.raises(PlacementError, match=r"of 39 new generators did not start: .* this machine has 4 CPU"):
+        await elastic.do(Scale("generators", 40, 60))
+    status = await elastic.do(Scale("generators", 1, 60))
     assert {(actor.state, actor.version) for actor in actors(status, "generator")} == {("serving", VERSION)}
-    await rollout(cast, "after")
+    await rollout(elastic, "after")
 
 
 def answer(prompt: Prompt, sample: int) -> Completion:
@@ -190,29 +194,29 @@ def answer(prompt: Prompt, sample: int) -> Completion:
     return Completion(f"v/{sample}", prompt.id, sample, np.array([5]), np.zeros(1, np.float32), "stop", VERSION, text)
 
 
-async def test_verifiers_come_hang_die_and_go_while_they_grade(cast: Cast) -> None:
-    prompt = cast.prompts[0]
+async def test_verifiers_come_hang_die_and_go_while_they_grade(elastic: ElasticRun) -> None:
+    prompt = elastic.prompts[0]
     enough = asyncio.Event()
 
     async def grade() -> None:
         while not enough.is_set():
-            verdicts = await cast.verifiers.grade(prompt, [answer(prompt, sample) for sample in range(256)])
+            verdicts = await elastic.verifiers.grade(prompt, [answer(prompt, sample) for sample in range(256)])
             assert [verdict.status == "correct" for verdict in verdicts] == [True, False] * 128
 
     grading = [asyncio.create_task(grade()) for _ in range(2)]
-    assert names(await cast.do(Scale("verifiers", 3, 60)), "verifier") == ["verifier-0", "verifier-1", "verifier-2"]
-    await cast.until("verifier", lambda found: all(actor.in_flight for actor in found))
-    hung, dead = await cast.pid("verifier-0"), await cast.pid("verifier-2")
+    assert names(await elastic.do(Scale("verifiers", 3, 60)), "verifier") == ["verifier-0", "verifier-1", "verifier-2"]
+    await elastic.until("verifier", lambda found: all(actor.in_flight for actor in found))
+    hung, dead = await elastic.pid("verifier-0"), await elastic.pid("verifier-2")
     os.kill(hung, signal.SIGSTOP)
     os.kill(dead, signal.SIGKILL)
-    status = await cast.do(Scale("verifiers", 2, 60))
+    status = await elastic.do(Scale("verifiers", 2, 60))
     assert names(status, "verifier") == ["verifier-0", "verifier-1"]
-    await cast.until("verifier", lambda found: found[0].restarts == 1)
-    assert names(await cast.do(Drain("verifier-0", 0)), "verifier") == ["verifier-1"]
+    await elastic.until("verifier", lambda found: found[0].restarts == 1)
+    assert names(await elastic.do(Drain("verifier-0", 0)), "verifier") == ["verifier-1"]
     enough.set()
     await asyncio.gather(*grading)
 
 
-async def test_a_private_cluster_keeps_no_record_of_all_these_calls(cast: Cast) -> None:
-    await rollout(cast, "recorded")
+async def test_a_private_cluster_keeps_no_record_of_all_these_calls(elastic: ElasticRun) -> None:
+    await rollout(elastic, "recorded")
     assert ray.timeline() == []

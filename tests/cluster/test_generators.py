@@ -22,7 +22,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Completion, Request, Sampling
-from rlep.launch.compose import RunActors, read_inputs, stage
+from rlep.launch.compose import RunActors, read_inputs, run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 
@@ -52,7 +52,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     )
     inputs = read_inputs(config)
     assert inputs.train is not None
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()
         await actors.started()
         weights = actors.weights(learners, generators, inputs.train.prompts)

@@ -21,7 +21,7 @@ from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError,
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.launch.compose import pool_directory, stage
+from rlep.launch.compose import pool_directory, run_actors
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
 from tests.waiting import gate, until
@@ -38,19 +38,19 @@ def completion(prompt: Prompt, sample: int, text: str) -> Completion:
 
 
 async def start_verifiers(config: Config) -> None:
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         actors.verifiers()
         await actors.started()
 
 
 async def start_learners(config: Config) -> None:
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         actors.learners()
         await actors.started()
 
 
 async def start_pool(config: Config) -> None:
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         actors.pool(load_tokenizer(config.model.path), read_only=True)
         await actors.started()
 
@@ -126,7 +126,7 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
         return {process.pid: process for process in found if title_of(process).startswith("ray::LearnerActor")}
 
     config = config_in(tmp_path, "cluster.cpus=2", "learner.restarts=2")
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         learners = actors.learners()
         await actors.started()
         before = ranks()
@@ -139,14 +139,14 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
             os.kill(pid, signal.SIGKILL)
         await again
         assert learners.status().actors[0].restarts == 2
-        with pytest.raises(LearnerLost, match="no restart left"):
+        with pytest.raises(LearnerLost, match="out of restarts"):
             await learners.restart()
 
 
 async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_waits(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.heartbeat_timeout_s=5")
     batch = probe_batch([(np.arange(4, dtype=np.int32), np.arange(7, dtype=np.int32))] * 4)
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         learners = actors.learners()
         await actors.started()
         before = await learners.score(batch)
@@ -159,24 +159,24 @@ async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_
 
 async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "verifier.heartbeat_timeout_s=5")
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         verifiers = actors.verifiers()
         await actors.started()
-        handle = await verifiers._crew.members[0].actor.handle()
+        handle = await verifiers._replicas.members[0].actor.handle()
         silent = await handle.ping.remote()
         os.kill(silent, signal.SIGSTOP)
         graded = await verifiers.grade(
             PROMPT, [completion(PROMPT, 0, r"\boxed{62}"), completion(PROMPT, 1, r"\boxed{3}")]
         )
         assert [verdict.status for verdict in graded] == ["correct", "wrong"]
-        successor = await verifiers._crew.members[0].actor.handle()
+        successor = await verifiers._replicas.members[0].actor.handle()
         assert await successor.ping.remote() != silent
 
 
 async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "verifier.restarts=1")
     tokenizer = load_tokenizer(config.model.path)
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         verifiers, pool = actors.verifiers(), actors.pool(tokenizer, read_only=False)
         await actors.started()
         texts = [rf"8*7=56.So 56+6={60 + i}.\boxed{{{60 + i}}}" for i in range(8)]
@@ -184,7 +184,7 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         expected = ["correct" if i == 2 else "wrong" for i in range(8)]
         assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
 
-        handle = await verifiers._crew.members[0].actor.handle()
+        handle = await verifiers._replicas.members[0].actor.handle()
         os.kill(await handle.ping.remote(), signal.SIGKILL)
         assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
 
@@ -212,9 +212,9 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         assert len(set(ids)) == 2
         assert (await pool.add(records)).duplicates == 8
 
-        handle = await verifiers._crew.members[0].actor.handle()
+        handle = await verifiers._replicas.members[0].actor.handle()
         os.kill(await handle.ping.remote(), signal.SIGKILL)
-        with pytest.raises(ActorLost, match="verifier-0 was lost and has no restart left"):
+        with pytest.raises(ActorLost, match="verifier-0 was lost and is out of restarts"):
             await verifiers.grade(PROMPT, completions)
 
 

@@ -21,7 +21,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Trained, Training, TrainingData
-from rlep.launch.compose import read_inputs, stage
+from rlep.launch.compose import read_inputs, run_actors
 from rlep.launch.wings import rollouts
 from tests.small import BASE, PROMPTS, small_task
 
@@ -70,7 +70,7 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
     assert inputs.train is not None
     outcomes: list[StepOutcome] = []
     store = RunDirectory(config.run.directory, config, Facts("train", "model", "tok", inputs.train.digest))
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
         await actors.started()
 

@@ -23,7 +23,7 @@ from rlep.driver.ports import Roles, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.compose import read_inputs, stage
+from rlep.launch.compose import read_inputs, run_actors
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2
@@ -135,7 +135,7 @@ async def test_both_steps_end_with_the_same_weights_to_the_bit(tmp_path: Path, r
     updates = PROMPTS // PER_UPDATE
     in_order = {"plain": ["score"] * updates + ["update"] * updates, "streamed": ["score", "update"] * updates}
     norms, saved = {}, {}
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
         await actors.started()
         weights = actors.weights(learners, generators, inputs.train.prompts)

@@ -13,7 +13,7 @@ from rlep.actors.verifiers import limits_of
 from rlep.config.roles import VerifierConfig
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Prompt, Verdict
-from rlep.launch.compose import stage
+from rlep.launch.compose import run_actors
 from rlep.services.verifier.jail import Limits
 from tests.small import BASE, small_task
 from tests.waiting import until
@@ -30,10 +30,10 @@ async def verdicts_of(home: Path, reference: str, texts: list[str], *more: str, 
     ]
     overrides = [*small_task(home), f'run.directory="{home / "run"}"', f"run.name={home.name}", "cluster.cpus=2"]
     config = load_config([BASE], [*overrides, "verifier.count=2", *more])
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         verifiers = actors.verifiers()
         await actors.started()
-        victim = await (await verifiers._crew.members[0].actor.handle()).ping.remote()
+        victim = await (await verifiers._replicas.members[0].actor.handle()).ping.remote()
         if kill:
             os.kill(victim, signal.SIGSTOP)  # holds what it will be given
         grading = asyncio.create_task(verifiers.grade(prompt, completions))

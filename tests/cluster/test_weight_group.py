@@ -15,7 +15,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.settings import load_config
 from rlep.core.types import Prompt, Request, Sampling
-from rlep.launch.compose import read_inputs, stage
+from rlep.launch.compose import read_inputs, run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 
@@ -72,7 +72,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     config = load_config([BASE], [*overrides, *group, "generator.count=2", "learner.ranks=2"])
     inputs = read_inputs(config)
     assert inputs.train is not None
-    async with stage(config) as actors:
+    async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()
         await actors.started()
         yield Cast(generators, actors.weights(learners, generators, inputs.train.prompts), inputs.train.prompts)

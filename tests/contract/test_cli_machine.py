@@ -92,7 +92,7 @@ async def test_a_start_that_is_interrupted_removes_what_it_made(monkeypatch: pyt
     monkeypatch.setattr(compose, "Cluster", Slow)
 
     async def enter() -> None:
-        async with compose.stage(Config()):
+        async with compose.run_actors(Config()):
             done.append("entered")
 
     starting = asyncio.create_task(enter())

@@ -1,10 +1,12 @@
-"""docs/configuration.md against the config tree and the rules of a continued run."""
+"""The generated tables in docs/reference, against the config tree, the catalogue and the rules of a continued run."""
 
 import re
 from pathlib import Path
 
 from rlep.config.schema import Config
 from rlep.driver.run_directory import CHANGEABLE
+from rlep.metrics.catalogue import EVENTS, METRICS
+from scripts import metrics_table
 from scripts.config_table import DOCUMENT, document
 
 TEXT = DOCUMENT.read_text(encoding="utf-8")
@@ -42,3 +44,9 @@ def test_every_preset_is_listed() -> None:
     listed = set(re.findall(r"`(configs/[a-z0-9-]+\.toml)`", TEXT))
     root = Path(__file__).parents[2]
     assert listed == {str(file.relative_to(root)) for file in (root / "configs").glob("*.toml")}
+
+
+def test_the_tables_of_metrics_and_events_are_the_present_ones() -> None:
+    text = metrics_table.DOCUMENT.read_text(encoding="utf-8")
+    assert metrics_table.document(text) == text, "run: python scripts/metrics_table.py"
+    assert text.count("\n| `") == len(METRICS) + len(EVENTS)

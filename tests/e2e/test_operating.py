@@ -44,7 +44,7 @@ def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path
         after = json.loads(rlep("status", run, "--json").stdout)
         assert states(after, "verifier") == {"verifier-0": "serving", "verifier-1": "serving"}
         rlep("drain", "verifier-0", "--run", run)
-        rlep("drain", "verifier-0", "--run", run)  # it has left already
+        rlep("drain", "verifier-0", "--run", run)  # it was removed already
         assert states(json.loads(rlep("status", run, "--json").stdout), "verifier") == {"verifier-1": "serving"}
 
         refused = rlep("drain", "verifier-1", "--run", run, check=False)
@@ -54,7 +54,7 @@ def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path
         )
         too_many = rlep("scale", "verifiers", "99", "--run", run, check=False)
         assert too_many.returncode == 1
-        assert "98 of 98 newcomers did not come" in too_many.stderr
+        assert "98 of 98 new verifiers did not start" in too_many.stderr
         assert "this machine has 4 CPU" in too_many.stderr
 
         watched_to_its_end(run, training)

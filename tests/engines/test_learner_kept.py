@@ -129,6 +129,6 @@ def held(learner: LearnerRank) -> list[Tensor]:
     """Weights, moments, the reference's weights, and those kept from before the rollout."""
     assert learner._reference is not None
     sharded = [*learner._shards, *named_shards(learner._reference), *learner._optimizer.moments().items()]
-    copies = learner._kept.copies
+    copies = learner._start.copies
     assert len(copies) == len(learner._shards)
     return [*(tensor.to_local() for _, tensor in sharded), *copies]

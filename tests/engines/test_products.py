@@ -26,8 +26,8 @@ def operands(dtype: torch.dtype, rows: int = 3) -> tuple[Tensor, Tensor, Tensor]
 def test_a_linear_layer_has_torchs_values_and_gradients(
     dtype: torch.dtype, known: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert products._ONEDNN  # the pinned torch has it, so that the other path is what the patch gives
-    monkeypatch.setattr(products, "_ONEDNN", known)
+    assert products.HAS_ONEDNN_LINEAR  # the pinned torch has it, so that the other path is what the patch gives
+    monkeypatch.setattr(products, "HAS_ONEDNN_LINEAR", known)
     given = [tensor.requires_grad_() for tensor in operands(dtype)][: 3 if biased else 2]
     pull = torch.arange(3.0 * NEW, dtype=dtype).view(3, NEW)
     results = [f(*given, *([] if biased else [None])) for f in (linear, functional.linear)]

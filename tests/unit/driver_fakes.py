@@ -255,7 +255,7 @@ class FakeLearner:
 
     async def restart(self) -> None:
         if not self.restarts:
-            raise LearnerLost("the learner has no restart left")
+            raise LearnerLost("the learner is out of restarts")
         self.restarts -= 1
         self.state, self.updates = BASE, 0
         self.updated = self.kept = None

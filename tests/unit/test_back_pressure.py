@@ -156,7 +156,7 @@ async def stopped(flow: Flow, **expected: int) -> None:
         async with asyncio.timeout(60):
             while flow.passed != Counter(expected):  # noqa: ASYNC110 - checkpoints are written by threads
                 await asyncio.sleep(0.01)
-    for _ in range(TURNS):
+    for _ in range(TURNS):  # no time but turns of the loop: the fakes do in a few whatever they may still do
         await asyncio.sleep(0)
     assert flow.passed == Counter(expected)
 

@@ -1,4 +1,4 @@
-"""Generators and learner on the same devices: whole runs in turns, every order, and what fails on the way."""
+"""Generators and learner that time-share devices: whole runs, every order, and what fails on the way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from rlep.driver.ports import Roles, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training
-from rlep.driver.wings.colocated import Turn, TurnGenerators, TurnLearner, Turns, TurnWeights
+from rlep.driver.wings.colocated import (
+    SideName,
+    TimeSharedGenerators,
+    TimeSharedLearner,
+    TimeSharedWeights,
+    TimeSharing,
+)
 from rlep.launch.wings import train_step
 from tests.unit.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver_values import batch_bytes, config_of, prompt_set, prompts_of
@@ -56,7 +62,7 @@ class FakeSide:
     """One of the two; takes and gives its memory."""
 
     world: Devices
-    name: Turn
+    name: SideName
 
     async def sleep(self) -> None:
         if self.name in self.world.has:
@@ -87,21 +93,21 @@ class Handover:
         return await self.scene.weights.publish(offer)
 
 
-def in_turns(scene: Scene, world: Devices) -> tuple[Run, Trainers]:
+def time_shared(scene: Scene, world: Devices) -> tuple[Run, Trainers]:
     """The scene's actors on shared devices."""
-    turns = Turns(deadline_s=30)
+    sharing = TimeSharing(deadline_s=30)
     generators, learner = FakeSide(world, "generators"), FakeSide(world, "learner")
-    turns.join("generators", generators)
-    turns.join("learner", learner)
-    weights = TurnWeights(Handover(scene, world, generators.wake), turns)
-    run = replace(scene.run, roles=Roles(TurnGenerators(scene.generators, turns), scene.verifiers))
-    return run, Trainers(TurnLearner(scene.learner, turns), weights, OnPolicyRollouts(run), scene.pool)
+    sharing.join("generators", generators)
+    sharing.join("learner", learner)
+    weights = TimeSharedWeights(Handover(scene, world, generators.wake), sharing)
+    run = replace(scene.run, roles=Roles(TimeSharedGenerators(scene.generators, sharing), scene.verifiers))
+    return run, Trainers(TimeSharedLearner(scene.learner, sharing), weights, OnPolicyRollouts(run), scene.pool)
 
 
 async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[list[bytes], bytes]:
-    """The batches trained on and the last weights; in turns where the scene's world has devices."""
+    """The batches trained on and the last weights; time-shared where the scene's world has devices."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    run, trainers = (scene.run, scene.trainers) if world is None else in_turns(scene, world)
+    run, trainers = (scene.run, scene.trainers) if world is None else time_shared(scene, world)
     try:
         await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(scene.config)).run()
     finally:
@@ -115,7 +121,7 @@ def scene_in(world: World, order: int | None = None, **sections: Any) -> Scene:
 
 @pytest.mark.parametrize("order", [None, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("dynamic", [False, True])
-async def test_a_run_in_turns_trains_on_what_a_run_on_own_devices_does(
+async def test_a_run_on_shared_devices_trains_on_what_a_run_on_own_devices_does(
     tmp_path: Path, order: int | None, dynamic: bool
 ) -> None:
     sections = {"rollout": {"dynamic_sampling": dynamic}, "replay": {"count": 2}}
@@ -132,7 +138,7 @@ async def test_a_run_in_turns_trains_on_what_a_run_on_own_devices_does(
 
 
 @pytest.mark.parametrize("lost", ["score/0", "update/3", "save/1", "offer/2"])
-async def test_a_lost_learner_is_restarted_in_its_turn_and_the_run_ends_as_undisturbed(
+async def test_a_lost_learner_is_restarted_on_its_devices_and_the_run_ends_as_undisturbed(
     tmp_path: Path, lost: str
 ) -> None:
     _, expected = await train(tmp_path / "whole", scene_in(World()), None)
@@ -156,37 +162,37 @@ async def test_a_learner_that_cannot_let_go_or_come_back_is_lost_and_started_aga
     assert (state, scene.learner.restarts) == (expected, 0)
 
 
-def free(world: Devices, deadline_s: float = 30) -> Turns:
-    turns = Turns(deadline_s)
+def free(world: Devices, deadline_s: float = 30) -> TimeSharing:
+    sharing = TimeSharing(deadline_s)
     for name in ("generators", "learner"):
-        turns.join(name, FakeSide(world, name))
-    return turns
+        sharing.join(name, FakeSide(world, name))
+    return sharing
 
 
-async def test_generators_that_do_not_wake_leave_the_turn_to_whoever_comes_next() -> None:
+async def test_generators_that_do_not_wake_leave_the_devices_to_the_next_call() -> None:
     world = Devices(fails=["generators-wake"])
-    turns = free(world)
+    sharing = free(world)
     with pytest.raises(WeightSyncError, match="generators-wake"):
-        async with turns.of("generators"):
+        async with sharing.of("generators"):
             raise AssertionError
-    async with turns.of("learner"):
+    async with sharing.of("learner"):
         assert world.has == {"learner"}
-    async with turns.of("generators"):
+    async with sharing.of("generators"):
         assert world.has == {"generators"}
 
 
-async def test_a_turn_that_does_not_come_is_an_error_that_says_who_was_waited_for() -> None:
+async def test_a_side_that_stays_busy_is_an_error_that_names_it() -> None:
     world = Devices()
-    turns = free(world, deadline_s=0.05)
-    async with turns.of("generators"):
-        with pytest.raises(DeadlineExceeded, match=r"the learner waited 0 s for the generators to let go"):
-            async with turns.of("learner"):
+    sharing = free(world, deadline_s=0.05)
+    async with sharing.of("generators"):
+        with pytest.raises(DeadlineExceeded, match=r"the learner waited 0 s for the generators to release"):
+            async with sharing.of("learner"):
                 raise AssertionError
         assert world.has == {"generators"}
 
 
 async def test_a_side_that_hangs_in_its_sleep_is_an_error_after_the_deadline() -> None:
-    turns = free(Devices(), deadline_s=0.05)
+    sharing = free(Devices(), deadline_s=0.05)
 
     class Hanging:
         async def sleep(self) -> None:
@@ -194,23 +200,23 @@ async def test_a_side_that_hangs_in_its_sleep_is_an_error_after_the_deadline() -
 
         async def wake(self) -> None: ...
 
-    turns.join("learner", Hanging())
+    sharing.join("learner", Hanging())
     with pytest.raises(DeadlineExceeded, match="the generators waited 0 s for the learner"):
-        async with turns.of("generators"):
+        async with sharing.of("generators"):
             raise AssertionError
 
 
-async def test_who_starts_again_within_its_sides_turn_does_not_wait_behind_the_other_side() -> None:
-    turns = free(Devices())
+async def test_work_that_joins_its_side_does_not_wait_behind_the_other_side() -> None:
+    sharing = free(Devices())
     began, may_end = asyncio.Event(), asyncio.Event()
 
     async def rollout() -> None:
-        async with turns.of("generators"):
+        async with sharing.of("generators"):
             began.set()
             await may_end.wait()
 
     async def score() -> None:
-        async with turns.of("learner"):
+        async with sharing.of("learner"):
             assert may_end.is_set()
 
     writing = asyncio.create_task(rollout())
@@ -218,7 +224,7 @@ async def test_who_starts_again_within_its_sides_turn_does_not_wait_behind_the_o
     waiting = asyncio.create_task(score())
     for _ in range(5):
         await asyncio.sleep(0)
-    async with turns.of("generators", wake=False):  # a lost generator, without which the rollout would never end
+    async with sharing.of("generators", wake=False):  # a lost generator, without which the rollout would never end
         may_end.set()
     await asyncio.gather(writing, waiting)
 
@@ -227,19 +233,19 @@ async def test_who_starts_again_within_its_sides_turn_does_not_wait_behind_the_o
 async def test_whatever_comes_in_whatever_order_one_side_has_the_memory_and_works(seed: int) -> None:
     rng = np.random.default_rng(seed)
     world = Devices()
-    turns = free(world)
+    sharing = free(world)
 
-    async def work(turn: Turn, before: int, during: int, *, given_up: bool) -> None:
+    async def work(name: SideName, before: int, during: int, *, given_up: bool) -> None:
         for _ in range(before):
             await asyncio.sleep(0)
-        async with turns.of(turn):
+        async with sharing.of(name):
             for _ in range(during):
-                assert world.has == {turn}
+                assert world.has == {name}
                 await asyncio.sleep(0)
             if given_up:
-                raise KeyError(turn)
+                raise KeyError(name)
 
-    sides: list[Turn] = ["generators", "learner"]
+    sides: list[SideName] = ["generators", "learner"]
     drawn = [(sides[rng.integers(2)], int(rng.integers(12)), int(rng.integers(12))) for _ in range(30)]
     tasks = [asyncio.create_task(work(*times, given_up=bool(rng.random() < 0.2))) for times in drawn]
     for task in tasks:
@@ -249,5 +255,5 @@ async def test_whatever_comes_in_whatever_order_one_side_has_the_memory_and_work
     async with asyncio.timeout(20):
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(one) for one in ended} <= {type(None), KeyError, asyncio.CancelledError}
-    async with turns.of("learner"):
+    async with sharing.of("learner"):
         assert world.has == {"learner"}

@@ -192,7 +192,7 @@ async def test_a_lost_learner_is_restarted_and_restored(
 async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
     scene = new_scene()
     scene.world.lose_learner_at = ("update/1",)
-    with pytest.raises(LearnerLost, match="no restart left"):
+    with pytest.raises(LearnerLost, match="out of restarts"):
         await trained(tmp_path, scene)
 
 

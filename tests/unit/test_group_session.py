@@ -72,7 +72,7 @@ async def test_each_generator_gets_the_ranks_after_the_learner_and_the_group_is_
     assert side.taken == [{"generator-0.0": (0, 1), "generator-1.0": (0, 3)}] * 2
 
 
-async def test_a_newcomer_a_leaver_and_a_restart_make_a_new_group() -> None:
+async def test_a_new_a_removed_and_a_restarted_generator_make_a_new_group() -> None:
     side = Side()
     opened = session(side, workers=1)
     for members in (("a.0",), ("a.0", "b.0"), ("b.0",), ("b.1",), ("b.1",)):

@@ -19,10 +19,8 @@ import pytest
 
 from rlep.core.errors import DataError
 from rlep.core.jsonl import JsonLines, read_lines
-from rlep.metrics.catalogue import EVENTS, METRICS, PLACEHOLDERS, evaluation_metrics, flatten, metric_for
+from rlep.metrics.catalogue import METRICS, PLACEHOLDERS, evaluation_metrics, flatten, metric_for
 from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog, read_metrics
-
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 class Clock:
@@ -94,15 +92,6 @@ def test_the_table_is_well_formed() -> None:
     assert all(metric.unit and metric.help and not metric.help.endswith(".") for metric in METRICS)
     used = {part.split(">")[0] for name in names for part in name.split("<")[1:]}
     assert used == set(PLACEHOLDERS)
-
-
-def test_the_documentation_shows_exactly_the_tables() -> None:
-    rows = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
-    cells = [tuple(cell.strip().strip("`") for cell in row.strip("|").split("|")) for row in rows]
-    assert [row for row in cells if "/" in row[0]] == [
-        (m.name, m.unit, m.help + (" (a list)" if m.kind == "list" else "")) for m in METRICS
-    ]
-    assert [row for row in cells if row[0] in EVENTS] == list(EVENTS.items())
 
 
 def test_a_line_has_step_time_wall_and_metrics(tmp_path: Path, keep: ExitStack) -> None:

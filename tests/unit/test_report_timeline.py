@@ -13,7 +13,7 @@ from rlep.metrics.spans import Span
 from rlep.report import build_report
 from rlep.report.load import load_run
 from rlep.report.page import last_steps as rows_of
-from rlep.report.timeline_chart import bars_of, last_picture, last_steps, tracks
+from rlep.report.timeline_chart import bars_of, last_breakdown, last_steps, tracks
 from tests.unit.test_report import write_run
 
 T = 1_000_000.0
@@ -71,8 +71,8 @@ def test_the_last_three_whole_steps_are_drawn(tmp_path: Path) -> None:
     assert [step.count for step in steps] == [2, 3, 4]
     assert (min(span.begin for span in spans), max(span.end for span in spans)) == (T + 21, T + 50)
     assert {span.actor for span in spans} == {"generator-0", "generator-10", "verifier-0", "learner"}
-    assert last_picture(replace(record, spans=tuple(unfinished))) is None
-    assert last_picture(replace(record, spans=())) is None
+    assert last_breakdown(replace(record, spans=tuple(unfinished))) is None
+    assert last_breakdown(replace(record, spans=())) is None
 
 
 def test_bars_of_one_kind_that_nearly_touch_are_one_and_tracks_stand_in_order_of_the_work() -> None:

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from rlep.metrics.spans import (
     WAITS_FOR,
     Span,
+    breakdown_of,
     chrome_trace,
     critical_path,
     idle_shares,
-    picture_of,
     role_of,
     spans_of,
     steps_of,
@@ -65,7 +65,7 @@ def test_a_synchronous_step_waits_for_the_slower_generator_the_last_verdict_and_
         ("learner", "publish", 18, 19),
         ("generator-1", "load weights", 19, 20),
     ]
-    seconds = picture_of(STEP, SYNCHRONOUS).path_seconds()
+    seconds = breakdown_of(STEP, SYNCHRONOUS).path_seconds()
     assert seconds == {
         "generate": 8,
         "update": 6,
@@ -154,4 +154,4 @@ def test_links_are_pieces_of_spans_in_order_within_the_step(drawn: list[tuple[st
     for link in path:
         assert link.begin <= link.end
         assert any(s.what == link.what and s.begin <= link.begin and link.end <= s.end for s in spans)
-    assert sum(picture_of(Span("driver", "step", 0, 20), spans).path_seconds().values()) == pytest.approx(20)
+    assert sum(breakdown_of(Span("driver", "step", 0, 20), spans).path_seconds().values()) == pytest.approx(20)

@@ -19,14 +19,14 @@ from rlep.driver.context import Step
 from rlep.driver.train import Trained
 from rlep.launch.watch import Watch
 from rlep.metrics.catalogue import metric_for
-from rlep.metrics.spans import Span, picture_of
+from rlep.metrics.spans import Span, breakdown_of
 from tests.unit.driver_fakes import scene_of
 from tests.unit.driver_values import prompts_of
 
 GENERATOR = ActorStatus("generator-0", "serving", version=41, in_flight=96, tokens_per_second=1234.4, restarts=2)
-NEWCOMER = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU")
+STARTING = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU")
 ROLES = (
-    RoleStatus("generator", (GENERATOR, NEWCOMER), backlog=7, reissued=Reissued(3, 1)),
+    RoleStatus("generator", (GENERATOR, STARTING), backlog=7, reissued=Reissued(3, 1)),
     RoleStatus("verifier", (ActorStatus("verifier-0", "leaving"), ActorStatus("verifier-1", "serving"))),
     RoleStatus("learner", (ActorStatus("learner-0", "serving"),)),
     RoleStatus("pool", (ActorStatus("pool", "serving"),)),
@@ -48,7 +48,7 @@ def test_actors_are_counted_by_role_and_restarts_do_not_go_with_those_who_leave(
     }
     assert watch.actors(ROLES) == expected
     assert all(metric_for(name) for name in expected)
-    later = replace(ROLES[0], actors=(replace(NEWCOMER, state="serving", restarts=1),))
+    later = replace(ROLES[0], actors=(replace(STARTING, state="serving", restarts=1),))
     after = watch.actors([later])
     assert (after["actors/alive/generator"], after["actors/restarts/generator"]) == (1, 3)
 
@@ -79,7 +79,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     progress = RunProgress(
         41, 200, (Phase("rollout", 312, 512, "answers"),), {"step": 10.0, "update": 2, "generate": 6}
     )
-    step = picture_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
+    step = breakdown_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
     console = Console(width=120, highlight=False)
     with console.capture() as captured:
         console.print(frame(RunStatus("name", ROLES, progress, step)))

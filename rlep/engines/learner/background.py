@@ -1,4 +1,4 @@
-"""Writing a checkpoint while training goes on."""
+"""Writes a checkpoint while training continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlep.core.errors import CheckpointError, DeadlineExceeded
 
 
 class BackgroundWriter:
-    """One thread that writes one snapshot at a time, with a process group of its own.
+    """One thread that writes one snapshot at a time, with its own process group.
 
     The group keeps the ranks' agreement on who writes what apart from the collectives of the training thread. It is
     gloo on GPUs too: snapshots lie in host memory. ``torch.distributed.checkpoint.async_save`` is not used because it needs
@@ -21,7 +21,7 @@ class BackgroundWriter:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        """Collective. ``timeout_s``: a rank that stays silent for this long fails the write."""
+        """Collective. ``timeout_s``: a rank that does not respond for this long fails the write."""
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -37,14 +37,14 @@ class BackgroundWriter:
         self._pending = self._thread.submit(write)
 
     def done(self) -> bool:
-        """Whether nothing is being written. Raises what kept the last snapshot from being written."""
+        """Whether nothing is being written. Raises the error of the last snapshot, if it failed."""
         if self._pending is not None and self._pending.done():
             self._pending.result()
             return True
         return self._pending is None
 
     def wait(self, timeout_s: float) -> None:
-        """Until nothing is being written. Raises as ``done`` does, or ``DeadlineExceeded``."""
+        """Wait until nothing is being written. Raises as ``done`` does, or ``DeadlineExceeded``."""
         if self._pending is not None and not wait_for([self._pending], timeout_s).done:
             raise DeadlineExceeded(f"a checkpoint was not written within {timeout_s:.0f} s")
         self.done()

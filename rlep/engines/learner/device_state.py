@@ -32,12 +32,12 @@ def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method:
 
 
 def current_device(kind: str) -> torch.device:
-    """The CPU, or of a process's GPUs (``cuda``) the one that it has chosen."""
+    """The CPU, or the GPU (``cuda``) that this process has selected."""
     return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else None)
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, Tensor]:
-    """The present state, under names of this rank."""
+    """The present state, under this rank's names."""
     state = {f"rng.cpu.{rank}": torch.get_rng_state()}
     if device.type == "cuda":
         state[f"rng.cuda.{rank}"] = torch.cuda.get_rng_state()
@@ -45,7 +45,7 @@ def random_state(rank: int, device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], rank: int, device: torch.device) -> None:
-    """Take up what ``random_state`` gave."""
+    """Restore what ``random_state`` returned."""
     torch.set_rng_state(state[f"rng.cpu.{rank}"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(state[f"rng.cuda.{rank}"])

@@ -8,28 +8,28 @@ import torch
 from torch import Tensor, UntypedStorage
 
 
-class Parked:
-    """Moves storages, not tensors: parameters, shards of them and moments stay the same objects, so nobody notices."""
+class OffloadedState:
+    """Moves storages, not tensors: parameters, shards of them and moments stay the same objects, so nothing else changes."""
 
     def __init__(self) -> None:
-        self._parked: list[tuple[UntypedStorage, Tensor]] = []
+        self._held: list[tuple[UntypedStorage, Tensor]] = []
         """Emptied storages and their bytes."""
 
-    def park(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+    def offload(self, tensors: Iterable[Tensor], device: torch.device) -> None:
         """Free the memory of those tensors that are on ``device``; they must not be used until ``fetch``."""
         storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == device.type]
         distinct = {storage.data_ptr(): storage for storage in storages if storage.nbytes()}
         for storage in distinct.values():
             host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
-            self._parked.append((storage, host.copy_(_bytes(storage))))
+            self._held.append((storage, host.copy_(_bytes(storage))))
             storage.resize_(0)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
     def fetch(self) -> None:
         """Bring everything back, to the bit."""
-        while self._parked:
-            storage, host = self._parked.pop()
+        while self._held:
+            storage, host = self._held.pop()
             storage.resize_(host.numel())
             _bytes(storage).copy_(host)
 

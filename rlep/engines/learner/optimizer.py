@@ -17,7 +17,7 @@ from rlep.engines.learner.options import OptimizerOptions
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of the gradients of one update."""
+    """Outcome of one optimizer step."""
 
     applied: bool
     """False: the gradient norm was not finite on some rank, and weights and moments were left untouched on all."""
@@ -94,7 +94,7 @@ class ShardedAdamW:
         return StepResult(applied, norm, lr)
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of this update."""
+        """Drop the gradients of this update."""
         for name, parameter in self._parameters:
             parameter.grad = None
             self._locals[name].grad = None
@@ -104,7 +104,7 @@ class ShardedAdamW:
         return {f"{key}.{name}": moment for key, held in self._moments.items() for name, moment in held.items()}
 
     def set_steps(self, steps: int) -> None:
-        """Take up AdamW's step count (its bias correction) again."""
+        """Restore AdamW's step count, which its bias correction uses."""
         for state in self._adamw.state.values():
             state["step"].fill_(float(steps))
 

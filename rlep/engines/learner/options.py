@@ -1,4 +1,4 @@
-"""What a learner can be told, without torch: the actor layer builds these from the configuration."""
+"""Options of a learner, without torch: ``launch`` builds these from the configuration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlep.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """How the model is held and computed."""
+    """How the model is sharded and computed."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; master weights and gradient reduction are always float32."""
     reshard_after_forward: bool = False
     """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
     activation_checkpointing: bool = False
-    """Keep only each layer's input for the backward pass and compute the rest again."""
+    """Save only each layer's input for the backward pass and recompute the rest."""
     cpu_offload: bool = False
     """Keep shards, gradients and optimizer state in host memory."""
     compile: bool = False
@@ -70,25 +70,25 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, slots=True)
 class LearnerOptions:
-    """Everything one rank needs beside the model; equal on all ranks."""
+    """Everything a rank needs besides the model; equal on all ranks."""
 
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
     loss: LossOptions = field(default_factory=LossOptions)
     reference: Path | None = None
-    """Model directory of the reference policy; needed by ``loss.kl_coef`` and by nothing else."""
+    """Model directory of the reference policy; only ``loss.kl_coef`` uses it."""
     device: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` communicates through gloo, ``cuda`` through NCCL."""
     micro_batch_tokens: int = 16384
-    """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence stands alone."""
+    """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence is a micro-batch alone."""
     threads: int = 0
-    """CPU threads of this rank; 0 leaves torch's choice."""
+    """CPU threads of this rank; 0 is torch's default."""
     collective_timeout_s: float = 300.0
-    """A rank that stays silent in a collective for this long fails the group."""
+    """A rank that does not join a collective for this long fails the group."""
     keep_start_weights: bool = False
-    """The first update of each rollout keeps a copy of the weights before it, for ``LearnerRank.score(rollout=…)``."""
+    """Each rollout's first update copies the weights before it, for ``LearnerRank.score(rollout=…)``."""
     cpu_acceleration: bool = False
-    """Take the kernels of ``rlep.engines.cpu``; only with ``device = "cpu"``."""
+    """Use the kernels of ``rlep.engines.cpu``; only with ``device = "cpu"``."""
     seed: int = 0
     """Seed of torch's generators, together with the rank."""
 

@@ -24,12 +24,12 @@ from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, set_random_state
 from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.offload import Parked
+from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.packed_row import PackedRow, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, read_weights, reshard
-from rlep.engines.learner.start_weights import KeptWeights
+from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.learner.weight_sender import (
@@ -89,7 +89,7 @@ class LearnerRank:
         self._reference = None if options.reference is None else build(options.reference)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
-        self._kept, self._parked = KeptWeights(self._shards), Parked()
+        self._start, self._offloaded = StartWeights(self._shards), OffloadedState()
         self._updates = 0
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
         self._device = current_device(options.device)
@@ -100,7 +100,7 @@ class LearnerRank:
         Under the present weights; with ``rollout`` under those before its first update, which
         ``options.keep_start_weights`` keeps.
         """
-        with self._kept.at_start_of(rollout):
+        with self._start.at_start_of(rollout):
             return self._no_grad_pass(batch, entropy=False)
 
     def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
@@ -116,7 +116,7 @@ class LearnerRank:
         options = self.options.loss
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
-        self._kept.updating(rollout, keep=self.options.keep_start_weights)
+        self._start.updating(rollout, keep=self.options.keep_start_weights)
         weights = normalizers(batch, options)  # [S]
         high_entropy = None
         if options.high_entropy_fraction < 1:
@@ -185,7 +185,7 @@ class LearnerRank:
         return None if source is None else publication(self._shards, source, version, checks, dtype)
 
     def save(self, directory: Path) -> None:
-        """Take the present state aside and begin to write it; training may go on at once, ``written`` tells the end.
+        """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.
 
         ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has float32 weights, moments, RNG, position.
 
@@ -226,7 +226,7 @@ class LearnerRank:
         Raises:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
-        self._kept.forget()
+        self._start.forget()
         found = random_state(self._rank, self._device)
         position, absent = read_trainer(self._state() | found, frozenset(found), directory / "trainer")
         self._optimizer.set_steps(position.applied)
@@ -241,21 +241,21 @@ class LearnerRank:
             ModelError: the weights are missing or of another shape.
         """
         read_weights(self._policy, model)
-        self._kept.forget()
+        self._start.forget()
         self._source = model
         self._optimizer.restart()
         self._updates = 0
 
     def sleep(self) -> None:
-        """Let go of the device's memory until ``wake``: all state rests on the host. Not collective."""
+        """Release the device's memory until ``wake``: all state is offloaded to the host. Not collective."""
         reference = () if self._reference is None else named_shards(self._reference)
         held = [parameter.to_local() for _, parameter in (*named_shards(self._policy), *reference)]
         moments = [moment.to_local() for moment in self._optimizer.moments().values()]
-        self._parked.park([*held, *moments, *self._kept.copies], self._device)
+        self._offloaded.offload([*held, *moments, *self._start.copies], self._device)
 
     def wake(self) -> None:
-        """Take it back, to the bit. Not collective."""
-        self._parked.fetch()
+        """Bring the state back, to the bit. Not collective."""
+        self._offloaded.fetch()
 
     def close(self) -> None:
         """Leave the group, after a checkpoint that is being written."""

@@ -1,4 +1,4 @@
-"""The weights that a rollout's updates began with, kept beside the present ones while later update sets are scored."""
+"""Start-of-step weights: those before a rollout's first update, with which its later mini-batches are scored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from rlep.core.errors import UpdateError
 
 
-class KeptWeights:
-    """One rank's shards as they were before a rollout's first update; nothing is held unless that update asks for it."""
+class StartWeights:
+    """One rank's shards as they were before a rollout's first update; copied only if that update keeps them."""
 
     def __init__(self, shards: Sequence[tuple[str, DTensor]]) -> None:
         self._locals = [shard.to_local().detach() for _, shard in shards]
@@ -27,12 +27,12 @@ class KeptWeights:
             self._copies = [local.clone() for local in self._locals] if keep else None
 
     def forget(self) -> None:
-        """The present weights are the start of whatever comes next."""
+        """Drop the copies: the present weights are the start of the next step."""
         self._rollout = self._copies = None
 
     @property
     def copies(self) -> list[Tensor]:
-        """What is held beside the present weights."""
+        """The start-of-step weights, while there are any."""
         return self._copies or []
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""A learner on disk: ``model/`` is a Hugging Face directory, ``trainer/`` holds what training needs to go on.
+"""A learner on disk: ``model/`` is a Hugging Face directory, ``trainer/`` holds what training needs to resume.
 
 Trainer state is written by torch DCP in its safetensors format: every rank writes its own shards, any number of ranks
 reads them, and no pickle is involved.
@@ -33,10 +33,10 @@ _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.ind
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where training stands, beside its tensors."""
+    """Counters of a trainer, besides its tensors."""
 
     updates: int
-    """Updates asked for, skipped ones included: what a schedule counted in updates goes by."""
+    """Updates requested, skipped ones included; a schedule counted in updates uses it."""
     applied: int
     """Updates applied: AdamW's step count."""
 

@@ -1,4 +1,4 @@
-"""What one optimizer update did, and the two physical figures behind its speed: operations and memory."""
+"""Report of one optimizer update, with the two figures behind its speed: operations and memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Skipped = Literal["", "no tokens", "non-finite gradient"]
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """One optimizer update, as seen over all ranks; equal on each but for the time and the memory."""
+    """One optimizer update over all ranks; equal on each except for time and memory."""
 
     skipped: Skipped
-    """Why weights and optimizer state were left alone, or empty."""
+    """Why weights and optimizer state were not changed, or empty."""
     loss: float = 0.0
     grad_norm: float = 0.0
     """Global L2 norm before clipping."""

@@ -1,4 +1,4 @@
-"""Which text of a response counts as its answer; the written contract is ``docs/verifier.md``."""
+"""Which text of a response counts as its answer; the written contract is ``docs/reference/verifier.md``."""
 
 from __future__ import annotations
 

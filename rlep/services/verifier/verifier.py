@@ -22,7 +22,7 @@ _Here = tuple[str, Status | None]
 
 
 class Verifier(BaseVerifier):
-    """Grades responses to mathematical questions; ``docs/verifier.md`` says how.
+    """Grades responses to mathematical questions; ``docs/reference/verifier.md`` says how.
 
     Callable from any thread, as it uses no signals in this process. Equal answers to one reference are compared once
     per call.

@@ -1,0 +1,101 @@
+"""The tree can be found one's way in: no file or class name twice, no folder above or in a circle with the one it imports."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from tests.contract.test_layering import folder_of, imports_of
+
+PACKAGE = Path(__file__).parents[2] / "rlep"
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+
+
+def sources(package: Path) -> list[Path]:
+    """Every source file that somebody wrote."""
+    return [path for path in sorted(package.rglob("*.py")) if not path.name.endswith(GENERATED)]
+
+
+def repeated_files(package: Path) -> dict[str, list[str]]:
+    """File name -> where it stands, of those that stand in several folders; every folder has its ``__init__.py``."""
+    found = defaultdict(list)
+    for path in sources(package):
+        if path.name != "__init__.py":
+            found[path.name].append(path.relative_to(package).as_posix())
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def repeated_classes(package: Path) -> dict[str, list[str]]:
+    """Class name -> the files that define it, of those that are defined more than once; names with an underscore too."""
+    found = defaultdict(list)
+    for path in sources(package):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(path.relative_to(package).as_posix())
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def folder_imports(package: Path) -> dict[str, set[str]]:
+    """Folder -> the other folders that its files import, inside functions too."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path in sources(package):
+        folder = folder_of(path.relative_to(package).parts)
+        targets = set()
+        for _, name in imports_of(path, package):
+            parts = name.split(".")
+            if parts[0] == package.name and name != f"{package.name}.__version__":
+                targets.add(folder_of(parts[1:]))
+        found[folder] |= targets - {folder}
+    return dict(found)
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """Folders that import each other in a circle, the first one again at the end; empty where there is none."""
+    done: set[str] = set()
+
+    def walk(folder: str, way: list[str]) -> list[str]:
+        if folder in way:
+            return [*way[way.index(folder) :], folder]
+        if folder not in done:
+            for target in sorted(imports.get(folder, ())):
+                if found := walk(target, [*way, folder]):
+                    return found
+        done.add(folder)
+        return []
+
+    return next(filter(None, (walk(folder, []) for folder in sorted(imports))), [])
+
+
+def test_no_file_name_stands_in_two_folders() -> None:
+    assert repeated_files(PACKAGE) == {}
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    assert repeated_classes(PACKAGE) == {}
+
+
+def test_folders_import_downwards_only() -> None:
+    assert circle(folder_imports(PACKAGE)) == []
+
+
+def test_what_is_wrong_with_a_tree_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "rlep"
+    written = {
+        "core/values.py": "class Value: ...",
+        "config/values.py": "def build():\n    class Value: ...",
+        "config/__init__.py": "from rlep.data import prompts",
+        "data/__init__.py": "",
+        "data/prompts.py": "def later():\n    from ..metrics import logs\nclass Prompts: ...",
+        "metrics/logs.py": "import rlep.config.values\nimport rlep.core.values",
+        "metrics/wire_pb2.py": "class Value: ...",
+    }
+    for name, source in written.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(source)
+    assert repeated_files(package) == {"values.py": ["config/values.py", "core/values.py"]}
+    assert repeated_classes(package) == {"Value": ["config/values.py", "core/values.py"]}
+    imports = folder_imports(package)
+    assert imports == {"config": {"data"}, "core": set(), "data": {"metrics"}, "metrics": {"config", "core"}}
+    assert circle(imports) == ["config", "data", "metrics", "config"]
+    assert circle(imports | {"data": {"core"}}) == []
