@@ -1,19 +1,45 @@
-"""RLEP: reinforcement learning with experience replay. The pool clients are loaded when they are first named."""
+"""RLEP: reinforcement learning with experience replay. Each name is loaded from its module when it is first used."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlep.algorithms.advantages import group_advantages
+    from rlep.algorithms.loss import policy_loss
+    from rlep.algorithms.shaping import overlong_penalty
+    from rlep.core.types import Provenance, Sampling, Trajectory, Verdict, prompt_id_of
     from rlep.services.pool.rpc.async_client import AsyncPoolClient
     from rlep.services.pool.rpc.client import PoolClient
     from rlep.services.pool.rpc.tls import ClientTls
 
-__all__ = ["AsyncPoolClient", "ClientTls", "PoolClient"]
-_HOMES = {"AsyncPoolClient": "rpc.async_client", "PoolClient": "rpc.client", "ClientTls": "rpc.tls"}
+__all__ = [
+    "AsyncPoolClient",
+    "ClientTls",
+    "PoolClient",
+    "Provenance",
+    "Sampling",
+    "Trajectory",
+    "Verdict",
+    "group_advantages",
+    "overlong_penalty",
+    "policy_loss",
+    "prompt_id_of",
+]
+_HOMES = {
+    "AsyncPoolClient": "rlep.services.pool.rpc.async_client",
+    "ClientTls": "rlep.services.pool.rpc.tls",
+    "PoolClient": "rlep.services.pool.rpc.client",
+    "group_advantages": "rlep.algorithms.advantages",
+    "overlong_penalty": "rlep.algorithms.shaping",
+    "policy_loss": "rlep.algorithms.loss",
+} | dict.fromkeys(("Provenance", "Sampling", "Trajectory", "Verdict", "prompt_id_of"), "rlep.core.types")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    return getattr(import_module(_HOMES[name]), name)
 
-    return getattr(import_module(f"rlep.services.pool.{_HOMES[name]}"), name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The pool's Ray face: one named actor that holds the connection, and the embedded Redis where none is configured."""
+"""The pool as a Ray actor: one named actor holds the connection, and the embedded Redis where none is configured."""
 
 from __future__ import annotations
 
@@ -17,58 +17,12 @@ from rlep.config.roles import ActorConfig, PoolConfig
 from rlep.core.errors import PoolError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import Trajectory
-from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from rlep.services.pool.pool import Pool
+from rlep.services.pool.opening import open_pool
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.values import AddReport, PoolOptions, PoolStats
 
 ACTOR_NAME = "pool"
 ROLE = ActorConfig(cpus=0)
-
-
-def open_pool(config: PoolConfig, directory: Path, tokenizer_digest: str | None, options: PoolOptions) -> OpenPool:
-    """The configured pool, with its embedded Redis started where no URL is given."""
-    server = None
-    if config.url is None:
-        server = EmbeddedRedis(config.directory or directory).start()
-    try:
-        pool = Pool.open(
-            config.url or server.url,  # type: ignore[union-attr]
-            config.name,
-            tokenizer_digest=tokenizer_digest,
-            password_file=_password_file() if server is None else server.password_file,
-            options=options,
-        )
-    except BaseException:
-        if server is not None:
-            server.stop()
-        raise
-    return OpenPool(pool, server)
-
-
-def _password_file() -> Path | None:
-    named = os.environ.get("RLEP_REDIS_PASSWORD_FILE")
-    return Path(named) if named else None
-
-
-class OpenPool:
-    """A pool and the server it brought along, closed together."""
-
-    def __init__(self, pool: Pool, server: EmbeddedRedis | None) -> None:
-        self.pool = pool
-        self._server = server
-
-    def close(self) -> None:
-        """Disconnect; an embedded server stops when nobody else uses it."""
-        self.pool.close()
-        if self._server is not None:
-            self._server.stop()
-
-    def __enter__(self) -> Pool:
-        return self.pool
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @ray.remote(concurrency_groups={"health": 1})
@@ -80,10 +34,12 @@ class PoolActor:
         """The process id."""
         return os.getpid()
 
-    def start(self, config: PoolConfig, directory: Path, tokenizer_digest: str | None, options: PoolOptions) -> None:
-        """Open the pool."""
+    def start(
+        self, url: str | None, directory: Path, name: str, tokenizer_digest: str | None, options: PoolOptions
+    ) -> None:
+        """Open the pool: see ``open_pool``."""
         keep_freed_memory()
-        self._opened = open_pool(config, directory, tokenizer_digest, options)
+        self._opened = open_pool(url, directory, name, tokenizer_digest=tokenizer_digest, options=options)
 
     def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         """See ``Pool.add``."""
@@ -126,7 +82,8 @@ class PoolService:
 
         async def start() -> ActorHandle[Any]:
             actor = await cluster.place(PoolActor, name, ROLE)
-            await call(actor.start.remote(config, home, tokenizer_digest, options), "opening the pool", self._deadline)
+            opened = actor.start.remote(config.url, home, config.name, tokenizer_digest, options)
+            await call(opened, "opening the pool", self._deadline)
             return actor
 
         self._span = cluster.timeline.span

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from rlep.actors.pool_actor import open_pool
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
 from rlep.driver.run_plan import Known, PoolCoverage, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.compose import check_context, pool_directory, read_prompts
+from rlep.launch.compose import check_context, read_prompts
 from rlep.launch.engine_options import check_options
+from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 
 
@@ -78,7 +78,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if config.pool.url is not None:
         missing.append("pool.url is not asked; `rlep pool stats` asks it")
         return None
-    directory = pool_directory(config)
+    directory = config.pool_directory
     collection = directory.parent / "collection.json"
     if collection.is_file():
         return read_collection(collection)
@@ -86,7 +86,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
         missing.append(f"pool {directory}: no pool there; `rlep collect` fills it")
         return None
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
-    with open_pool(config.pool, directory, None, options) as pool:
+    with open_pool(None, directory, config.pool.name, tokenizer_digest=None, options=options) as pool:
         held = {prompt: len(pool.content_ids(prompt)) for prompt in pool.prompt_ids()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)
     return PoolCoverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))

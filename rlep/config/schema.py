@@ -278,6 +278,11 @@ class Config(Section):
     cluster: ClusterConfig = ClusterConfig()
     tracking: TrackingConfig = TrackingConfig()
 
+    @property
+    def pool_directory(self) -> Path:
+        """Where the embedded Redis keeps its data."""
+        return self.pool.directory or self.run.directory / "pool"
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         rollout, update, reward = self.rollout, self.update, self.reward

@@ -38,11 +38,9 @@ from rlep.launch.engine_options import (
     learner_options,
     sampler_options,
 )
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.values import FAILURES, PoolOptions
 
 FINGERPRINT_BYTES = 2**20
-FAILURES = ".failures"
-"""Ends the name of a pool of wrong answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +115,6 @@ def probes_of(prompts: Sequence[Prompt]) -> Probes:
     """Fixed sequences for the log-prob handshake: the first prompts' own text, one half given, the other scored."""
     chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
     return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
-
-
-def pool_directory(config: Config) -> Path:
-    """Where the embedded Redis keeps its data."""
-    return config.pool.directory or config.run.directory / "pool"
 
 
 class RunActors:
@@ -207,7 +200,7 @@ class RunActors:
 
     def _pool(self, actor: str, name: str, tokenizer: Tokenizer, options: PoolOptions) -> PoolService:
         pool = self.config.pool.model_copy(update={"name": name})
-        role = PoolService(self.cluster, pool, pool_directory(self.config), (tokenizer.digest, options), actor)
+        role = PoolService(self.cluster, pool, self.config.pool_directory, (tokenizer.digest, options), actor)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role

@@ -22,7 +22,7 @@ from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
-from rlep.launch.compose import Inputs, pool_directory, read_inputs, run_actors
+from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
@@ -177,7 +177,7 @@ async def _pool_digest(
 ) -> str:
     held = set(await pool.prompt_ids())
     covered = sum(prompt.id in held for prompt in prompts.prompts)
-    where = config.pool.url or pool_directory(config)
+    where = config.pool.url or config.pool_directory
     if not covered:
         raise PoolError(
             f"pool {config.pool.name} at {where} has answers to {len(held)} questions, to none of the {len(prompts)} "

@@ -14,14 +14,14 @@ import psutil
 import pytest
 import ray
 
-from rlep.actors.pool_actor import open_pool
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.launch.compose import pool_directory, run_actors
+from rlep.launch.compose import run_actors
+from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
 from tests.waiting import gate, until
@@ -200,7 +200,8 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
 
         handle = await pool._actor.handle()
         columns = await handle.sample.remote([PROMPT.id], 2, 7, 3)
-        with open_pool(config.pool, pool_directory(config), tokenizer.digest, PoolOptions(read_only=True)) as itself:
+        options, place = PoolOptions(read_only=True), (config.pool.url, config.pool_directory, config.pool.name)
+        with open_pool(*place, tokenizer_digest=tokenizer.digest, options=options) as itself:
             wanted = itself.sample([PROMPT.id], 2, seed=7, step=3)
         assert columns.ids == wanted.ids
         for name in ("counts", "offsets", "tokens", "logprobs"):

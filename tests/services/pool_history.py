@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlep.services.pool.maintenance.check_records import examine
+from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import AddReport
 from tests.services.pool_writer import BATCH, batch_of
@@ -84,8 +84,8 @@ def check(pool: Pool, histories: Sequence[tuple[int, History]]) -> tuple[int, li
     found = [content_id for prompt_id in pool.prompt_ids() for content_id in pool.content_ids(prompt_id)]
     assert len(found) == len(set(found))
     assert wanted <= set(found) <= begun
-    examined, stats = examine(pool, mend=False), pool.stats()
-    seen = (examined.records, examined.counted, examined.damaged)
+    checked, stats = check_records(pool, repair=False), pool.stats()
+    seen = (checked.records, checked.counted, checked.damaged)
     assert seen == (len(found), len(found), 0), f"{seen} records, counted, damaged; {len(found)} listed"
     assert stats.trajectories == len(found) == sum(stats.by_policy.values()) == sum(stats.by_verifier.values()), stats
     return len(found), calls

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rlep.services.pool.backup import backup, restore
 
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
 from rlep.core.types import Status, Trajectory, Verdict
-from rlep.services.pool.backup import backup, restore
-from rlep.services.pool.maintenance.check_records import examine
+from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.maintenance.measure import distinctness, measure
 from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, reverify
@@ -187,7 +187,7 @@ def test_pruning_without_a_criterion_is_refused() -> None:
         Criteria()
 
 
-def test_examining_names_damaged_records_and_mending_takes_them_out(
+def test_a_check_names_damaged_records_and_a_repair_removes_them(
     open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:
     pool = open_pool()
@@ -199,7 +199,7 @@ def test_examining_names_damaged_records_and_mending_takes_them_out(
     flipped = blob[:-1] + bytes([blob[-1] ^ 1])
     pool.add_entries([NewRecord("q1", b"\1" * 16, "p@1\nm@1", flipped), NewRecord("q1", b"\2" * 16, "p@1\nm@1", blob)])
     pool.store.set_aside([NewRecord("q2", b"\3" * 16, "p@1\nm@1", b"nothing")])
-    found = examine(pool, mend=False)
+    found = check_records(pool, repair=False)
     assert (found.records, found.quarantined, found.counted, found.damaged, found.removed) == (3, 2, 3, 3, 0)
     assert [(prompt_id, content_id[:2]) for prompt_id, content_id, _ in found.examples] == [
         ("q1", "01"),
@@ -209,9 +209,9 @@ def test_examining_names_damaged_records_and_mending_takes_them_out(
     assert [reason.split(" ", 2)[1] for _, _, reason in found.examples] == ["checksum", "stored", "of"]
     with pytest.raises(RecordRefused, match=f"trajectory {'01' * 16} of prompt q1: record's checksum"):
         measure(pool, questions=0)
-    mended = examine(pool, mend=True)
-    assert (mended.damaged, mended.removed) == (3, 3)
-    assert examine(pool, mend=False).damaged == 0
+    repaired = check_records(pool, repair=True)
+    assert (repaired.damaged, repaired.removed) == (3, 3)
+    assert check_records(pool, repair=False).damaged == 0
     assert pool.content_ids("q0") == [good.content_id]
 
 

@@ -207,7 +207,7 @@ def test_seal_asks_first(filled: Commands) -> None:
     assert filled.json("verify", "--dry-run")["failed"] == 1
 
 
-def test_doctor_finds_and_mends_a_damaged_record(filled: Commands) -> None:
+def test_doctor_finds_and_removes_a_damaged_record(filled: Commands) -> None:
     findings = {finding["what"]: finding for finding in filled.json("doctor")}
     assert {finding["level"] for finding in findings.values()} == {"ok"}
     assert set(findings) == {"server", "memory", "pool", "counters", "records", "writes"}
@@ -215,24 +215,56 @@ def test_doctor_finds_and_mends_a_damaged_record(filled: Commands) -> None:
         pool.add_entries([NewRecord(IDS[3], b"\7" * 16, "p@1\nmath@0", b"no record")])
     result = filled.run("doctor")
     assert result.exit_code == 1
-    assert f"1 damaged, 0 taken out: {'07' * 16} of prompt {IDS[3]}: record of 9 bytes" in result.stdout
-    assert "rlep pool doctor --mend" in result.stdout
-    assert "1 damaged, 1 taken out" in filled.ok("doctor", "--mend")
+    assert f"1 damaged, 0 removed: {'07' * 16} of prompt {IDS[3]}: record of 9 bytes" in result.stdout
+    assert "rlep pool doctor --repair" in result.stdout
+    assert "1 damaged, 1 removed" in filled.ok("doctor", "--repair")
     assert "every checksum and content id matches" in filled.ok("doctor")
     missing = filled.run("doctor", name="nobody")
     assert missing.exit_code == 1
     assert "there is no pool nobody in this Redis" in missing.stdout
 
 
-def test_backup_and_restore(filled: Commands, tmp_path: Path) -> None:
-    out = tmp_path / "pool.rlep"
-    assert filled.json("backup", out) == {"file": str(out), "records": 5}
-    report = filled.json("restore", out, name=f"{filled.name}-back")
-    assert (report["inserted"], report["duplicates"], report["sealed"]) == (5, 0, None)
-    assert "0 inserted, 5 there before, 0 refused" in filled.ok("restore", out, name=f"{filled.name}-back")
-    out.write_bytes(out.read_bytes()[:-1])
-    assert "ends too early" in filled.mistake("restore", out, name=f"{filled.name}-torn", status=1)
-    assert "cannot be read" in filled.mistake("restore", tmp_path / "gone", name=f"{filled.name}-torn", status=1)
+def test_the_export_of_a_sealed_pool_is_imported_sealed(filled: Commands, tmp_path: Path) -> None:
+    digest = filled.json("seal", "--yes")["digest"]
+    filled.ok("export", tmp_path / "out")
+    copy = f"{filled.name}-copy"
+    assert f"5 inserted, 0 there before, 0 refused; sealed with digest {digest}" in filled.ok(
+        "import", tmp_path / "out", name=copy
+    )
+    assert "0 inserted, 5 there before, 0 refused" in filled.ok("import", tmp_path / "out", name=copy)
+    with filled.pool(copy) as pool:
+        assert pool.sealed == digest
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["backup", "pool.rlep", "--json"], "error: `rlep pool backup` was removed: use `rlep pool export DIRECTORY`"),
+        (["restore", "pool.rlep", "--name", "x"], "was removed: use `rlep pool import DIRECTORY`"),
+        (["doctor", "--mend"], "this option is now --repair"),
+        (["serve", "--cache-mib", "0"], "the record cache was removed; leave this option out"),
+    ],
+)
+def test_what_was_removed_or_renamed_names_what_to_use(words: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["pool", *words], env={"COLUMNS": "200"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
+
+
+def test_no_command_about_a_pool_imports_ray(filled: Commands) -> None:
+    words = [*filled.settings, "--embedded", str(filled.server.directory), "--name", filled.name]
+    program = (
+        "import sys, rlep.cli.pool.files, rlep.cli.pool.maintain, rlep.cli.pool.serve\n"
+        "from rlep.cli import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "print('loaded:', *sorted({'ray', 'torch', 'vllm', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "pool", "stats", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "5 trajectories" in done.stdout
+    assert done.stdout.splitlines()[-1] == "loaded:"
 
 
 def test_a_pool_that_is_not_there_is_not_made(rlep: Commands, tmp_path: Path) -> None:
@@ -273,8 +305,7 @@ def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.
 
 def test_a_place_that_cannot_be_written_is_named(filled: Commands, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for verb, out in (("export", tmp_path / "file" / "out"), ("backup", tmp_path / "gone" / "pool.rlep")):
-        assert str(out.parent) in filled.mistake(verb, out)
+    assert str(tmp_path / "file") in filled.mistake("export", tmp_path / "file" / "out")
     out = tmp_path / "gone" / "pool.parquet"
     assert str(out.parent) in filled.mistake("export", out, "--as", "candidates")
 

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlep.core.errors import DataError, RecordRefused
+from rlep.core.errors import DataError, PoolError, RecordRefused
 from rlep.core.jsonl import JsonLines
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.files.manifest import Kind, sha256_of
 from rlep.services.pool.files.records import JOURNAL, export_records, import_records
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.scan import scan
 from rlep.services.pool.storage.store import NewRecord
 
 MakeTrajectory = Callable[..., Trajectory]
@@ -30,9 +31,9 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
 
-def contents(pool: Pool) -> dict[str, object]:
+def contents(pool: Pool) -> tuple[object, ...]:
     """Every byte of a pool's records and quarantine, and which are pinned."""
-    return {prompt_id: pool.store.everything(prompt_id) for prompt_id in pool.store.all_prompts()}
+    return *scan(pool.store, pool.store.all_prompts(), quarantined=True), pool.store.pinned()
 
 
 def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
@@ -196,3 +197,33 @@ def test_an_interrupted_import_is_repeated(ten_questions: Pool, twin: Pool, tmp_
     report = import_records(twin, tmp_path)
     assert (report.inserted, report.duplicates) == (18, 12)
     assert twin.digest() == ten_questions.digest()
+
+
+def test_the_export_of_a_sealed_pool_seals_the_pool_that_has_its_content(
+    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_pool("sealed-origin")
+    batch = [trajectory("q0", [i]) for i in range(4)]
+    pool.add(batch)
+    pool.pin("q0", [batch[0].content_id])
+    digest = pool.seal()
+    export_records(pool, tmp_path, "jsonl")
+    assert import_records(twin, tmp_path).sealed == digest == twin.sealed
+    assert contents(twin) == contents(pool)
+    again = import_records(twin, tmp_path)
+    assert (again.inserted, again.duplicates, again.sealed) == (0, 4, None)
+    with pytest.raises(PoolError, match="is sealed"):
+        twin.add([trajectory("q0", [9])])
+
+
+def test_the_export_of_a_sealed_pool_leaves_a_pool_with_other_content_open(
+    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_pool("sealed-part")
+    pool.add([trajectory("q0", [i]) for i in range(4)])
+    pool.seal()
+    export_records(pool, tmp_path, "jsonl")
+    twin.add([trajectory("q9", [1])])
+    report = import_records(twin, tmp_path)
+    assert (report.inserted, report.sealed, twin.sealed) == (4, None, None)
+    assert twin.add([trajectory("q9", [2])]).inserted == 1

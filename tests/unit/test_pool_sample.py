@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import numpy as np
@@ -11,7 +12,8 @@ from rlep.core.errors import PoolError, RecordRefused
 from rlep.core.types import Float32Array, Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.wire import FRAME_BYTES, insert_calls, sample_frames, sample_of
-from rlep.services.pool.storage.codec import encode, parse
+from rlep.services.pool.storage.codec import encode, parse, split_all
+from rlep.services.pool.storage.draw import Drawn
 from rlep.services.pool.storage.sample import Stored, columns, part_of
 
 HEADER = 24
@@ -49,15 +51,14 @@ def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> Non
     wanted = [np.full(len(s.tokens), np.nan) if s.logprobs is None else s.logprobs for s in singles]
     np.testing.assert_array_equal(sample.logprobs, np.concatenate([of(), *wanted]))
     assert np.diff(sample.offsets).tolist() == [len(single.tokens) for single in singles]
-    # Over the wire the same, whatever the frames.
-    for sent_as in (part, stored):
-        frames = list(sample_frames(sent_as)) or [pb.SampleFrame()]
-        frames[0].counts = struct.pack("<i", len(chosen))
-        received = sample_of(["q"], frames)
-        assert (received.ids, received.details) == (sample.ids, sample.details)
-        for name in ("counts", "offsets", "tokens", "logprobs", "finished"):
-            sent, got = getattr(sample, name), getattr(received, name)
-            assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes()), name
+    # Over the wire the same.
+    frames = list(sample_frames(stored)) or [pb.SampleFrame()]
+    frames[0].counts = struct.pack("<i", len(chosen))
+    received = sample_of(["q"], frames)
+    assert (received.ids, received.details) == (sample.ids, sample.details)
+    for name in ("counts", "offsets", "tokens", "logprobs", "finished"):
+        sent, got = getattr(sample, name), getattr(received, name)
+        assert (got.dtype, got.tobytes()) == (sent.dtype, sent.tobytes()), name
 
 
 @pytest.mark.parametrize(
@@ -76,32 +77,17 @@ def test_a_damaged_record_among_others_is_named(at: int, damage: bytes, reason: 
 
 @pytest.mark.parametrize("value", [0x7C00, 0xFC00, 0x7E00])  # inf, -inf, NaN in float16
 def test_a_log_prob_that_is_not_finite_is_found_and_its_record_named(value: int) -> None:
-    sections = Stored(IDS, BLOBS).sections()
+    sections = split_all(BLOBS)
     sections[3] = sections[3]._replace(logprobs=struct.pack("<H", value))
     for chosen in ([0, 3], [0, 1, 2, 3]):  # all float16, and mixed
         with pytest.raises(RecordRefused, match=f"trajectory {IDS[3].hex()}: .*not finite"):
             part_of([IDS[n] for n in chosen], [sections[n] for n in chosen])
 
 
-def test_frames_that_are_not_of_one_sample_are_refused() -> None:
-    (good,) = sample_frames(Stored(IDS, BLOBS).part())
-    good.counts = struct.pack("<i", 4)
-    assert sample_of(["q"], [good]).counts.tolist() == [4]
-    changes = {
-        "counts": struct.pack("<i", 3),
-        "ids": good.ids[16:],
-        "lengths": struct.pack("<4i", 3, 1, 2, 9),
-        "tokens": good.tokens[4:],
-        "logprobs": good.logprobs[4:],
-        "finished": good.finished[1:],
-        "detail_lengths": good.detail_lengths[4:],
-        "details": good.details[1:],
-    }
-    for field, value in changes.items():
-        bad = pb.SampleFrame.FromString(good.SerializeToString())
-        setattr(bad, field, value)
-        with pytest.raises(PoolError, match="arrived with"):
-            sample_of(["q"], [bad])
+def test_a_frame_of_a_server_with_a_record_cache_is_refused_by_name() -> None:
+    columns_of_one = bytes.fromhex("0a04010000001210" + "00" * 16 + "1a0401000000220405000000")  # fields 1 to 4
+    with pytest.raises(PoolError, match=r"1 ids and no records: .* Upgrade the server, or start it with --cache-mib 0"):
+        sample_of(["q"], [pb.SampleFrame.FromString(columns_of_one)])
 
 
 def test_stored_records_that_do_not_fit_their_frame_are_refused() -> None:
@@ -110,6 +96,7 @@ def test_stored_records_that_do_not_fit_their_frame_are_refused() -> None:
     assert sample_of(["q"], [good]).counts.tolist() == [4]
     lengths = list(map(len, BLOBS))
     changes = {
+        "counts": struct.pack("<i", 3),
         "ids": good.ids[:-1],
         "records": good.records[:-1],
         "record_lengths": struct.pack("<4i", -1, lengths[0] + lengths[1] + 1, *lengths[2:]),
@@ -126,23 +113,19 @@ def test_stored_records_that_do_not_fit_their_frame_are_refused() -> None:
 
 
 def test_a_part_larger_than_a_frame_is_divided_between_records() -> None:
-    tokens = [
-        list(range(300_000)),
-        list(range(500_000)),
-        [7],
-        list(range(200_000)),
-    ]  # 6 bytes a token: 1.8, 3, 0, 1.2 MB
-    blobs = [record(ids, np.full(len(ids), -0.5, np.float32)) for ids in tokens]
-    stored = Stored(IDS, blobs)
-    part = stored.part()
-    frames = list(sample_frames(part))
-    assert [len(frame.finished) for frame in frames] == [1, 2, 1]
-    assert len(list(sample_frames(stored))) == sum(map(len, blobs)) // FRAME_BYTES + 1
-    for sent in (frames, list(sample_frames(stored))):
-        sent[0].counts = struct.pack("<i", 4)
-        received = sample_of(["q"], sent)
-        assert received.tokens.tobytes() == part.tokens
-        assert (received.ids, received.details) == (tuple(i.hex() for i in IDS), tuple(part.details))
+    # Log-probs take 4 bytes a token: 1.2, 2.0, 0.0 and 0.8 MB; with the compressed tokens each frame holds one or more.
+    lengths = [300_000, 500_000, 1, 200_000]
+    draw = np.random.default_rng(0)
+    blobs = [record(list(range(n)), -draw.random(n, np.float32), single=True) for n in lengths]
+    frames = list(sample_frames(Stored(IDS, blobs)))
+    sizes = [np.frombuffer(frame.record_lengths, "<i4").tolist() for frame in frames]
+    assert [size for frame in sizes for size in frame] == list(map(len, blobs))
+    assert len(frames) > 1
+    assert all(sum(frame) <= FRAME_BYTES < sum(frame) + later[0] for frame, later in itertools.pairwise(sizes))
+    frames[0].counts = struct.pack("<i", 4)
+    received = sample_of(["q"], frames)
+    assert np.diff(received.offsets).tolist() == lengths
+    assert received.ids == tuple(one.hex() for one in IDS)
 
 
 def test_inserts_are_divided_into_calls_and_frames() -> None:
@@ -153,3 +136,24 @@ def test_inserts_are_divided_into_calls_and_frames() -> None:
     # With 256 bytes for what is around it, one record of half a frame fits a frame and 31 fit the 64 MiB of a call.
     assert [[len(frame.records) for frame in frames] for frames in insert_calls(large)] == [[1] * 31, [1] * 3]
     assert list(insert_calls([])) == []
+
+
+def test_a_draw_is_divided_by_prompts_and_by_records() -> None:
+    counts = [2, 0, 3, 1, 0, 9, 1]
+    held = [b"".join(bytes([p, k]) * 8 for k in range(10)) for p in range(7)]  # ten records each, the last ones picked
+    picks = np.array([9 - k for count in counts for k in range(count)])
+    drawn = Drawn([f"q{p}" for p in range(7)], np.array(counts, np.int32), picks, held)
+
+    def divided(prompts: int, records: int) -> list[str]:
+        parts = list(drawn.parts(prompts=prompts, records=records))
+        assert [ids for part in parts for ids in part.ids()] == [
+            [bytes([p, 9 - k]) * 8 for k in range(count)] for p, count in enumerate(counts)
+        ]
+        assert [n for part in parts for n in part.counts.tolist()] == counts
+        return [" ".join(part.prompt_ids) for part in parts]
+
+    assert divided(3, 100) == ["q0 q1 q2", "q3 q4 q5", "q6"]
+    assert divided(100, 5) == ["q0 q1 q2", "q3 q4", "q5", "q6"]  # the 9 records of q5 stay together
+    assert divided(7, 16) == ["q0 q1 q2 q3 q4 q5 q6"]
+    nothing = Drawn([], np.zeros(0, np.int32), np.zeros(0, np.int64), [])
+    assert list(nothing.parts(prompts=3, records=3)) == []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from rlep.cli.pool.which import Which, on_pool
+from rlep.cli.pool.which import Embedded, Files, Overrides, PoolName, RedisUrl, pool_config
 from rlep.cli.shell import command_errors
+from rlep.core.errors import ConfigError
+from rlep.services.pool.files.manifest import Form
 
 pool_app = typer.Typer(
     help="Look into an experience pool, move it, keep it in order, serve it.\n\nWhich pool: the one of a run's config files "
@@ -24,12 +27,30 @@ Data = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only say what would happen.")]
 Identity = Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")]
-Form = Literal["parquet", "jsonl", "candidates"]
+_ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-@on_pool(pool_app, "stats", "Look")
+def _removed(sentence: str) -> Callable[[object], None]:
+    """The callback of a hidden option that is no longer there: given at all, it ends the command with exit status 2."""
+
+    def refuse(given: object) -> None:
+        if given:
+            raise typer.BadParameter(sentence)
+
+    return refuse
+
+
+Mend = Annotated[bool, typer.Option("--mend", hidden=True, callback=_removed("this option is now --repair"))]
+CacheMib = Annotated[
+    str | None,
+    typer.Option("--cache-mib", hidden=True, callback=_removed("the record cache was removed; leave this option out")),
+]
+
+
+@pool_app.command("stats", rich_help_panel="Look")
+@command_errors
 def stats(
-    which: Which,
+    files: Files = None,
     *,
     attach: Annotated[
         str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster, for counts only.")
@@ -39,45 +60,60 @@ def stats(
     ] = None,
     questions: Annotated[int, typer.Option(min=0, help="Questions measured for the quantiles; 0 takes all.")] = 1024,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """What a pool holds: coverage, lengths, distinctness, memory, by policy and by verifier."""
     from rlep.cli.pool.inspect import show_stats
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     show_stats(config, attach=attach, data=data, questions=questions, as_json=as_json)
 
 
-@on_pool(pool_app, "browse", "Look")
+@pool_app.command("browse", rich_help_panel="Look")
+@command_errors
 def browse(
-    which: Which,
+    files: Files = None,
     *,
     data: Data = None,
     start: Annotated[str, typer.Option("--from", metavar="PROMPT_ID", help="Begin at this prompt id.")] = "",
     least: Annotated[int, typer.Option(min=1, help="Only questions with so many answers.")] = 1,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Page through questions and their decoded answers."""
     from rlep.cli.pool.inspect import browse as run
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     run(config, data=data, start=start, least=least)
 
 
-@on_pool(pool_app, "show", "Look")
+@pool_app.command("show", rich_help_panel="Look")
+@command_errors
 def show(
-    which: Which,
     identity: Identity,
+    files: Files = None,
     *,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Print one question's answers, or one answer, decoded where model.path has the tokenizer."""
     from rlep.cli.pool.inspect import show_record
 
-    show_record(which.config(), identity, as_json=as_json)
+    show_record(pool_config(files, overrides, redis, name, embedded), identity, as_json=as_json)
 
 
-@on_pool(pool_app, "sample", "Look")
+@pool_app.command("sample", rich_help_panel="Look")
+@command_errors
 def sample(
-    which: Which,
+    files: Files = None,
     *,
     prompts: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="ID", help="May be repeated (default: every question).")
@@ -86,18 +122,23 @@ def sample(
     seed: Annotated[int | None, typer.Option(help="Seed of the run (default run.seed).")] = None,
     step: Annotated[int, typer.Option(min=0, help="Training step.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a question.")] = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Draw what a training step would draw: the same seed, step and questions give the same answers."""
     from rlep.cli.pool.inspect import show_sample
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     show_sample(config, prompts or (), count=count, seed=seed, step=step, as_json=as_json)
 
 
-@on_pool(pool_app, "export", "Move")
+@pool_app.command("export", rich_help_panel="Move")
+@command_errors
 def export(
-    which: Which,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory, or for candidates a .parquet or .jsonl file.")],
+    files: Files = None,
     *,
     form: Annotated[
         Form,
@@ -107,59 +148,62 @@ def export(
     ] = "parquet",
     data: Data = None,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Write a pool to files. The same command goes on with an export that was interrupted."""
     from rlep.cli.pool.files import export as run
     from rlep.cli.pool.open import files_of
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     run(config, out, form=form, data=files_of(config, data), as_json=as_json)
 
 
-@on_pool(pool_app, "import", "Move")
+@pool_app.command("import", rich_help_panel="Move")
+@command_errors
 def import_(
-    which: Which,
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="An export's directory, or a prompt file with candidates.")
     ],
+    files: Files = None,
     *,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
-    """Put files into a pool; texts are tokenised for model.path and graded first. May be repeated."""
+    """Put files into a pool; texts are tokenised for model.path and graded first. May be repeated.
+
+    The export of a sealed pool seals the pool, if it then has the same content.
+    """
     from rlep.cli.pool.files import import_ as run
 
-    run(which.config(), source, as_json=as_json)
+    run(pool_config(files, overrides, redis, name, embedded), source, as_json=as_json)
 
 
-@on_pool(pool_app, "backup", "Move")
-def backup(
-    which: Which,
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="Written as a whole or not at all.")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Copy a pool, quarantine and pins included, into one file."""
-    from rlep.cli.pool.files import back_up
-
-    back_up(which.config(), out, as_json=as_json)
+@pool_app.command("backup", hidden=True, context_settings=_ANY_WORDS)
+@command_errors
+def backup() -> None:
+    """Removed."""
+    raise ConfigError("`rlep pool backup` was removed: use `rlep pool export DIRECTORY`, which writes every field")
 
 
-@on_pool(pool_app, "restore", "Move")
-def restore(
-    which: Which,
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `rlep pool backup` wrote.")],
-    *,
-    as_json: Json = False,
-) -> None:
-    """Put a backup into a pool, which is made where there is none. May be repeated."""
-    from rlep.cli.pool.files import put_back
-
-    put_back(which.config(), source, as_json=as_json)
+@pool_app.command("restore", hidden=True, context_settings=_ANY_WORDS)
+@command_errors
+def restore() -> None:
+    """Removed."""
+    raise ConfigError(
+        "`rlep pool restore` was removed: use `rlep pool import DIRECTORY`, which reads what export wrote"
+    )
 
 
-@on_pool(pool_app, "verify", "Keep in order")
+@pool_app.command("verify", rich_help_panel="Keep in order")
+@command_errors
 def verify(
-    which: Which,
+    files: Files = None,
     *,
     data: Data = None,
     dry_run: DryRun = False,
@@ -168,12 +212,16 @@ def verify(
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="File for the differences.")] = None,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Grade every answer again with the present verifier; what no longer passes is quarantined."""
     from rlep.cli.pool.maintain import verify as run
     from rlep.cli.pool.open import files_of
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     run(
         config,
         files_of(config, data),
@@ -184,9 +232,10 @@ def verify(
     )
 
 
-@on_pool(pool_app, "prune", "Keep in order")
+@pool_app.command("prune", rich_help_panel="Keep in order")
+@command_errors
 def prune(
-    which: Which,
+    files: Files = None,
     *,
     policy: Annotated[
         str | None, typer.Option(metavar="DIGEST@VERSION", help="Of these policies; * and ? stand for anything.")
@@ -198,11 +247,15 @@ def prune(
     keep: Annotated[int, typer.Option(min=0, help="Leave each question at least so many answers.")] = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Remove the trajectories that meet all criteria given; pinned ones stay."""
     from rlep.cli.pool.maintain import prune_pool
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     prune_pool(
         config,
         policy=policy,
@@ -214,33 +267,44 @@ def prune(
     )
 
 
-@on_pool(pool_app, "seal", "Keep in order")
+@pool_app.command("seal", rich_help_panel="Keep in order")
+@command_errors
 def seal(
-    which: Which,
+    files: Files = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Close a pool for good, and print the digest that names its content."""
     from rlep.cli.pool.maintain import seal as run
 
-    config = which.config()
+    config = pool_config(files, overrides, redis, name, embedded)
     if not yes:
         typer.confirm(f"Nothing can be added to pool {config.pool.name} afterwards. Seal it?", abort=True, err=True)
     run(config, as_json=as_json)
 
 
-@on_pool(pool_app, "doctor", "Keep in order")
+@pool_app.command("doctor", rich_help_panel="Keep in order")
+@command_errors
 def doctor(
-    which: Which,
+    files: Files = None,
     *,
-    mend: Annotated[bool, typer.Option("--mend", help="Take damaged records out.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove damaged records.")] = False,
+    mend: Mend = False,
     as_json: Json = False,
+    overrides: Overrides = None,
+    redis: RedisUrl = None,
+    name: PoolName = None,
+    embedded: Embedded = None,
 ) -> None:
     """Check the server, the seal and every record; exit status 1 when something is wrong."""
     from rlep.cli.pool.maintain import doctor as run
 
-    raise typer.Exit(run(which.config(), mend=mend, as_json=as_json))
+    raise typer.Exit(run(pool_config(files, overrides, redis, name, embedded), repair=repair, as_json=as_json))
 
 
 @pool_app.command("serve", rich_help_panel="Serve")
@@ -258,7 +322,7 @@ def serve(
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Let in only clients of this authority.")] = None,
     rate: Annotated[float, typer.Option(min=1, help="Calls a second of one token.")] = 1000,
-    cache_mib: Annotated[int, typer.Option(min=0, help="Memory for records that are drawn again.")] = 256,
+    cache_mib: CacheMib = None,
 ) -> None:
     """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
     from rlep.cli.pool.serve import serve as run
@@ -266,4 +330,4 @@ def serve(
     from rlep.services.pool.rpc.server import ServerOptions
 
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
-    run(embedded, redis, ServerOptions(listen, pool, token_file, tls, rate, cache_mib << 20))
+    run(embedded, redis, ServerOptions(listen, pool, token_file, tls, rate))

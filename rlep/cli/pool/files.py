@@ -1,4 +1,4 @@
-"""``rlep pool export | import | backup | restore``: a pool in files, and back."""
+"""``rlep pool export | import``: a pool in files, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import typer
 
-from rlep.cli.pool.commands import Form
 from rlep.cli.pool.open import file_errors, filling, matching_tokenizer, question_rows, reading
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
@@ -21,8 +20,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import DataError
 from rlep.data.prompt_files import PromptRow, write_verl
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.services.pool.backup import backup, restore, tokenizer_of_backup
-from rlep.services.pool.files.manifest import MAX_SHARD, check_plain, read_manifest
+from rlep.services.pool.files.manifest import MAX_SHARD, Form, check_plain, read_manifest
 from rlep.services.pool.files.records import Imported, export_records, import_records
 from rlep.services.pool.files.texts import TextAnswers, import_texts, texts_of
 from rlep.services.pool.pool import Pool
@@ -88,7 +86,8 @@ def import_(config: Config, source: Path, *, as_json: bool) -> None:
     summary = asdict(report) | {"refused": dict(report.refused), "source": str(source)}
     _tell(
         summary,
-        f"{report.inserted} inserted, {report.duplicates} there before, {report.refused.total()} refused",
+        f"{report.inserted} inserted, {report.duplicates} there before, {report.refused.total()} refused"
+        + (f"; sealed with digest {report.sealed}" if report.sealed else ""),
         as_json,
     )
     if not as_json:
@@ -129,33 +128,6 @@ def _show_refused(report: Imported) -> None:
     show_table([{"refused because": reason, "answers": str(n)} for reason, n in report.refused.most_common(20)])
     for name, reason in report.examples:
         typer.echo(f"  {name}: {reason}")
-
-
-def back_up(config: Config, out: Path, *, as_json: bool) -> None:
-    """Write the pool to one file."""
-    with (
-        file_errors(out),
-        TerminalProgress() as bars,
-        reading(config) as pool,
-        bars.phase("backup", pool.stats().trajectories, "records") as advance,
-    ):
-        records = backup(pool, out, advance=advance)
-    _tell({"file": str(out), "records": records}, f"{records} records in {out}", as_json)
-
-
-def put_back(config: Config, source: Path, *, as_json: bool) -> None:
-    """Put a backup's records into the pool, which is made where there is none."""
-    with (
-        TerminalProgress() as bars,
-        filling(config, tokenizer_of_backup(source)) as pool,
-        bars.phase("restore", None, "records") as advance,
-    ):
-        report = restore(pool, source, advance=advance)
-    text = (
-        f"{report.inserted} inserted, {report.duplicates} there before, {len(report.refused)} refused, "
-        f"{report.quarantined} quarantined; sealed: {report.sealed or 'no'}"
-    )
-    _tell(report._asdict(), text, as_json)
 
 
 def _tell(summary: dict[str, Any], text: str, as_json: bool) -> None:

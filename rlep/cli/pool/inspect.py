@@ -12,8 +12,6 @@ from typing import Any
 
 import typer
 
-from rlep.actors.cluster import Cluster
-from rlep.actors.pool_actor import attached_stats
 from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.shell import say_stopping
@@ -89,6 +87,9 @@ def _show_measured(measured: Measured) -> None:
 
 
 async def _attached(config: Config, run: str) -> PoolStats:
+    from rlep.actors.cluster import Cluster  # imports Ray, which no other command here needs
+    from rlep.actors.pool_actor import attached_stats
+
     cluster = Cluster(config.cluster.model_copy(update={"address": config.cluster.address or "auto"}), run)
     await asyncio.to_thread(cluster.connect)
     try:

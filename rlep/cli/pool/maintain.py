@@ -17,7 +17,7 @@ from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, RlepError
-from rlep.services.pool.maintenance.check_records import Examined, examine
+from rlep.services.pool.maintenance.check_records import Checked, check_records
 from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, Reverified, reverify
 from rlep.services.pool.pool import Pool
@@ -125,15 +125,15 @@ def seal(config: Config, *, as_json: bool) -> None:
     typer.echo(json.dumps({"digest": digest}) if as_json else f"pool {pool.name} is sealed with digest {digest}")
 
 
-def doctor(config: Config, *, mend: bool, as_json: bool) -> int:
+def doctor(config: Config, *, repair: bool, as_json: bool) -> int:
     """Check the server, the seal and every record; 1 when something is wrong, else 0."""
     findings: list[Finding] = []
     try:
-        with TerminalProgress() as bars, changing(config) if mend else reading(config) as pool:
+        with TerminalProgress() as bars, changing(config) if repair else reading(config) as pool:
             findings += _state(pool)
-            with bars.phase("examine", pool.stats().trajectories, "records") as advance:
-                findings += _records(examine(pool, mend=mend, advance=advance))
-        if not mend:
+            with bars.phase("check records", pool.stats().trajectories, "records") as advance:
+                findings += _records(check_records(pool, repair=repair, advance=advance))
+        if not repair:
             with changing(config):
                 findings.append(Finding("writes", "ok", "the server keeps what it acknowledges and takes more"))
     except RlepError as error:
@@ -152,19 +152,26 @@ def _state(pool: Pool) -> list[Finding]:
     ]
 
 
-def _records(found: Examined) -> list[Finding]:
+def _records(found: Checked) -> list[Finding]:
     findings = []
     if found.records == found.counted:
         findings.append(Finding("counters", "ok", f"{found.counted} trajectories, {found.quarantined} quarantined"))
     else:
         detail = f"{found.records} records are there, the counters say {found.counted}"
-        findings.append(Finding("counters", "note", detail, "harmless while somebody writes; else back up and restore"))
+        findings.append(
+            Finding(
+                "counters",
+                "note",
+                detail,
+                "harmless while somebody writes; else export the pool and import it under a new name",
+            )
+        )
     if not found.damaged:
         return [*findings, Finding("records", "ok", "every checksum and content id matches")]
     first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
     level = "note" if found.removed == found.damaged else "wrong"
-    remedy = "" if level == "note" else "rlep pool doctor --mend takes them out; then restore a backup to get them back"
+    remedy = "" if level == "note" else "rlep pool doctor --repair removes them; an import of an export adds them again"
     return [
         *findings,
-        Finding("records", level, f"{found.damaged} damaged, {found.removed} taken out: {first}", remedy),
+        Finding("records", level, f"{found.damaged} damaged, {found.removed} removed: {first}", remedy),
     ]

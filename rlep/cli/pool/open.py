@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from rlep.actors.pool_actor import open_pool
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import PromptRow, read_rows
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.compose import FAILURES, pool_directory
+from rlep.services.pool.opening import OpenPool, open_pool
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.values import FAILURES, PoolOptions
 
 
 @contextmanager
@@ -24,7 +23,7 @@ def reading(config: Config, tokenizer_digest: str | None = None) -> Iterator[Poo
     """The pool, never written to. Raises ``PoolError`` where there is none; nothing is made."""
     _check_directory(config)
     options = PoolOptions(read_only=True, minimum=config.replay.minimum, deadline=config.pool.deadline_s)
-    with open_pool(config.pool, pool_directory(config), tokenizer_digest, options) as pool:
+    with _opened(config, tokenizer_digest, options) as pool:
         yield pool
 
 
@@ -33,7 +32,7 @@ def changing(config: Config) -> Iterator[Pool]:
     """The pool, which must be there, to be changed: of whatever tokenizer it is."""
     with reading(config) as found:  # stays open, so that an embedded server is not started twice
         options = PoolOptions(minimum=min(config.replay.minimum, found.cap), deadline=config.pool.deadline_s)
-        with open_pool(config.pool, pool_directory(config), found.tokenizer_digest, options) as pool:
+        with _opened(config, found.tokenizer_digest, options) as pool:
             yield pool
 
 
@@ -50,12 +49,17 @@ def filling(config: Config, tokenizer_digest: str, *, cap: int | None = None) ->
         cap = cap or config.collection.cap
     holds: Literal["correct", "wrong"] = "wrong" if config.pool.name.endswith(FAILURES) else "correct"
     options = PoolOptions(cap=cap, minimum=1, deadline=config.pool.deadline_s, holds=holds)
-    with open_pool(config.pool, pool_directory(config), tokenizer_digest, options) as pool:
+    with _opened(config, tokenizer_digest, options) as pool:
         yield pool
 
 
+def _opened(config: Config, tokenizer_digest: str | None, options: PoolOptions) -> OpenPool:
+    where = (config.pool.url, config.pool_directory, config.pool.name)
+    return open_pool(*where, tokenizer_digest=tokenizer_digest, options=options)
+
+
 def _check_directory(config: Config) -> None:
-    directory = pool_directory(config)
+    directory = config.pool_directory
     if config.pool.url is None and not (directory / "redis.conf").is_file():
         raise PoolError(
             f"{directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"

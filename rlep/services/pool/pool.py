@@ -9,13 +9,12 @@ from typing import Self
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.core.types import Trajectory
-from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.storage.checks import check_server, memory_of
 from rlep.services.pool.storage.codec import decode, encode, name_of
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.draw import Drawn, Index
-from rlep.services.pool.storage.reading import Reader, RecordsRemoved
-from rlep.services.pool.storage.sample import Part, Sample, Stored, columns
+from rlep.services.pool.storage.reading import RecordsRemoved, read
+from rlep.services.pool.storage.sample import Sample, Stored, columns
 from rlep.services.pool.storage.store import Meta, NewRecord, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
 
@@ -28,14 +27,14 @@ _COVERAGE = (1, 2, 4, 8)
 class Pool:
     """One pool in one Redis. Safe to share between threads; every operation is idempotent and has a deadline."""
 
-    def __init__(self, link: RetryingRedis, store: Store, meta: Meta, options: PoolOptions, cache: RecordCache) -> None:
+    def __init__(self, link: RetryingRedis, store: Store, meta: Meta, options: PoolOptions) -> None:
         """``Pool.open`` is the way in."""
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
         self.store = store
-        """The keys below, for backup and interchange."""
-        self._link, self._options, self._reader = link, options, Reader(store, cache)
+        """The keys below, for export, import and maintenance."""
+        self._link, self._options = link, options
         self._index = Index(store)
         self._sealed = meta.digest
         if meta.digest:
@@ -50,15 +49,13 @@ class Pool:
         tokenizer_digest: str | None,
         password_file: Path | None = None,
         options: PoolOptions = DEFAULT_OPTIONS,
-        cache: RecordCache | None = None,
     ) -> Self:
         """Open a pool, making it if there is none and ``options`` allow writing.
 
         ``server`` is a Redis URL (``redis://``, ``rediss://``, ``unix://``) or a client with its own retries off.
-        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``. ``cache`` may be shared
-        with other pools; None makes one of its own (256 MiB at most, filled by what is drawn). Raises ``ConfigError``
-        for the options, ``PoolError`` for a server that would lose records, another tokenizer, or a fenced epoch,
-        and ``DeadlineExceeded`` where nobody answers.
+        ``tokenizer_digest`` None reads whatever tokenizer the pool has, and needs ``read_only``.
+        Raises ``ConfigError`` for the options, ``PoolError`` for a server that would lose records, another tokenizer, or
+        a fenced epoch, and ``DeadlineExceeded`` where Redis does not respond.
         """
         _check_options(options, tokenizer_digest)
         if isinstance(server, str):
@@ -76,7 +73,7 @@ class Pool:
         meta = _opened(store, tokenizer_digest, options, buckets=_CLUSTER_BUCKETS if link.clustered else _BUCKETS)
         if options.writer_epoch is not None and not options.read_only and not meta.digest:
             store.fence(options.writer, options.writer_epoch)
-        return cls(link, store, meta, options, cache or RecordCache())
+        return cls(link, store, meta, options)
 
     def close(self) -> None:
         """Close the connections."""
@@ -102,7 +99,7 @@ class Pool:
         return AddReport(report.inserted, report.duplicates, (*refused, *report.refused), report.evicted)
 
     def add_entries(self, entries: Sequence[NewRecord], *, call: str | None = None) -> AddReport:
-        """Store records that are encoded already, as a backup holds them. Otherwise like ``add``.
+        """Store records that are encoded already, as an export holds them. Otherwise like ``add``.
 
         ``call`` names at most 512 records: repeated within an hour, by whichever process, it gets the same report.
         """
@@ -135,8 +132,7 @@ class Pool:
         while time.monotonic() - start < self._link.deadline:
             drawn = self.draw(prompt_ids, count, seed=seed, step=step)
             try:
-                parts = [part.part() if isinstance(part, Stored) else part for part in self.read(drawn)]
-                return columns(prompt_ids, drawn.counts, parts)
+                return columns(prompt_ids, drawn.counts, [part.part() for part in self.read(drawn)])
             except RecordsRemoved:
                 continue
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
@@ -148,13 +144,13 @@ class Pool:
         self._index.refresh()
         return self._index.draw(prompt_ids, count, minimum=self._options.minimum, seed=seed, step=step)
 
-    def read(self, drawn: Drawn) -> Iterator[Part | Stored]:
-        """The drawn records in parts of at most 64 prompts, from memory or else from Redis, there as they are stored.
+    def read(self, drawn: Drawn) -> Iterator[Stored]:
+        """The drawn records as they are stored, in parts of at most 64 prompts.
 
         Raises ``RecordsRemoved`` where some were removed since the draw, ``PoolError`` where that cannot be.
         """
         try:
-            yield from self._reader.read(drawn)
+            yield from read(self.store, drawn)
         except RecordsRemoved as error:
             if self._sealed:
                 raise PoolError(f"pool {self.name} is sealed, but {error} of its records are gone") from None

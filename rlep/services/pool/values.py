@@ -12,6 +12,10 @@ DEFAULT_CAP = 64
 """Most trajectories kept for one prompt. Beyond it those with the smallest content ids stay, whatever came first."""
 
 
+FAILURES = ".failures"
+"""Ends the name of a pool of wrong answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class AddReport:
     """What became of a batch of trajectories."""

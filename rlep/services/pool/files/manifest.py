@@ -17,6 +17,8 @@ from rlep.core.errors import DataError
 NAME = "manifest.json"
 FORMAT, VERSION = "rlep-pool", 1
 Kind = Literal["parquet", "jsonl"]
+Form = Literal["parquet", "jsonl", "candidates"]
+"""What ``rlep pool export --as`` writes: a directory of shards, or one prompt file with the responses as texts."""
 MAX_MANIFEST = 16 << 20
 MAX_SHARD = 8 << 30
 """Bytes; a larger manifest or shard is refused unread."""

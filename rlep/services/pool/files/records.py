@@ -63,6 +63,8 @@ class Imported:
     """Reason → how many."""
     examples: list[tuple[str, str]] = field(default_factory=list)
     """(content id or place, reason) of the first few refused."""
+    sealed: str | None = None
+    """Digest of the pool where the import sealed it."""
 
     def refuse(self, name: str, reason: str, *, group: str = "") -> None:
         """Count one; ``group`` is the reason without what is particular to this one."""
@@ -199,6 +201,7 @@ def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: 
 
     Every shard is compared with the manifest first: where one is missing, damaged, a link or an archive, nothing is
     imported (``DataError``); nor is anything of another tokenizer (``PoolError``). A row that is wrong is refused alone.
+    The export of a sealed pool seals this one, if it then has the same content.
     """
     manifest = read_manifest(directory)
     if manifest.tokenizer_digest != pool.tokenizer_digest:
@@ -207,6 +210,8 @@ def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: 
         )
     for shard in manifest.shards:
         check_shard(directory, shard)
+    if manifest.sealed and pool.sealed == manifest.sealed:  # imported before
+        return Imported(duplicates=manifest.records - sum(shard.quarantined for shard in manifest.shards))
     report = Imported()
     for shard in manifest.shards:
         path, batch, tokens, rows = directory / shard.file, list[tuple[ExportRow, NewRecord]](), 0, 0
@@ -223,6 +228,8 @@ def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: 
         _put(pool, batch, report)
         if rows != shard.records:
             raise DataError(f"{path} holds {rows} records; the manifest says {shard.records}")
+    if manifest.sealed and pool.digest() == manifest.sealed:
+        report.sealed = pool.seal()
     return report
 
 

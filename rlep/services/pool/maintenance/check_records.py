@@ -1,4 +1,4 @@
-"""Every record of a pool read and checked: which are damaged, and whether the counters are right."""
+"""Every record of a pool is read and checked: which are damaged, and whether the counters are right."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ EXAMPLES = 20
 
 
 @dataclass(slots=True)
-class Examined:
-    """What reading every record found."""
+class Checked:
+    """What a check of every record found."""
 
     records: int = 0
     quarantined: int = 0
@@ -22,14 +22,14 @@ class Examined:
     """Records by the pool's own counters."""
     damaged: int = 0
     removed: int = 0
-    """Damaged ones that were taken out."""
+    """Damaged records that were removed."""
     examples: list[tuple[str, str, str]] = field(default_factory=list)
     """(prompt id, content id, reason) of the first few."""
 
 
-def examine(pool: Pool, *, mend: bool, advance: Callable[[int], None] = lambda _: None) -> Examined:
-    """Decode every record, quarantined ones too, checksum and content id included; ``mend`` takes damaged ones out."""
-    result = Examined(counted=sum(label.records for label in pool.store.labels().values()))
+def check_records(pool: Pool, *, repair: bool, advance: Callable[[int], None] = lambda _: None) -> Checked:
+    """Decode every record, quarantined ones too, checksum and content id included; ``repair`` removes damaged ones."""
+    result = Checked(counted=sum(label.records for label in pool.store.labels().values()))
     prompts = pool.store.all_prompts()
     for held in scan(pool.store, prompts, quarantined=True):
         result.records += not held.quarantined
@@ -39,9 +39,9 @@ def examine(pool: Pool, *, mend: bool, advance: Callable[[int], None] = lambda _
             result.damaged += 1
             if len(result.examples) < EXAMPLES:
                 result.examples.append((held.prompt_id, held.content_id.hex(), reason))
-            if mend and held.quarantined:
+            if repair and held.quarantined:
                 result.removed += pool.store.forget(held.prompt_id, [held.content_id])
-            elif mend:
+            elif repair:
                 result.removed += pool.remove(held.prompt_id, [held.content_id.hex()])
         advance(1)
     return result

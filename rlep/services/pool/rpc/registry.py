@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import Client, RetryingRedis
 from rlep.services.pool.storage.store import Store
@@ -27,12 +26,12 @@ UNFENCED = Writer("main", None)
 _Key = tuple[str, Writer | None]
 
 
-class Shelf:
-    """Pools that share one client and one cache. Safe to share between threads."""
+class PoolRegistry:
+    """Pools that share one client. Safe to share between threads."""
 
-    def __init__(self, client: Client, *, cache: RecordCache, deadline: float) -> None:
+    def __init__(self, client: Client, *, deadline: float) -> None:
         """``deadline``: seconds for one operation on Redis."""
-        self._client, self._cache, self._deadline = client, cache, deadline
+        self._client, self._deadline = client, deadline
         self._lock = threading.Lock()
         self._open: OrderedDict[_Key, Pool] = OrderedDict()
 
@@ -72,7 +71,7 @@ class Shelf:
         return Store(RetryingRedis(self._client, deadline=self._deadline), name)
 
     def _open_one(self, name: str, tokenizer_digest: str | None, options: PoolOptions) -> Pool:
-        return Pool.open(self._client, name, tokenizer_digest=tokenizer_digest, options=options, cache=self._cache)
+        return Pool.open(self._client, name, tokenizer_digest=tokenizer_digest, options=options)
 
     def _opened(self, key: _Key, open_it: Callable[[], Pool]) -> Pool:
         with self._lock:

@@ -16,10 +16,9 @@ from grpc_reflection.v1alpha import reflection
 
 from rlep.core.errors import ConfigError, RlepError
 from rlep.core.heap import keep_freed_memory
-from rlep.services.pool.cache import DEFAULT_CACHE_BYTES, RecordCache
 from rlep.services.pool.rpc.access import Rates, Tokens, is_loopback, split_address
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
-from rlep.services.pool.rpc.registry import Shelf
+from rlep.services.pool.rpc.registry import PoolRegistry
 from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.rpc.tls import ServerTls
 from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE
@@ -57,8 +56,6 @@ class ServerOptions:
     tls: ServerTls | None = None
     calls_per_second: float = 1000.0
     """Of one token, or of one address where there are none; twice as many at once after a pause."""
-    cache_bytes: int = DEFAULT_CACHE_BYTES
-    """Decoded records kept in memory, of all pools together."""
 
 
 class PoolServer:
@@ -78,9 +75,9 @@ class PoolServer:
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")
         self._server = grpc.server(self._threads, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE)
-        shelf = Shelf(client, cache=RecordCache(options.cache_bytes), deadline=_REDIS_DEADLINE)
+        registry = PoolRegistry(client, deadline=_REDIS_DEADLINE)
         rates = Rates(options.calls_per_second)
-        servicer = PoolServicer(shelf, default_pool=options.pool, tokens=tokens, rates=rates)
+        servicer = PoolServicer(registry, default_pool=options.pool, tokens=tokens, rates=rates)
         pool_pb2_grpc.add_PoolServicer_to_server(servicer, self._server)
         self._health = health.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -18,7 +18,7 @@ from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.rpc.access import ANYBODY, Caller, Rates, Role, Tokens
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
-from rlep.services.pool.rpc.registry import UNFENCED, Shelf, Writer
+from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Writer
 from rlep.services.pool.rpc.wire import (
     CALL_BYTES,
     ERROR_KEY,
@@ -62,8 +62,8 @@ class _Refused(Exception):
 class PoolServicer(pool_pb2_grpc.PoolServicer):
     """See ``proto/pool.proto``. ``tokens`` None lets everybody do everything."""
 
-    def __init__(self, shelf: Shelf, *, default_pool: str, tokens: Tokens | None, rates: Rates) -> None:
-        self._shelf, self._default, self._tokens, self._rates = shelf, default_pool, tokens, rates
+    def __init__(self, registry: PoolRegistry, *, default_pool: str, tokens: Tokens | None, rates: Rates) -> None:
+        self._registry, self._default, self._tokens, self._rates = registry, default_pool, tokens, rates
 
     def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
         with self._answering(context) as caller:
@@ -76,12 +76,12 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
             digest = found[0][0].provenance.tokenizer_digest
-            pool = self._shelf.writer(name, writer, tokenizer_digest=digest)
+            pool = self._registry.writer(name, writer, tokenizer_digest=digest)
             return _add_reply(_added(pool, found, refused, head.call or None))
 
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
         with self._answering(context) as caller:
-            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             if request.count > _LARGEST_COUNT or request.count * len(request.prompt_ids) > _LARGEST_DRAW:
                 raise ConfigError(
                     f"a sample of {len(request.prompt_ids)} prompts x {request.count}: at most {_LARGEST_COUNT} a prompt "
@@ -98,7 +98,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
 
     def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
         with self._answering(context) as caller:
-            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             page, following = _page(pool.prompt_ids(), request.after, _PROMPTS_A_PAGE)
             for start in range(0, len(page), PROMPTS_A_PART):
                 yield from _export_frames(pool, page[start : start + PROMPTS_A_PART])
@@ -106,49 +106,49 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
 
     def Get(self, request: pb.GetRequest, context: Context) -> pb.GetReply:
         with self._answering(context) as caller:
-            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             return pb.GetReply(record=pool.record(request.content_id, request.prompt_id) or b"")
 
     def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.CountReply:
         with self._answering(context) as caller:
-            pool = self._shelf.writer(self._allowed(caller, request.pool, Role.ADMIN))
+            pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
             ids = list(request.content_ids)
             return pb.CountReply(count=pool.remove(request.prompt_id, ids, quarantine=request.quarantine))
 
     def Pin(self, request: pb.PinRequest, context: Context) -> pb.CountReply:
         with self._answering(context) as caller:
-            pool = self._shelf.writer(self._allowed(caller, request.pool, Role.ADMIN))
+            pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
             return pb.CountReply(count=pool.pin(request.prompt_id, list(request.content_ids), pinned=request.pinned))
 
     def Seal(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
         with self._answering(context) as caller:
             name = self._allowed(caller, request.pool, Role.ADMIN)
-            digest = self._shelf.writer(name).seal()
-            self._shelf.forget(name)
+            digest = self._registry.writer(name).seal()
+            self._registry.forget(name)
             return pb.DigestReply(digest=digest)
 
     def Digest(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
         with self._answering(context) as caller:
-            return pb.DigestReply(digest=self._shelf.reader(self._allowed(caller, request.pool, Role.READ)).digest())
+            return pb.DigestReply(digest=self._registry.reader(self._allowed(caller, request.pool, Role.READ)).digest())
 
     def Stats(self, request: pb.PoolRequest, context: Context) -> pb.StatsReply:
         with self._answering(context) as caller:
-            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ), fresh=True)
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ), fresh=True)
             return pb.StatsReply(json=json.dumps(asdict(pool.stats())))
 
     def ListPrompts(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
         with self._answering(context) as caller:
-            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             return _listed(pool.prompt_ids(), request)
 
     def ListTrajectories(self, request: pb.ListTrajectoriesRequest, context: Context) -> pb.ListTrajectoriesReply:
         with self._answering(context) as caller:
-            pool = self._shelf.reader(self._allowed(caller, request.pool, Role.READ))
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             return pb.ListTrajectoriesReply(ids=bytes.fromhex("".join(pool.content_ids(request.prompt_id))))
 
     def ListPools(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
         with self._answering(context) as caller:
-            return _listed([name for name in self._shelf.names() if caller.role(name) >= Role.READ], request)
+            return _listed([name for name in self._registry.names() if caller.role(name) >= Role.READ], request)
 
     @contextmanager
     def _answering(self, context: Context) -> Iterator[Caller]:

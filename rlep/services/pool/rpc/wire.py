@@ -49,30 +49,13 @@ def insert_calls(records: Sequence[pb.Record]) -> Iterator[list[pb.AddFrame]]:
         yield frames
 
 
-def sample_frames(part: Part | Stored) -> Iterator[pb.SampleFrame]:
+def sample_frames(part: Stored) -> Iterator[pb.SampleFrame]:
     """A part as frames of about ``FRAME_BYTES`` at most."""
-    if isinstance(part, Stored):
-        for records in _framed(list(map(len, part.blobs))):
-            blobs = part.blobs[records]
-            yield pb.SampleFrame(
-                ids=b"".join(part.ids[records]), record_lengths=_int32(list(map(len, blobs))), records=b"".join(blobs)
-            )
-        return
-    a_token = 4 + part.logprobs.dtype.itemsize
-    end = 0
-    for records in _framed([a_token * n + len(text) for n, text in zip(part.lengths, part.details, strict=True)]):
-        start, end = end, end + sum(part.lengths[records])
-        details, logprobs = part.details[records], part.logprobs[start:end]
-        yield pb.SampleFrame(
-            ids=b"".join(part.ids[records]),
-            lengths=_int32(part.lengths[records]),
-            tokens=part.tokens[4 * start : 4 * end],
-            logprobs=logprobs.tobytes(),
-            half=logprobs.dtype.itemsize == 2,
-            finished=bytes(part.finished[records]),
-            detail_lengths=_int32(list(map(len, details))),
-            details=b"".join(details),
-        )
+    sizes = list(map(len, part.blobs))
+    for records in _framed(sizes):
+        lengths = np.array(sizes[records], "<i4").tobytes()
+        ids, blobs = b"".join(part.ids[records]), b"".join(part.blobs[records])
+        yield pb.SampleFrame(ids=ids, record_lengths=lengths, records=blobs)
 
 
 def _framed(sizes: Sequence[int]) -> Iterator[slice]:
@@ -106,21 +89,15 @@ def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> Sa
 def _part(frame: pb.SampleFrame) -> Part:
     """A frame's trajectories. Raises ``PoolError`` where its columns are not of one length."""
     ids = _divided(frame.ids, [_ID_BYTES] * (len(frame.ids) // _ID_BYTES))
-    if frame.record_lengths:
-        blobs = _divided(frame.records, _numbers(frame.record_lengths))
-        if len(blobs) != len(ids):
-            raise PoolError(f"a sample's frame arrived with {len(ids)} ids, {len(blobs)} records")
-        return Stored(ids, blobs).part()
-    lengths, details = _numbers(frame.lengths), _divided(frame.details, _numbers(frame.detail_lengths))
-    logprobs = np.frombuffer(frame.logprobs, "<f2" if frame.half else "<f4")
-    if not len(ids) == len(lengths) == len(frame.finished) == len(details):
-        raise PoolError(f"a sample's frame of {len(ids)} ids arrived with other numbers of lengths, ends or details")
-    if min(lengths, default=0) < 0 or not 4 * sum(lengths) == 4 * len(logprobs) == len(frame.tokens):
+    if ids and not frame.record_lengths:
         raise PoolError(
-            f"a sample's frame of {sum(lengths)} tokens arrived with {len(frame.tokens)} bytes of them, "
-            f"{len(logprobs)} log-probs"
+            f"a sample's frame arrived with {len(ids)} ids and no records: this server sends columns from a record cache, "
+            "which this client does not read. Upgrade the server, or start it with --cache-mib 0"
         )
-    return Part(ids, lengths, frame.tokens, logprobs, [ended != 0 for ended in frame.finished], details)
+    blobs = _divided(frame.records, _numbers(frame.record_lengths))
+    if len(blobs) != len(ids):
+        raise PoolError(f"a sample's frame arrived with {len(ids)} ids, {len(blobs)} records")
+    return Stored(ids, blobs).part()
 
 
 def _divided(column: bytes, lengths: list[int]) -> list[bytes]:
@@ -138,10 +115,6 @@ def _numbers(column: bytes) -> list[int]:
         raise PoolError(f"a sample's frame arrived with {len(column)} bytes of int32")
     numbers: list[int] = np.frombuffer(column, "<i4").tolist()
     return numbers
-
-
-def _int32(values: list[int]) -> bytes:
-    return np.array(values, "<i4").tobytes()
 
 
 def counts_bytes(counts: Int32Array) -> bytes:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-import hiredis
 import redis
 from redis import exceptions
 from redis.backoff import NoBackoff
@@ -155,8 +154,6 @@ class RetryingRedis:
         return self._written(what, [keys[0] for keys, _ in calls], lambda: self._run(name, calls))
 
     def _send(self, commands: Sequence[Command], atomic: bool = False) -> list[Any]:
-        if not atomic and isinstance(self.client, redis.Redis):
-            return _sent(self.client, commands)
         with self.client.pipeline(transaction=atomic) as pipeline:
             for command in commands:
                 pipeline.execute_command(*command)
@@ -231,31 +228,6 @@ def until_deadline(what: str, operation: Callable[[], T], *, deadline: float) ->
             _log.debug("%s: %s; trying again", what, error)
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
-
-
-def packed(commands: Sequence[Command]) -> bytes:
-    """Commands as they travel, in one piece; redis-py itself takes twice as long."""
-    return b"".join(map(hiredis.pack_command, commands))
-
-
-def _sent(client: redis.Redis, commands: Sequence[Command]) -> list[Any]:
-    """What a pipeline does, in half of its time: redis-py's own looks at every answer in several layers of Python."""
-    pool = client.connection_pool
-    connection = pool.get_connection()
-    answers: list[Any] = []
-    try:
-        connection.send_packed_command([packed(commands)])
-        for _ in commands:
-            try:
-                answers.append(connection.read_response())
-            except ResponseError as error:
-                answers.append(error)
-    except BaseException:
-        connection.disconnect()  # or the next one to use it would read the rest of these answers
-        raise
-    finally:
-        pool.release(connection)
-    return _checked(answers)
 
 
 def _checked(answers: list[Any]) -> list[Any]:

@@ -16,7 +16,6 @@ from rlep.core.types import Int32Array, Int64Array
 from rlep.services.pool.storage.store import Generation, Store
 
 _ID_BYTES = 16
-_editions = itertools.count(1)
 
 
 class Drawn(NamedTuple):
@@ -30,8 +29,6 @@ class Drawn(NamedTuple):
     """``[K]``: which of its prompt's records each is."""
     held: list[bytes]
     """``[P]``: the content ids of all of a prompt's records, 16 bytes each."""
-    editions: list[int]
-    """``[P]``: a number that no other reading of any prompt has had: what lies under (edition, content id) never changes."""
 
     def ids(self) -> list[list[bytes]]:
         """``[P]``: content ids of the records picked."""
@@ -53,9 +50,7 @@ class Drawn(NamedTuple):
             yield self._part(slice(start, None), slice(first, end))
 
     def _part(self, part: slice, records: slice) -> Drawn:
-        return Drawn(
-            self.prompt_ids[part], self.counts[part], self.picks[records], self.held[part], self.editions[part]
-        )
+        return Drawn(self.prompt_ids[part], self.counts[part], self.picks[records], self.held[part])
 
 
 class _Rows:
@@ -66,22 +61,18 @@ class _Rows:
         self.held = [b""]
         self.counts = np.zeros(1, np.int64)
         self.keys = np.zeros((1, 2), np.uint64)
-        self.editions = np.zeros(1, np.int64)
 
-    def put(self, prompt_ids: Sequence[str], ids: Sequence[Sequence[bytes]], edition: int) -> None:
-        """Note the content ids of these prompts, ascending, as of one reading. A field that is none is never drawn."""
+    def put(self, prompt_ids: Sequence[str], ids: Sequence[Sequence[bytes]]) -> None:
+        """Note the content ids of these prompts, ascending. A field that is not a content id is never drawn."""
         new = [prompt_id for prompt_id in prompt_ids if prompt_id not in self.row_of]
         self.row_of.update(zip(new, itertools.count(len(self.held)), strict=False))
         self.held += [b""] * len(new)
-        self.counts, self.editions = (
-            np.append(column, np.zeros_like(column, shape=len(new))) for column in (self.counts, self.editions)
-        )
+        self.counts = np.append(self.counts, np.zeros(len(new), np.int64))
         self.keys = np.concatenate([self.keys, prompt_keys(new)])
         rows = [self.row_of[prompt_id] for prompt_id in prompt_ids]
         for row, found in zip(rows, ids, strict=True):
             self.held[row] = b"".join([content_id for content_id in found if len(content_id) == _ID_BYTES])
         self.counts[rows] = [len(self.held[row]) // _ID_BYTES for row in rows]
-        self.editions[rows] = edition
 
 
 class Index:
@@ -121,7 +112,7 @@ class Index:
         if whole:
             self._rows = _Rows()
         if prompts:
-            self._rows.put(prompts, ids, next(_editions))
+            self._rows.put(prompts, ids)
         self._generations = generations
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int) -> Drawn:
@@ -130,11 +121,11 @@ class Index:
             known, row_of = self._rows, self._rows.row_of
             rows = [row_of.get(prompt_id, 0) for prompt_id in prompt_ids]
             at = np.array(rows, np.intp)
-            available, keys, editions = known.counts[at], known.keys[at], known.editions[at]
+            available, keys = known.counts[at], known.keys[at]
             held = [known.held[row] for row in rows]
         available[available < minimum] = 0
         picks, offsets = draw_uniform_keyed(keys, available, count, seed=seed, step=step)
-        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), picks, held, editions.tolist())
+        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), picks, held)
 
     def prompt_ids(self) -> list[str]:
         """Prompts with at least one record, ascending."""

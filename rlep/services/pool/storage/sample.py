@@ -64,16 +64,13 @@ class Stored(NamedTuple):
     blobs: Sequence[bytes]
     """``[K]``: records."""
 
-    def sections(self) -> list[Sections]:
-        """``[K]``: their values not looked at. Raises ``RecordRefused``, naming the trajectory."""
+    def part(self) -> Part:
+        """The same as columns. Raises ``RecordRefused``, naming the damaged trajectory."""
         try:
-            return split_all(self.blobs)
+            sections = split_all(self.blobs)
         except RecordRefused:
             raise _blamed(self.ids, self.blobs, split) from None
-
-    def part(self) -> Part:
-        """The same as columns. Raises ``RecordRefused``, naming the trajectory."""
-        return part_of(self.ids, self.sections())
+        return part_of(self.ids, sections)
 
 
 class Part(NamedTuple):

@@ -23,14 +23,12 @@ import re
 import secrets
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
 
 from rlep.core.errors import ConfigError, PoolError
-from rlep.services.pool.ahead import Ahead
 from rlep.services.pool.storage.connection import Command, RetryingRedis
 
 FORMAT = 2
@@ -82,22 +80,6 @@ class Label:
     bytes: int
 
 
-class Fetching:
-    """Fetches under way; their answers are taken in the order in which they were asked for."""
-
-    def __init__(self, key: Callable[[str], str], ahead: Ahead) -> None:
-        """``Store.fetching`` makes one."""
-        self._key, self._ahead = key, ahead
-
-    def ask(self, wanted: Wanted) -> Callable[[], list[bytes | None]]:
-        """Ask for what ``Store.fetch`` gives; the call that is returned waits for it."""
-        commands = [("HMGET", self._key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
-        if not commands:
-            return list
-        self._ahead.ask(commands)
-        return lambda: _values(self._ahead.answers())
-
-
 class Store:
     """The keys of one pool."""
 
@@ -123,8 +105,8 @@ class Store:
             return None
         if int(fields[b"format"]) != FORMAT:
             raise PoolError(
-                f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}. Back it up with the "
-                "rlep that made it, and restore the backup into a new pool"
+                f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}. Export it with the "
+                "rlep that made it (rlep pool export), and import the files into a new pool (rlep pool import)"
             )
         self.buckets = int(fields[b"buckets"])
         digest = fields.get(b"digest")
@@ -181,13 +163,8 @@ class Store:
         """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one is gone."""
         key = self._quarantine if quarantined else self._records
         commands = [("HMGET", key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
-        return _values(self._link.many(f"pool {self.name}: reading", commands))
-
-    @contextmanager
-    def fetching(self) -> Iterator[Fetching]:
-        """Several fetches, each asked for before the answers to earlier ones are taken."""
-        with Ahead(self._link, f"pool {self.name}: reading") as ahead:
-            yield Fetching(self._records, ahead)
+        answers = self._link.many(f"pool {self.name}: reading", commands)
+        return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
 
     def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
         """Take records out, or aside; how many there were."""
@@ -261,17 +238,6 @@ class Store:
             found += (sorted(ids) for ids in self._link.many(f"pool {self.name}: reading the index", commands))
         return found
 
-    def everything(self, prompt_id: str) -> tuple[dict[bytes, bytes], dict[bytes, bytes], set[bytes]]:
-        """Records and quarantined records of a prompt by content id, and which ids of its bucket are pinned."""
-        pins = self._key(self._bucket(prompt_id), "pins")
-        commands = [("HGETALL", self._records(prompt_id)), ("HGETALL", self._quarantine(prompt_id)), ("SMEMBERS", pins)]
-        held, aside, pinned = self._link.many(f"pool {self.name}: reading", commands)
-        records, quarantined = (
-            {content_id: value[_LABEL_BYTES:] for content_id, value in _pairs(answer).items()}
-            for answer in (held, aside)
-        )
-        return records, quarantined, set(pinned)
-
     def pinned(self) -> set[bytes]:
         """Content ids of all pinned records."""
         return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
@@ -320,11 +286,6 @@ class Store:
         if not hasattr(self._local, "nonce"):
             self._local.nonce = secrets.token_hex(8)
         return str(self._local.nonce)
-
-
-def _values(answers: Iterable[Sequence[bytes | None]]) -> list[bytes | None]:
-    """Records without their labels' numbers."""
-    return [value[_LABEL_BYTES:] if value else None for answer in answers for value in answer]
 
 
 def _mark() -> str:

@@ -65,30 +65,16 @@ class SampleRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., count: _Optional[int] = ..., seed: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class SampleFrame(_message.Message):
-    __slots__ = ("counts", "ids", "lengths", "tokens", "logprobs", "half", "finished", "detail_lengths", "details", "record_lengths", "records")
+    __slots__ = ("counts", "ids", "record_lengths", "records")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    HALF_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    DETAILS_FIELD_NUMBER: _ClassVar[int]
     RECORD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     ids: bytes
-    lengths: bytes
-    tokens: bytes
-    logprobs: bytes
-    half: bool
-    finished: bytes
-    detail_lengths: bytes
-    details: bytes
     record_lengths: bytes
     records: bytes
-    def __init__(self, counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., half: _Optional[bool] = ..., finished: _Optional[bytes] = ..., detail_lengths: _Optional[bytes] = ..., details: _Optional[bytes] = ..., record_lengths: _Optional[bytes] = ..., records: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., record_lengths: _Optional[bytes] = ..., records: _Optional[bytes] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
     __slots__ = ("pool", "after")
