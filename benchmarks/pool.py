@@ -8,8 +8,7 @@ content ids. A sample asks for 2 answers of each of 512 prompts. Rows take turns
 spread of both is given in milliseconds (10th percentile, median, 90th percentile).
 
 * ``tcp``: the bytes of a sample's columns, asked of another process and received into fresh memory;
-* ``sample_redis``, ``sample_cache``: ``Pool.sample`` with nothing, and with every record of the 512 prompts, in its cache;
-* ``grpc_redis``, ``grpc_cache``: ``PoolClient.sample`` of a server process; ``ray_redis``, ``ray_cache``: of an actor;
+* ``sample_redis``: ``Pool.sample``; ``grpc_redis``: ``PoolClient.sample`` of a server process; ``ray_redis``: of an actor;
 * ``draw``: the choice of 512 × 2 alone, of prompts whose keys and counts are at hand; ``draw_looked_up``: with their
   look-up in the index; both in turns of their own, as nothing else passes through the processor's caches between them;
 * ``insert``: ``Store.insert`` of 64 records (atomic, idempotent, in the append-only file when it returns) beside ``hsetnx``, a
@@ -46,7 +45,6 @@ from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
 from rlep.config.roles import ClusterConfig
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import Float64Array, Int32Array, Int64Array, Provenance, Sampling, Trajectory, Verdict
-from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.storage.codec import encode
@@ -57,8 +55,8 @@ from rlep.services.pool.values import PoolOptions
 
 RESULTS = Path(__file__).parent / "results" / "pool.json"
 PROMPTS, MEAN_TOKENS, VOCABULARY, WORDS = 17_000, 830, 151_936, 20_000
-DIFFERENT, ASKED, COUNT, EVERY, INSERTED, BATCH = 4096, 512, 2, 1000, 64, 512
-TOKENIZER, CAP, NOTHING, CACHE_MIB, QUANTILES = "0123456789abcdef0123456789abcdef", 100_000, 0, 256, (0.1, 0.5, 0.9)
+DIFFERENT, ASKED, COUNT, INSERTED, BATCH = 4096, 512, 2, 64, 512
+TOKENIZER, CAP, QUANTILES = "0123456789abcdef0123456789abcdef", 100_000, (0.1, 0.5, 0.9)
 NAMES = [hashlib.blake2b(b"%d" % number, digest_size=16).hexdigest() for number in range(PROMPTS)]
 Work = Callable[[], object]
 Verb = Callable[..., Sample]
@@ -124,14 +122,13 @@ class Bench:
         self.answers = Answers()
         self.draw = random.Random(0)
 
-    def open(self, cache: RecordCache | None = None, *, name: str = "pool") -> Pool:
+    def open(self, name: str = "pool") -> Pool:
         return Pool.open(
             self.server.url,
             name,
             tokenizer_digest=TOKENIZER,
             password_file=self.server.password_file,
             options=PoolOptions(cap=CAP),
-            cache=cache or RecordCache(NOTHING),
         )
 
     def fill(self, pool: Pool, count: int) -> None:
@@ -158,42 +155,35 @@ class Bench:
     def samples(self) -> Times:
         """Every way to a sample, beside its bytes over TCP."""
         steps, asked, same = itertools.count(), list[str](), self.asked()
-        cached, cluster = RecordCache(), Cluster(ClusterConfig(cpus=2), "bench")
+        cluster = Cluster(ClusterConfig(cpus=2), "bench")
         with ExitStack() as stack:
             stack.callback(cluster.close)
             cluster.connect()
-            bare, warm = (stack.enter_context(self.open(cache)) for cache in (RecordCache(NOTHING), cached))
-            remote = {
-                "grpc_redis": stack.enter_context(self.served(NOTHING)),
-                "grpc_cache": stack.enter_context(self.served(CACHE_MIB)),
-                "ray_redis": stack.enter_context(self.actor(NOTHING)),
-                "ray_cache": stack.enter_context(self.actor(CACHE_MIB)),
+            pool = stack.enter_context(self.open())
+            take = {
+                "sample_redis": pool.sample,
+                "grpc_redis": stack.enter_context(self.served()),
+                "ray_redis": stack.enter_context(self.actor()),
             }
-            take = {"sample_redis": bare.sample, "sample_cache": warm.sample, **remote}
-            for name in 2 * ("sample_cache", "grpc_cache", "ray_cache"):  # fetched, then unpacked
-                take[name](same, EVERY, seed=0, step=0)
-            rows: dict[str, Work] = {
-                name: partial(sampled, verb, same if "cache" in name else asked, steps) for name, verb in take.items()
-            }
-            whole = bare.sample(same, COUNT, seed=0, step=0)
+            rows: dict[str, Work] = {name: partial(sampled, verb, asked, steps) for name, verb in take.items()}
+            whole = pool.sample(same, COUNT, seed=0, step=0)
             rows["tcp"] = stack.enter_context(transfer_of(size_of(whole)))
             times = by_turns(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
             keys, counts = prompt_keys(same), np.full(ASKED, 12)
             questions = itertools.cycle([self.asked() for _ in range(99)])
             draws: dict[str, Work] = {
                 "draw": lambda: draw_uniform_keyed(keys, counts, COUNT, seed=0, step=next(steps)),
-                "draw_looked_up": lambda: bare._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
+                "draw_looked_up": lambda: pool._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
             }
             times |= by_turns(draws, 10 * self.repetitions)
         self.sample_bytes = size_of(whole)
         return times
 
     @contextmanager
-    def served(self, cache_mib: int) -> Iterator[Verb]:
+    def served(self) -> Iterator[Verb]:
         """A client's ``sample`` of a pool server in a process of its own."""
         words = [sys.executable, "-m", "rlep", "pool", "serve", "--listen", "127.0.0.1:0", "--redis", self.server.url]
         environment = {**os.environ, "RLEP_REDIS_PASSWORD_FILE": str(self.server.password_file)}
-        words += ["--cache-mib", str(cache_mib)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         try:
@@ -204,16 +194,16 @@ class Bench:
             process.communicate()
 
     @contextmanager
-    def actor(self, cache_mib: int) -> Iterator[Verb]:
+    def actor(self) -> Iterator[Verb]:
         """``sample`` of an actor on the Ray that is connected."""
         import ray
 
         class Holder:
             def __init__(self, url: str, password_file: Path) -> None:
                 keep_freed_memory()  # as the pool's own actor does
-                cache, options = RecordCache(cache_mib << 20), PoolOptions(cap=CAP)
+                options = PoolOptions(cap=CAP)
                 self.pool = Pool.open(
-                    url, "pool", tokenizer_digest=TOKENIZER, password_file=password_file, options=options, cache=cache
+                    url, "pool", tokenizer_digest=TOKENIZER, password_file=password_file, options=options
                 )
 
             def sample(self, prompt_ids: list[str], count: int, seed: int, step: int) -> Sample:
@@ -243,7 +233,7 @@ class Bench:
 
     def growth(self) -> Times:
         """A small pool beside one of ten times its size."""
-        with self.open(name="small") as small, self.open(name="large") as large:
+        with self.open("small") as small, self.open("large") as large:
             self.fill(small, self.trajectories // 2)
             self.fill(large, self.trajectories * 5)
             steps = iter(range(10**9))
