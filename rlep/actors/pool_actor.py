@@ -16,10 +16,10 @@ from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig, PoolConfig
 from rlep.core.errors import PoolError
 from rlep.core.heap import keep_freed_memory
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.storage.sample import Sample
-from rlep.services.pool.values import AddReport, PoolOptions, PoolStats
+from rlep.services.pool.values import PoolOptions, PoolStats
 
 ACTOR_NAME = "pool"
 ROLE = ActorConfig(cpus=0)

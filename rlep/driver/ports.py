@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlep.core.types import (
+    AddReport,
     Completion,
     Float32Array,
     Prompt,
@@ -48,17 +49,6 @@ class Verifiers(Protocol):
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         """One verdict per completion, in order."""
         ...
-
-
-class AddReport(Protocol):
-    """What became of the trajectories of one ``add``."""
-
-    @property
-    def inserted(self) -> int: ...
-    @property
-    def duplicates(self) -> int: ...
-    @property
-    def refused(self) -> Sequence[tuple[str, str]]: ...
 
 
 class ReplayPool(Protocol):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.values import AddReport
 from tests.services.pool_writer import BATCH, batch_of
 
 

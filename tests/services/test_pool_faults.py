@@ -19,10 +19,10 @@ import pytest
 import redis
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.values import AddReport, PoolOptions
+from rlep.services.pool.values import PoolOptions
 from tests.services import pool_writer
 from tests.waiting import wait_until
 

@@ -22,12 +22,11 @@ from typer.testing import CliRunner
 from rlep import PoolClient
 from rlep.cli import app
 from rlep.core.errors import DeadlineExceeded, PoolError
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.storage.store import NewRecord
-from rlep.services.pool.values import AddReport
 from tests.services.pool_servers import reserved_address, serving
 from tests.waiting import Gate, gate, wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.storage.checks import check_server, memory_of
 from rlep.services.pool.storage.codec import decode, encode, name_of
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
@@ -16,7 +16,7 @@ from rlep.services.pool.storage.draw import Drawn, Index
 from rlep.services.pool.storage.reading import RecordsRemoved, read
 from rlep.services.pool.storage.sample import Sample, Stored, columns
 from rlep.services.pool.storage.store import Meta, NewRecord, Store
-from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, AddReport, PoolOptions, PoolStats
+from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, PoolOptions, PoolStats
 
 _BUCKETS = 1
 _CLUSTER_BUCKETS = 16

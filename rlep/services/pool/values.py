@@ -17,19 +17,6 @@ FAILURES = ".failures"
 
 
 @dataclass(frozen=True, slots=True)
-class AddReport:
-    """What became of a batch of trajectories."""
-
-    inserted: int
-    duplicates: int
-    """Stored before, by this call or another; the stored one was kept."""
-    refused: tuple[tuple[str, str], ...]
-    """(content id, reason) of each that the pool does not take."""
-    evicted: int = 0
-    """Others that had to go because their prompt was over its cap."""
-
-
-@dataclass(frozen=True, slots=True)
 class PoolStats:
     """What a pool holds."""
 

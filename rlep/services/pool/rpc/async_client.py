@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.storage.sample import Sample
-from rlep.services.pool.values import AddReport, PoolStats
+from rlep.services.pool.values import PoolStats
 
 T = TypeVar("T")
 

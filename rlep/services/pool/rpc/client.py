@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
 from rlep.core.heap import keep_freed_memory
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.rpc.access import is_loopback, split_address
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
@@ -22,7 +22,7 @@ from rlep.services.pool.rpc.tls import ClientTls
 from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, RETRY_KEY, insert_calls, sample_of
 from rlep.services.pool.storage.codec import Precision, decode, encode, name_of
 from rlep.services.pool.storage.sample import Sample
-from rlep.services.pool.values import AddReport, PoolStats
+from rlep.services.pool.values import PoolStats
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import grpc
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
-from rlep.core.types import Trajectory
+from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.rpc.access import ANYBODY, Caller, Rates, Role, Tokens
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
@@ -30,7 +30,6 @@ from rlep.services.pool.rpc.wire import (
 )
 from rlep.services.pool.storage.codec import decode
 from rlep.services.pool.storage.reading import PROMPTS_A_PART, RecordsRemoved
-from rlep.services.pool.values import AddReport
 
 Context = Any
 """``grpc.ServicerContext``; grpc has no types."""
