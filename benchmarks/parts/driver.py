@@ -19,6 +19,7 @@ import numpy as np
 from rlep.actors.work_queue import WorkQueue
 from rlep.config.settings import parse_config
 from rlep.core.types import (
+    AddReport,
     Completion,
     Float32Array,
     Prompt,
@@ -33,7 +34,7 @@ from rlep.core.types import (
     prompt_id_of,
 )
 from rlep.driver.context import Run, Step
-from rlep.driver.ports import AddReport, Advance, Roles, Trainers
+from rlep.driver.ports import Advance, Roles, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
