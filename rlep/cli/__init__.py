@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Look at configurations before running them.", no_args_is_help=True)
+config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 
@@ -32,7 +32,7 @@ PROFILES = "math, dapo, strict-box, exact, regex:PATTERN or python:module:functi
 ActorKind = Literal["generators", "verifiers"]
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
-Grace = Annotated[float, typer.Option(min=0, help="Seconds that a leaving actor gets to finish what it holds.")]
+Grace = Annotated[float, typer.Option(min=0, help="Grace period in seconds: a drained actor finishes what it holds.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
@@ -52,7 +52,7 @@ def train(files: Files, overrides: Overrides = None) -> None:
 @app.command()
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
-    """Let the policy in model.path answer every training question and store the verified answers in the pool."""
+    """Sample the policy in model.path on every training question; store the verified responses in the pool."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import collect as run
@@ -65,7 +65,7 @@ def collect(files: Files, overrides: Overrides = None) -> None:
 @app.command()
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
-    """Supervised fine-tuning on the pool, on the same learner: the control for what replay itself brings."""
+    """Supervised fine-tuning on the pool, on the same learner: the control experiment for replay."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import sft as run
@@ -117,11 +117,11 @@ def grade(
 @app.command()
 @command_errors
 def quickstart(
-    directory: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
+    directory: Annotated[Path, typer.Option(help="Directory of the runs.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of all runs.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
 ) -> None:
-    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs nothing but CPUs."""
+    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Runs on CPUs."""
     from rlep.cli.quickstart import run
 
     run(directory, seed=seed, steps=steps)
@@ -144,7 +144,7 @@ def report(
 @app.command()
 @command_errors
 def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Say what a config will do, in numbers, before anything starts."""
+    """Print what a config will do, in numbers, before anything starts."""
     from rlep.cli.plan import show_plan
     from rlep.config.settings import load_config
 
@@ -154,7 +154,7 @@ def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typ
 @app.command()
 @command_errors
 def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
-    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens; what is wrong, how to mend it."""
+    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens; what is wrong, how to fix it."""
     from rlep.cli.doctor import examine
     from rlep.config.settings import load_config
 
@@ -166,7 +166,7 @@ def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 def submit(
     context: typer.Context,
     address: Annotated[str, typer.Option(help="Dashboard address of the cluster, or RAY_API_SERVER_ADDRESS.")] = "",
-    working_dir: Annotated[Path, typer.Option(help="Directory that travels with the job.")] = Path(),
+    working_dir: Annotated[Path, typer.Option(help="Directory that is uploaded with the job.")] = Path(),
     wait: Annotated[bool, typer.Option(help="Follow the logs until the job ends.")] = True,
 ) -> None:
     """Run an rlep command as a Ray job: ``rlep submit -- train configs/rlep.toml``."""
@@ -182,7 +182,7 @@ def status(
     address: Address = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """What every actor of a running run does: state, policy version, work in flight, speed, restarts, last error."""
+    """Show every actor of a run in progress: state, policy version, requests in flight, speed, restarts, last error."""
     from rlep.cli.live import show_status
 
     show_status(run, address=address, as_json=as_json)
@@ -193,9 +193,9 @@ def status(
 def top(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
     address: Address = None,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two updates of the screen.")] = 1,
 ) -> None:
-    """A running run in the terminal, until it ends, q or Ctrl-C: its actors and where the last step's time went.
+    """Watch a run in the terminal, until it ends, q or Ctrl-C: its actors and the breakdown of the last step.
 
     Where standard output is no terminal, one frame is printed.
     """
@@ -211,7 +211,7 @@ def timeline(
     address: Address = None,
     out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
 ) -> None:
-    """Who did what in the last steps of a running run, as a Chrome trace that Perfetto opens; the last step in numbers."""
+    """Write the spans of the last steps as a Chrome trace, which Perfetto opens; print the breakdown of the last step."""
     from rlep.cli.live import save_timeline
 
     save_timeline(run, out, address=address)
@@ -220,14 +220,14 @@ def timeline(
 @app.command()
 @command_errors
 def scale(
-    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="What to change the number of.")],
-    count: Annotated[int, typer.Argument(metavar="N", min=1, help="How many there shall be.")],
+    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="The role to scale.")],
+    count: Annotated[int, typer.Argument(metavar="N", min=1, help="Desired number of actors.")],
     run: RunName,
     address: Address = None,
     *,
     grace: Grace = 60,
 ) -> None:
-    """Change the number of generators or verifiers of a running run; the newest leave first."""
+    """Set the number of generators or verifiers of a run in progress; the newest are drained first."""
     from rlep.cli.live import change_count
 
     change_count(run, role, count, address=address, grace_s=grace)
@@ -242,7 +242,7 @@ def drain(
     *,
     grace: Grace = 60,
 ) -> None:
-    """Let one generator or verifier of a running run leave; it finishes what it holds, or hands it back."""
+    """Drain one generator or verifier of a run in progress; requests it does not finish are re-dispatched."""
     from rlep.cli.live import drain_actor
 
     drain_actor(run, actor, address=address, grace_s=grace)
@@ -260,7 +260,7 @@ def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 @config_app.command("check")
 @command_errors
 def config_check(files: Files, overrides: Overrides = None) -> None:
-    """Fail, with the reason, where the config cannot be run."""
+    """Check that a config can be run; print the reason otherwise."""
     from rlep.config.settings import load_config
 
     load_config(files, overrides or ())

@@ -29,7 +29,7 @@ from rlep.core.errors import ConfigError
 
 
 class RunConfig(Section):
-    """What this run is called, where it writes, and how long it goes on."""
+    """Name, directory and length of the run."""
 
     name: str = Field("rlep", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Label in reports, trackers and Ray actor names."""
@@ -47,7 +47,7 @@ class ModelConfig(Section):
     path: Path = Path("models/Qwen2.5-Math-7B")
     """Hugging Face directory with safetensors weights, config.json and tokenizer."""
     chat_template: bool = True
-    """Wrap each question in the tokenizer's chat template; False feeds the question as it stands."""
+    """Wrap each question in the tokenizer's chat template; False uses the question unchanged."""
     system_prompt: str | None = None
     """System message put before each question; needs ``chat_template``."""
 
@@ -64,12 +64,12 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    """What the current policy writes in every step."""
+    """How the current policy samples responses in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
     fresh: Positive = 16
-    """G: answers the current policy writes for each prompt."""
+    """G: responses sampled from the current policy for each prompt."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -83,18 +83,18 @@ class RolloutConfig(Section):
     dynamic_sampling: bool = False
     """DAPO: drop prompts whose verdicts are all equal and draw others."""
     refill_limit: Positive = 4
-    """Dynamic sampling: a step samples at most this many times ``prompts``, then goes on with the groups it has."""
+    """Dynamic sampling: a step samples at most this many times ``prompts``, then trains on the groups it has."""
     max_staleness: Count = 0
-    """Rollouts of so many later steps begin ahead; no token trained on is more policy versions old. 0 is on-policy (paper)."""
+    """Rollouts of this many later steps are prefetched; no token trained on has a larger policy lag. 0 is on-policy (paper)."""
     partial: Literal["keep", "abort"] = "keep"
-    """With staleness: an unfinished answer goes on under new weights (``keep``), or is written again (``abort``)."""
+    """With staleness: an unfinished response continues under new weights (``keep``), or is generated again (``abort``)."""
 
 
 class ReplayConfig(Section):
     """How successes come back from the experience pool."""
 
     count: Count = 0
-    """M: replays mixed into each group. 0 is phase 1 (the pool is not asked)."""
+    """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
     schedule: Literal["constant", "linear"] = "constant"
     """``linear`` lowers M to 0 over ``run.steps``."""
     selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
@@ -102,22 +102,22 @@ class ReplayConfig(Section):
     )
     """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all that it holds."""
     minimum: Positive = 2
-    """A prompt needs this many verified answers in the pool to be replayed at all."""
+    """A prompt needs this many verified responses in the pool to be replayed at all."""
     require: bool = False
-    """Fail when a prompt has fewer than M answers, instead of training a smaller group."""
+    """Fail when a prompt has fewer than M responses, instead of training a smaller group."""
     only_below: float | None = Field(None, gt=0, le=1)
     """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
     old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
     failed: Count = 0
-    """Wrong answers mixed in beside the M successes, from what ``collection.failed`` kept (the paper's ablation: no gain)."""
+    """Wrong responses mixed in beside the M successes, from what ``collection.failed`` kept (the paper's ablation: no gain)."""
 
 
 class RewardConfig(Section):
     """From verdict to reward."""
 
     correct: float = 1.0
-    """Reward of a correct answer."""
+    """Reward of a correct response."""
     otherwise: float = -1.0
     """Reward of every other verdict, timeouts included."""
     overlong_buffer: Count = 512
@@ -134,7 +134,7 @@ class AdvantageConfig(Section):
     estimator: Literal["group", "leave-one-out"] = "group"
     """``group``: GRPO. ``leave-one-out``: RLOO."""
     ddof: Literal[0, 1] = 1
-    """Degrees of freedom taken off in the standard deviation."""
+    """Degrees of freedom subtracted in the standard deviation."""
     eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
     scale: bool = True
@@ -208,7 +208,7 @@ class EvaluationConfig(Section):
     every: Count = 10
     """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
     samples: Positive = 32
-    """n: answers per question."""
+    """n: responses per question."""
     final_samples: Positive | None = None
     """n after the last step; None takes ``samples``."""
     temperature: float = Field(1.0, gt=0)
@@ -220,7 +220,7 @@ class EvaluationConfig(Section):
 
 
 class CollectionConfig(Section):
-    """``rlep collect``: answers of the trained policy that go into the pool."""
+    """``rlep collect``: samples responses of the trained policy and stores them in the pool."""
 
     samples: Positive = 64
     """Candidates per question."""
@@ -229,9 +229,9 @@ class CollectionConfig(Section):
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus."""
     cap: Positive = 64
-    """Most answers kept for one question."""
+    """Most responses kept for one question."""
     failed: Count = 0
-    """Most complete but wrong answers kept for one question, in a pool of their own, for ``replay.failed``."""
+    """Most complete but wrong responses kept for one question, in a separate pool, for ``replay.failed``."""
 
 
 class CheckpointConfig(Section):
@@ -320,7 +320,7 @@ class Config(Section):
         if not rollout.max_staleness:
             if rollout.partial != "keep":
                 raise ConfigError(
-                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no answer sees new weights"
+                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no response sees new weights"
                 )
             return
         stale = f"rollout.max_staleness = {rollout.max_staleness}"
@@ -337,5 +337,5 @@ class Config(Section):
         if rollout.dynamic_sampling:
             raise ConfigError(
                 f"{stale} with rollout.dynamic_sampling: how much a step samples is known only when its groups are "
-                "verified, so nothing can be begun ahead within the bound; switch one of them off"
+                "verified, so nothing can be prefetched within the bound; switch one of them off"
             )

@@ -44,7 +44,7 @@ def test_every_section_says_what_it_is(section: type[Section]) -> None:
 def test_the_json_schema_carries_the_descriptions() -> None:
     schema = json.loads(json.dumps(Config.model_json_schema()))
     properties = schema["$defs"]["RolloutConfig"]["properties"]
-    assert properties["fresh"]["description"] == "G: answers the current policy writes for each prompt."
+    assert properties["fresh"]["description"] == "G: responses sampled from the current policy for each prompt."
     assert properties["fresh"]["default"] == 16
     assert schema["$defs"]["RolloutConfig"]["additionalProperties"] is False
 
@@ -92,7 +92,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
     ("overrides", "message"),
     [
         (["update.stream=true"], "update.stream = true: it updates while responses are generated"),
-        (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it writes answers while"),
+        (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it generates responses while"),
         (["generator.transfer=gloo"], "generator.transfer = gloo: learner and generators never work at the same time"),
         (
             ["learner.ranks=2"],
@@ -100,7 +100,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
         ),
         (["learner.gpus=1"], "generator.gpus = 0 and learner.gpus = 1: a rank has one GPU, and a generator those of"),
         ([*ON_GPUS, "generator.gpus=1"], "generator.gpus = 1 and learner.gpus = 1: .* set them to 2 and 1"),
-        ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: what a resting learner keeps"),
+        ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: a sleeping learner keeps"),
         (["generator.label_selector.rlep-role=generator"], "generator.label_selector: it differs from learner"),
     ],
 )
