@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlep.core.types import AddReport
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.pool import Pool
 from tests.services.pool_writer import BATCH, batch_of
