@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Show and check configurations.", no_args_is_help=True)
+config_app = typer.Typer(help="Show, check and describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 
@@ -30,9 +30,10 @@ Overrides = Annotated[
 ]
 PROFILES = "math, dapo, strict-box, exact, regex:PATTERN or python:module:function."
 ActorKind = Literal["generators", "verifiers"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
-Grace = Annotated[float, typer.Option(min=0, help="Grace period in seconds: a drained actor finishes what it holds.")]
+Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor has to finish its work.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
@@ -52,7 +53,7 @@ def train(files: Files, overrides: Overrides = None) -> None:
 @app.command()
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
-    """Sample the policy in model.path on every training question; store the verified responses in the pool."""
+    """Generate responses to every training question with model.path, and store the verified ones in the pool."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import collect as run
@@ -65,7 +66,7 @@ def collect(files: Files, overrides: Overrides = None) -> None:
 @app.command()
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
-    """Supervised fine-tuning on the pool, on the same learner: the control experiment for replay."""
+    """Supervised fine-tuning on the pool, on the same learner: a control for replay."""
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import sft as run
@@ -84,7 +85,7 @@ def evaluate(
     overrides: Overrides = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory for evaluation.json and samples.parquet.")] = Path("evaluation"),
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure avg@n, maj@n, best@n and pass@k of a model on held-out questions."""
     from rlep.cli.progress import TerminalProgress
@@ -121,7 +122,7 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seed of all runs.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
 ) -> None:
-    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Runs on CPUs."""
+    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs two CPU cores, no GPU."""
     from rlep.cli.quickstart import run
 
     run(directory, seed=seed, steps=steps)
@@ -143,8 +144,8 @@ def report(
 
 @app.command()
 @command_errors
-def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Print what a config will do, in numbers, before anything starts."""
+def plan(files: Files, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print what a run will do, in numbers, before anything starts."""
     from rlep.cli.plan import show_plan
     from rlep.config.settings import load_config
 
@@ -154,7 +155,7 @@ def plan(files: Files, overrides: Overrides = None, as_json: Annotated[bool, typ
 @app.command()
 @command_errors
 def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
-    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens; what is wrong, how to fix it."""
+    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens. Prints a remedy for each problem."""
     from rlep.cli.doctor import examine
     from rlep.config.settings import load_config
 
@@ -166,7 +167,7 @@ def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 def submit(
     context: typer.Context,
     address: Annotated[str, typer.Option(help="Dashboard address of the cluster, or RAY_API_SERVER_ADDRESS.")] = "",
-    working_dir: Annotated[Path, typer.Option(help="Directory that is uploaded with the job.")] = Path(),
+    working_dir: Annotated[Path, typer.Option(help="Directory copied to the job.")] = Path(),
     wait: Annotated[bool, typer.Option(help="Follow the logs until the job ends.")] = True,
 ) -> None:
     """Run an rlep command as a Ray job: ``rlep submit -- train configs/rlep.toml``."""
@@ -180,9 +181,9 @@ def submit(
 def status(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
     address: Address = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show every actor of a run in progress: state, policy version, requests in flight, speed, restarts, last error."""
+    """Show every actor of a running run: state, policy version, requests in flight, speed, restarts, last error."""
     from rlep.cli.live import show_status
 
     show_status(run, address=address, as_json=as_json)
@@ -193,11 +194,11 @@ def status(
 def top(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
     address: Address = None,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two updates of the screen.")] = 1,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 1,
 ) -> None:
-    """Watch a run in the terminal, until it ends, q or Ctrl-C: its actors and the breakdown of the last step.
+    """Show a running run continuously, until it ends, q or Ctrl-C: its actors, and the time of the last step.
 
-    Where standard output is no terminal, one frame is printed.
+    If standard output is not a terminal, print one frame.
     """
     from rlep.cli.top import watch_run
 
@@ -211,7 +212,7 @@ def timeline(
     address: Address = None,
     out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
 ) -> None:
-    """Write the spans of the last steps as a Chrome trace, which Perfetto opens; print the breakdown of the last step."""
+    """Write who did what in the last steps of a running run, as a Chrome trace for Perfetto; print the last step's times."""
     from rlep.cli.live import save_timeline
 
     save_timeline(run, out, address=address)
@@ -221,13 +222,13 @@ def timeline(
 @command_errors
 def scale(
     role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="The role to scale.")],
-    count: Annotated[int, typer.Argument(metavar="N", min=1, help="Desired number of actors.")],
+    count: Annotated[int, typer.Argument(metavar="N", min=1, help="The desired number.")],
     run: RunName,
     address: Address = None,
     *,
     grace: Grace = 60,
 ) -> None:
-    """Set the number of generators or verifiers of a run in progress; the newest are drained first."""
+    """Set the number of generators or verifiers of a running run; the newest are drained first."""
     from rlep.cli.live import change_count
 
     change_count(run, role, count, address=address, grace_s=grace)
@@ -236,13 +237,13 @@ def scale(
 @app.command()
 @command_errors
 def drain(
-    actor: Annotated[str, typer.Argument(metavar="ACTOR", help="As rlep status names it, e.g. generator-1.")],
+    actor: Annotated[str, typer.Argument(metavar="ACTOR", help="A name from rlep status, e.g. generator-1.")],
     run: RunName,
     address: Address = None,
     *,
     grace: Grace = 60,
 ) -> None:
-    """Drain one generator or verifier of a run in progress; requests it does not finish are re-dispatched."""
+    """Drain one generator or verifier of a running run: it finishes its work, or returns it to the queue."""
     from rlep.cli.live import drain_actor
 
     drain_actor(run, actor, address=address, grace_s=grace)
@@ -260,7 +261,7 @@ def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 @config_app.command("check")
 @command_errors
 def config_check(files: Files, overrides: Overrides = None) -> None:
-    """Check that a config can be run; print the reason otherwise."""
+    """Print ok, or why the config cannot run."""
     from rlep.config.settings import load_config
 
     load_config(files, overrides or ())

@@ -43,9 +43,9 @@ class ActorConfig(Section):
     gpus: float = Field(0.0, ge=0)
     """GPUs reserved for each actor."""
     label_selector: dict[str, str] = Field(default_factory=dict)
-    """Only nodes with these Ray labels are used, e.g. ``{"rlep-role" = "generator"}``."""
+    """Use only nodes with these Ray labels, e.g. ``{"rlep-role" = "generator"}``."""
     start_deadline_s: Seconds = 600
-    """An actor that is not up by then ends the run with what was missing."""
+    """Longest start of an actor; then the run ends, and the error says what was missing."""
 
 
 class GeneratorConfig(ActorConfig):
@@ -56,7 +56,7 @@ class GeneratorConfig(ActorConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Compute type; ``auto`` is bfloat16 on GPU and float32 on CPU."""
     tensor_parallel: Positive = 1
-    """Workers that share one generator's layers: this many GPUs, or processes on CPU."""
+    """Workers that share one generator's layers: GPUs, or processes on CPU."""
     memory_utilization: float = Field(0.85, gt=0, le=1)
     """Share of GPU memory for weights and KV cache."""
     kv_cache_gib: float = Field(1.0, gt=0)
@@ -66,7 +66,7 @@ class GeneratorConfig(ActorConfig):
     max_batched_tokens: Positive = 8192
     """Tokens that one engine step may process."""
     threads: Count = 0
-    """CPU threads of the engine, shared out to its workers; 0 takes ``cpus`` rounded down, at least 1."""
+    """CPU threads of the engine, divided among its workers; 0 takes ``cpus`` rounded down, at least 1."""
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     restarts: Count = 3
@@ -79,7 +79,7 @@ class GeneratorConfig(ActorConfig):
     transfer_deadline_s: Seconds = 120
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds = 600
-    """A request not finished for this long is dispatched to another free generator too; the first completion counts."""
+    """A request without a response for this long is re-dispatched to a free generator; the first response counts."""
 
 
 class VerifierConfig(ActorConfig):

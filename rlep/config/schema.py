@@ -64,12 +64,12 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How the current policy samples responses in every step."""
+    """What the current policy generates in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
     fresh: Positive = 16
-    """G: responses sampled from the current policy for each prompt."""
+    """G: fresh rollouts of the current policy for each prompt."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the loss takes log-probs at temperature 1, whatever this is."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -79,19 +79,19 @@ class RolloutConfig(Section):
     max_tokens: Positive = 3072
     """Longest response in tokens, EOS included."""
     deadline_s: Seconds = 3600
-    """A step whose rollout takes longer ends with an error that says what was missing."""
+    """Longest rollout of one step; then the run ends with an error that counts the missing samples."""
     dynamic_sampling: bool = False
     """DAPO: drop prompts whose verdicts are all equal and draw others."""
     refill_limit: Positive = 4
-    """Dynamic sampling: a step samples at most this many times ``prompts``, then trains on the groups it has."""
+    """Dynamic sampling: a step samples at most this many times ``prompts``, then continues with the groups it has."""
     max_staleness: Count = 0
-    """Rollouts of this many later steps are prefetched; no token trained on has a larger policy lag. 0 is on-policy (paper)."""
+    """Largest policy lag of a trained token, in versions; so many steps' rollouts are prefetched. 0 is on-policy (paper)."""
     partial: Literal["keep", "abort"] = "keep"
-    """With staleness: an unfinished response continues under new weights (``keep``), or is generated again (``abort``)."""
+    """With staleness, an unfinished response continues under new weights (``keep``), or is generated again (``abort``)."""
 
 
 class ReplayConfig(Section):
-    """How successes come back from the experience pool."""
+    """How successes from the experience pool are replayed."""
 
     count: Count = 0
     """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
@@ -100,17 +100,17 @@ class ReplayConfig(Section):
     selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
         "uniform"
     )
-    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all that it holds."""
+    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones."""
     minimum: Positive = 2
-    """A prompt needs this many verified responses in the pool to be replayed at all."""
+    """A prompt with fewer verified responses in the pool is not replayed."""
     require: bool = False
-    """Fail when a prompt has fewer than M responses, instead of training a smaller group."""
+    """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
     only_below: float | None = Field(None, gt=0, le=1)
     """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
     old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
     failed: Count = 0
-    """Wrong responses mixed in beside the M successes, from what ``collection.failed`` kept (the paper's ablation: no gain)."""
+    """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
 
 
 class RewardConfig(Section):
@@ -178,7 +178,7 @@ class LossConfig(Section):
 
 
 class UpdateConfig(Section):
-    """How a rollout is cut into optimizer steps, and the optimizer."""
+    """How a rollout is divided into optimizer steps, and the optimizer."""
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
@@ -216,11 +216,11 @@ class EvaluationConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus."""
     seed: Count = 0
-    """Seed of the evaluation's samples: the same in runs that are to be compared."""
+    """Seed of the evaluation's samples; use the same in runs that you compare."""
 
 
 class CollectionConfig(Section):
-    """``rlep collect``: samples responses of the trained policy and stores them in the pool."""
+    """``rlep collect``: verified responses of the trained policy enter the pool."""
 
     samples: Positive = 64
     """Candidates per question."""
@@ -229,9 +229,9 @@ class CollectionConfig(Section):
     top_p: float = Field(0.95, gt=0, le=1)
     """Nucleus."""
     cap: Positive = 64
-    """Most responses kept for one question."""
+    """Most responses stored for one question."""
     failed: Count = 0
-    """Most complete but wrong responses kept for one question, in a separate pool, for ``replay.failed``."""
+    """Most complete but wrong responses stored for one question, in a separate pool, for ``replay.failed``."""
 
 
 class CheckpointConfig(Section):

@@ -15,6 +15,7 @@ from typer.main import get_command
 from rlep.cli import app
 from rlep.config.schema import Config
 from rlep.metrics.catalogue import METRICS, metric_for
+from tests.contract.test_layering import COMPOSE, MAY_IMPORT
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -211,6 +212,12 @@ def test_pages_named_in_code_and_configs_exist() -> None:
         for page in re.findall(r"docs/[\w/-]+\.md", path.read_text())
     }
     assert [(where, page) for where, page in sorted(named) if not (ROOT / page).is_file()] == []
+
+
+def test_the_table_of_folders_is_the_layering() -> None:
+    text = (DOCS / "explanation" / "architecture.md").read_text().split("## Folders")[1].split("\n## ")[0]
+    rows = {folder: set(CODE.findall(may)) for folder, may in re.findall(r"^\| `(.+?)` \| .* \| (.*) \|$", text, re.M)}
+    assert rows == {folder: set() if folder in COMPOSE else allowed for folder, allowed in MAY_IMPORT.items()}
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_every_section_says_what_it_is(section: type[Section]) -> None:
 def test_the_json_schema_carries_the_descriptions() -> None:
     schema = json.loads(json.dumps(Config.model_json_schema()))
     properties = schema["$defs"]["RolloutConfig"]["properties"]
-    assert properties["fresh"]["description"] == "G: responses sampled from the current policy for each prompt."
+    assert properties["fresh"]["description"] == "G: fresh rollouts of the current policy for each prompt."
     assert properties["fresh"]["default"] == 16
     assert schema["$defs"]["RolloutConfig"]["additionalProperties"] is False
 
