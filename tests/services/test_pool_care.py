@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rlep.services.pool.backup import backup, restore
 
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
 from rlep.core.types import Status, Trajectory, Verdict
@@ -213,19 +212,6 @@ def test_a_check_names_damaged_records_and_a_repair_removes_them(
     assert (repaired.damaged, repaired.removed) == (3, 3)
     assert check_records(pool, repair=False).damaged == 0
     assert pool.content_ids("q0") == [good.content_id]
-
-
-def test_what_is_only_quarantined_survives_two_backups(
-    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
-) -> None:
-    pool = open_pool()
-    bad = trajectory("q0", [1])
-    pool.add([bad])
-    pool.remove("q0", [bad.content_id], quarantine=True)
-    backup(pool, tmp_path / "one.rlep")
-    restore(twin, tmp_path / "one.rlep")
-    assert backup(twin, tmp_path / "two.rlep") == 1
-    assert (tmp_path / "one.rlep").read_bytes() == (tmp_path / "two.rlep").read_bytes()
 
 
 def test_a_scan_gives_every_record_once_question_by_question(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
