@@ -2,16 +2,15 @@
 
     python benchmarks/pool.py [--trajectories 200000] [--repetitions 40] [--binary redis-server] [--json FILE]
 
-Synthetic answers of 830 tokens on average over 17,000 prompts, compressible like prose and formulas under a byte-pair
+Synthetic responses of 830 tokens on average over 17,000 prompts, compressible like prose and formulas under a byte-pair
 tokenizer (about 1.5 bytes a token, 240 different ones in 830); 4,096 different ones, stored again and again under other
-content ids. A sample asks for 2 answers of each of 512 prompts. Rows take turns; a ratio is one of their medians, and the
+content ids. A sample asks for 2 responses of each of 512 prompts. Rows alternate; a ratio is one of their medians, and the
 spread of both is given in milliseconds (10th percentile, median, 90th percentile).
 
 * ``tcp``: the bytes of a sample's columns, asked of another process and received into fresh memory;
-* ``sample_redis``, ``sample_cache``: ``Pool.sample`` with nothing, and with every record of the 512 prompts, in its cache;
-* ``grpc_redis``, ``grpc_cache``: ``PoolClient.sample`` of a server process; ``ray_redis``, ``ray_cache``: of an actor;
+* ``sample_redis``: ``Pool.sample``; ``grpc_redis``: ``PoolClient.sample`` of a server process; ``ray_redis``: of an actor;
 * ``draw``: the choice of 512 × 2 alone, of prompts whose keys and counts are at hand; ``draw_looked_up``: with their
-  look-up in the index; both in turns of their own, as nothing else passes through the processor's caches between them;
+  look-up in the index; both measured apart, as nothing else passes through the processor's caches between them;
 * ``insert``: ``Store.insert`` of 64 records (atomic, idempotent, in the append-only file when it returns) beside ``hsetnx``, a
   plain pipeline of 64 HSETNX of the same records;
 * ``growth``: ``sample_redis`` of a pool five times as large beside one half as large;
@@ -46,7 +45,6 @@ from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
 from rlep.config.roles import ClusterConfig
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import Float64Array, Int32Array, Int64Array, Provenance, Sampling, Trajectory, Verdict
-from rlep.services.pool.cache import RecordCache
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.storage.codec import encode
@@ -57,8 +55,8 @@ from rlep.services.pool.values import PoolOptions
 
 RESULTS = Path(__file__).parent / "results" / "pool.json"
 PROMPTS, MEAN_TOKENS, VOCABULARY, WORDS = 17_000, 830, 151_936, 20_000
-DIFFERENT, ASKED, COUNT, EVERY, INSERTED, BATCH = 4096, 512, 2, 1000, 64, 512
-TOKENIZER, CAP, NOTHING, CACHE_MIB, QUANTILES = "0123456789abcdef0123456789abcdef", 100_000, 0, 256, (0.1, 0.5, 0.9)
+DIFFERENT, ASKED, COUNT, INSERTED, BATCH = 4096, 512, 2, 64, 512
+TOKENIZER, CAP, QUANTILES = "0123456789abcdef0123456789abcdef", 100_000, (0.1, 0.5, 0.9)
 NAMES = [hashlib.blake2b(b"%d" % number, digest_size=16).hexdigest() for number in range(PROMPTS)]
 Work = Callable[[], object]
 Verb = Callable[..., Sample]
@@ -100,7 +98,7 @@ def ratios(times: Times) -> dict[str, Any]:
     }
 
 
-def by_turns(rows: Mapping[str, Work], repetitions: int, before: Work = lambda: None) -> Times:
+def alternately(rows: Mapping[str, Work], repetitions: int, before: Work = lambda: None) -> Times:
     """Seconds of each repetition of each row; the first round is not counted."""
     times: Times = {name: [] for name in rows}
     for repetition in range(repetitions + 1):
@@ -121,22 +119,21 @@ class Bench:
         self.directory = directory
         self.trajectories: int = arguments.trajectories
         self.repetitions: int = arguments.repetitions
-        self.answers = Answers()
+        self.responses = Responses()
         self.draw = random.Random(0)
 
-    def open(self, cache: RecordCache | None = None, *, name: str = "pool") -> Pool:
+    def open(self, name: str = "pool") -> Pool:
         return Pool.open(
             self.server.url,
             name,
             tokenizer_digest=TOKENIZER,
             password_file=self.server.password_file,
             options=PoolOptions(cap=CAP),
-            cache=cache or RecordCache(NOTHING),
         )
 
     def fill(self, pool: Pool, count: int) -> None:
         for start in range(0, count, BATCH):
-            pool.store.insert(self.answers.entries(min(BATCH, count - start)), cap=CAP, writer="main", epoch=None)
+            pool.store.insert(self.responses.entries(min(BATCH, count - start)), cap=CAP, writer="main", epoch=None)
 
     def sizes(self) -> dict[str, Any]:
         """Fill the first pool; what a trajectory takes."""
@@ -156,44 +153,37 @@ class Bench:
         return self.draw.sample(NAMES, ASKED)
 
     def samples(self) -> Times:
-        """Every way to a sample, beside its bytes over TCP."""
+        """Every path of a sample, beside its bytes over TCP."""
         steps, asked, same = itertools.count(), list[str](), self.asked()
-        cached, cluster = RecordCache(), Cluster(ClusterConfig(cpus=2), "bench")
+        cluster = Cluster(ClusterConfig(cpus=2), "bench")
         with ExitStack() as stack:
             stack.callback(cluster.close)
             cluster.connect()
-            bare, warm = (stack.enter_context(self.open(cache)) for cache in (RecordCache(NOTHING), cached))
-            remote = {
-                "grpc_redis": stack.enter_context(self.served(NOTHING)),
-                "grpc_cache": stack.enter_context(self.served(CACHE_MIB)),
-                "ray_redis": stack.enter_context(self.actor(NOTHING)),
-                "ray_cache": stack.enter_context(self.actor(CACHE_MIB)),
+            pool = stack.enter_context(self.open())
+            take = {
+                "sample_redis": pool.sample,
+                "grpc_redis": stack.enter_context(self.served()),
+                "ray_redis": stack.enter_context(self.actor()),
             }
-            take = {"sample_redis": bare.sample, "sample_cache": warm.sample, **remote}
-            for name in 2 * ("sample_cache", "grpc_cache", "ray_cache"):  # fetched, then unpacked
-                take[name](same, EVERY, seed=0, step=0)
-            rows: dict[str, Work] = {
-                name: partial(sampled, verb, same if "cache" in name else asked, steps) for name, verb in take.items()
-            }
-            whole = bare.sample(same, COUNT, seed=0, step=0)
+            rows: dict[str, Work] = {name: partial(sampled, verb, asked, steps) for name, verb in take.items()}
+            whole = pool.sample(same, COUNT, seed=0, step=0)
             rows["tcp"] = stack.enter_context(transfer_of(size_of(whole)))
-            times = by_turns(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
+            times = alternately(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
             keys, counts = prompt_keys(same), np.full(ASKED, 12)
             questions = itertools.cycle([self.asked() for _ in range(99)])
             draws: dict[str, Work] = {
                 "draw": lambda: draw_uniform_keyed(keys, counts, COUNT, seed=0, step=next(steps)),
-                "draw_looked_up": lambda: bare._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
+                "draw_looked_up": lambda: pool._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
             }
-            times |= by_turns(draws, 10 * self.repetitions)
+            times |= alternately(draws, 10 * self.repetitions)
         self.sample_bytes = size_of(whole)
         return times
 
     @contextmanager
-    def served(self, cache_mib: int) -> Iterator[Verb]:
-        """A client's ``sample`` of a pool server in a process of its own."""
+    def served(self) -> Iterator[Verb]:
+        """A client's ``sample`` of a pool server in another process."""
         words = [sys.executable, "-m", "rlep", "pool", "serve", "--listen", "127.0.0.1:0", "--redis", self.server.url]
         environment = {**os.environ, "RLEP_REDIS_PASSWORD_FILE": str(self.server.password_file)}
-        words += ["--cache-mib", str(cache_mib)]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
         assert process.stdout is not None
         try:
@@ -204,16 +194,16 @@ class Bench:
             process.communicate()
 
     @contextmanager
-    def actor(self, cache_mib: int) -> Iterator[Verb]:
+    def actor(self) -> Iterator[Verb]:
         """``sample`` of an actor on the Ray that is connected."""
         import ray
 
         class Holder:
             def __init__(self, url: str, password_file: Path) -> None:
                 keep_freed_memory()  # as the pool's own actor does
-                cache, options = RecordCache(cache_mib << 20), PoolOptions(cap=CAP)
+                options = PoolOptions(cap=CAP)
                 self.pool = Pool.open(
-                    url, "pool", tokenizer_digest=TOKENIZER, password_file=password_file, options=options, cache=cache
+                    url, "pool", tokenizer_digest=TOKENIZER, password_file=password_file, options=options
                 )
 
             def sample(self, prompt_ids: list[str], count: int, seed: int, step: int) -> Sample:
@@ -228,7 +218,7 @@ class Bench:
         batch: list[NewRecord] = []
 
         def renew() -> None:
-            batch[:] = self.answers.entries(INSERTED)
+            batch[:] = self.responses.entries(INSERTED)
 
         with connect(self.server.url, password_file=self.server.password_file) as client, self.open() as pool:
 
@@ -239,11 +229,11 @@ class Bench:
                     pipeline.execute()
 
             rows = {"hsetnx": plain, "insert": lambda: pool.store.insert(batch, cap=CAP, writer="main", epoch=None)}
-            return by_turns(rows, 3 * self.repetitions, renew)
+            return alternately(rows, 3 * self.repetitions, renew)
 
     def growth(self) -> Times:
         """A small pool beside one of ten times its size."""
-        with self.open(name="small") as small, self.open(name="large") as large:
+        with self.open("small") as small, self.open("large") as large:
             self.fill(small, self.trajectories // 2)
             self.fill(large, self.trajectories * 5)
             steps = iter(range(10**9))
@@ -251,11 +241,11 @@ class Bench:
                 "small": lambda: small.sample(self.asked(), COUNT, seed=0, step=next(steps)),
                 "large": lambda: large.sample(self.asked(), COUNT, seed=0, step=next(steps)),
             }
-            return by_turns(rows, self.repetitions)
+            return alternately(rows, self.repetitions)
 
 
-class Answers:
-    """Synthetic answers, already encoded, under new content ids without end."""
+class Responses:
+    """Synthetic responses, already encoded, under new content ids without end."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)
@@ -267,7 +257,7 @@ class Answers:
         self._numbers, self._draw = itertools.count(), random.Random(1)
 
     def entries(self, count: int) -> list[NewRecord]:
-        """New answers of random prompts."""
+        """New responses of random prompts."""
         found = []
         for number in itertools.islice(self._numbers, count):
             label, record = self._draw.choice(self._records)
@@ -277,7 +267,7 @@ class Answers:
 
 
 def _record(tokens: Int32Array, generator: np.random.Generator) -> tuple[str, bytes]:
-    """The label and the record of one answer, its log-probs as of a confident policy."""
+    """The label and the record of one response, its log-probs as of a confident policy."""
     trajectory = Trajectory(
         prompt_id=NAMES[0],
         tokens=tokens,

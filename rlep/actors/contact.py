@@ -1,6 +1,6 @@
-"""Where a running run is reached: a file in its directory, written when it takes commands and removed with it.
+"""How a run in progress is reached: a file in its directory, there as long as the run takes commands.
 
-It holds no secret: a private cluster's token is in a file of its own that only its owner reads.
+It holds no secret: a private cluster's token is in a separate file that only its owner reads.
 """
 
 from __future__ import annotations

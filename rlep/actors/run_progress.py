@@ -1,4 +1,4 @@
-"""How far a run has come, as it is told to other processes."""
+"""Progress of a run, as other processes see it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the work that goes on now."""
+    """A part of the work in progress."""
 
     name: str
     done: int
@@ -18,7 +18,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run has come; without steps it is a collection."""
+    """Progress of a run; without steps it is a collection."""
 
     done: int | None = None
     """Whole steps; None before this process has begun one."""

@@ -118,7 +118,7 @@ def grade(
 @app.command()
 @command_errors
 def quickstart(
-    directory: Annotated[Path, typer.Option(help="Where the runs go.")] = Path("runs/quickstart"),
+    directory: Annotated[Path, typer.Option(help="Directory of the runs.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of all runs.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
 ) -> None:

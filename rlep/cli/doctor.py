@@ -1,4 +1,4 @@
-"""``rlep doctor``: what this machine has, what is wrong with it for a given config, and how to mend it."""
+"""``rlep doctor``: what this machine has, what is wrong with it for a given config, and how to fix it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the examination."""
+    """One result of a check."""
 
     what: str
     level: str
@@ -60,7 +60,7 @@ def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
 
 
 def findings_of(config: Config) -> Iterator[Finding]:
-    """Every examination in turn."""
+    """Every check, one after the other."""
     checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
         _python, _packages, _vllm, _cores, _gpus, _memory, _shared_memory, _disk, _files, _redis, _ray, _secrets, _model,
     )  # fmt: skip

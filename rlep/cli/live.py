@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rlep.actors.control import Command, RunStatus
 
 LOOK_S = 20.0
-"""How long a driver gets to say what it is doing."""
+"""Deadline of a driver's status."""
 CHANGE_S = 900.0
-"""How long a driver gets for a change: to place and start a generator, or to let one finish."""
+"""Deadline of a change: to place and start a generator, or to drain one."""
 NEWS_S = 3.0
-"""Time between two looks at actors that are still on their way."""
+"""Time between two reports on actors that are starting or draining."""
 
 
 def show_status(run: str, *, address: str | None, as_json: bool) -> None:
@@ -72,7 +72,7 @@ def change_count(
 
 
 def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) -> None:
-    """Let one actor of a run leave, and print the status afterwards."""
+    """Drain one actor of a run, and print the status afterwards."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Drain
 
@@ -88,7 +88,7 @@ async def _asked(cluster: Cluster, command: Command) -> RunStatus:
 
 
 async def _answer(cluster: Cluster, command: Command) -> RunStatus:
-    """The answer; meanwhile news of actors that wait for room on the cluster."""
+    """The status; meanwhile reports on actors that wait for resources on the cluster."""
     from rlep.actors.control import Look, ask
 
     if isinstance(command, Look):
@@ -121,7 +121,7 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     contact = read_contact(Path(run))
     if contact is None and Path(run).is_dir():
         raise ConfigError(
-            f"no run is going on in {run}: {CONTACT} is not there (it has ended, or its actors are still starting)"
+            f"no run is in progress in {run}: {CONTACT} is not there (it has ended, or its actors are still starting)"
         )
     if contact is None and Path(run).name != run:
         raise ConfigError(f"{run}: no such run directory")

@@ -106,7 +106,7 @@ def _step_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     epoch = "" if step.steps_per_epoch is None else f", {step.steps_per_epoch:,} an epoch"
     found = [
         ("steps", f"{step.steps:,}{epoch}"),
-        ("groups a step", f"{step.groups:,} of {step.fresh} fresh answers and {_replays_text(step.replays, config)}"),
+        ("groups a step", f"{step.groups:,} of {step.fresh} fresh responses and {_replays_text(step.replays, config)}"),
         ("sequences a step", f"{step.sequences:,}"),
         (
             "optimizer updates",
@@ -118,7 +118,7 @@ def _step_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         ),
     ]
     if config.rollout.dynamic_sampling:
-        found.append(("answers sampled", f"up to {step.sampled_at_most:,} a step (dynamic sampling)"))
+        found.append(("responses sampled", f"up to {step.sampled_at_most:,} a step (dynamic sampling)"))
     return found
 
 
@@ -143,11 +143,11 @@ def _evaluation_lines(plan: RunPlan) -> list[tuple[str, str]]:
     if not evaluation.times:
         return [("evaluation", "none (data.evaluation is empty)")]
     if evaluation.samples is None:
-        return [("evaluation", f"{evaluation.times} times, {evaluation.samples_each} answers a question")]
+        return [("evaluation", f"{evaluation.times} times, {evaluation.samples_each} responses a question")]
     return [
         (
             "evaluation",
-            f"{evaluation.times} times {evaluation.questions:,} questions, {evaluation.samples:,} answers in all",
+            f"{evaluation.times} times {evaluation.questions:,} questions, {evaluation.samples:,} responses in all",
         )
     ]
 
@@ -169,13 +169,13 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         ("  activations, roughly", _size(memory.learner_activations)),
         ("KV cache", f"{memory.kv_token:,} bytes a token, {_size(memory.kv_sequence)} a longest sequence"),
         ("KV cache, a generator", f"{_size(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
-        ("weight publication", _size(memory.publication)),
+        ("weight update", _size(memory.publication)),
         *_shared_lines(memory.shared),
     ]
 
 
 def _shared_lines(shared: SharedPlan | None) -> list[tuple[str, str]]:
-    """One GPU in turns: it needs the larger of the two, not their sum."""
+    """One GPU shared by time: it needs the larger of the two, not their sum."""
     if shared is None:
         return []
     whole = GPU_GIB * GIB
@@ -183,8 +183,8 @@ def _shared_lines(shared: SharedPlan | None) -> list[tuple[str, str]]:
     fits = f"of {GPU_GIB} GiB" if most <= whole else f"DOES NOT FIT {GPU_GIB} GiB"
     return [
         ("a shared GPU, at most", f"{_size(most)} {fits}"),
-        ("  generators' turn", f"{_size(shared.generate)}, and {_size(shared.host)} of the rank's state on the host"),
-        ("  learner's turn", _size(shared.learn)),
+        ("  while generating", f"{_size(shared.generate)}, and {_size(shared.host)} of the rank's state on the host"),
+        ("  while training", _size(shared.learn)),
     ]
 
 

@@ -21,7 +21,7 @@ def heading(status: RunStatus) -> str:
 
 
 def phases(progress: RunProgress) -> str:
-    """What goes on now."""
+    """The phases in progress."""
     parts = [f"{p.name} {p.done}{'' if p.total is None else f' of {p.total}'} {p.unit}" for p in progress.phases]
     return "now: " + (", ".join(parts) or "between two phases")
 

@@ -17,11 +17,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 SHARED_UTILIZATION = 0.9
-"""Most GPU memory for a generator that shares its GPU: a resting learner keeps its CUDA context and NCCL's buffers there."""
+"""Most GPU memory for a generator that shares its GPU: a sleeping learner keeps its CUDA context and NCCL's buffers there."""
 
 
 class Section(BaseModel):
-    """A part of the tree: frozen; unknown keys, NaN, infinity and a truth value in a number's place are errors."""
+    """A part of the tree: frozen; unknown keys, NaN, infinity and true or false in a number's place are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -31,7 +31,7 @@ class Section(BaseModel):
     @classmethod
     def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("neither true nor false is meant here")
+            raise ValueError("a number or text is expected, not true or false")
         return value
 
 
@@ -70,7 +70,7 @@ class GeneratorConfig(ActorConfig):
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     restarts: Count = 3
-    """Times a dead generator is started again before the run ends."""
+    """Times a dead generator is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """A generator that answers no heartbeat for this long is considered dead and replaced."""
     transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
@@ -99,7 +99,7 @@ class VerifierConfig(ActorConfig):
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
-    """Times a dead verifier is started again before the run ends."""
+    """Times a dead verifier is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """A verifier that answers no heartbeat for this long while it grades is considered dead and replaced."""
 
@@ -126,11 +126,11 @@ class LearnerConfig(ActorConfig):
     collective_timeout_s: Seconds = 300
     """A rank that its peers wait for in a collective for this long fails the group."""
     heartbeat_timeout_s: Seconds = 60
-    """A rank that answers no heartbeat for this long while it works is considered dead, and all are started again."""
+    """A rank that answers no heartbeat for this long while it works is considered dead, and all ranks are restarted."""
     deadline_s: Seconds = 3600
-    """Longest wait for one score, update, weight publication or checkpoint."""
+    """Longest wait for one score, update, weight update or checkpoint."""
     restarts: Count = 2
-    """Times all ranks are started again together from the last checkpoint before the run ends."""
+    """Times all ranks are restarted together from the last checkpoint before the run ends."""
 
 
 class PoolConfig(Section):
@@ -177,7 +177,7 @@ def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, strea
     conflicts = {
         "update.stream = true": stream and "it updates while responses are generated; set it to false",
         f"rollout.max_staleness = {max_staleness}": max_staleness
-        and "it writes answers while the learner updates; set it to 0",
+        and "it generates responses while the learner updates; set it to 0",
         f"generator.transfer = {generator.transfer}": generator.transfer != "shared_memory"
         and "learner and generators never work at the same time, as a broadcast needs; take shared_memory",
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
@@ -188,7 +188,7 @@ def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, strea
         and f"a rank has one GPU, and a generator those of tensor_parallel = {width} ranks; set them to {width} and 1",
         f"generator.memory_utilization = {generator.memory_utilization:g}": gpus
         and generator.memory_utilization > SHARED_UTILIZATION
-        and f"what a resting learner keeps on its GPU needs room; at most {SHARED_UTILIZATION:g}",
+        and f"a sleeping learner keeps memory on its GPU; set at most {SHARED_UTILIZATION:g}",
         "generator.label_selector": generator.label_selector not in ({}, learner.label_selector)
         and "it differs from learner.label_selector, and both are on the same machine",
     }

@@ -29,7 +29,7 @@ from rlep.core.errors import ConfigError
 
 
 class RunConfig(Section):
-    """What this run is called, where it writes, and how long it goes on."""
+    """Name, directory and length of the run."""
 
     name: str = Field("rlep", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Label in reports, trackers and Ray actor names."""
@@ -47,7 +47,7 @@ class ModelConfig(Section):
     path: Path = Path("models/Qwen2.5-Math-7B")
     """Hugging Face directory with safetensors weights, config.json and tokenizer."""
     chat_template: bool = True
-    """Wrap each question in the tokenizer's chat template; False feeds the question as it stands."""
+    """Wrap each question in the tokenizer's chat template; False uses the question unchanged."""
     system_prompt: str | None = None
     """System message put before each question; needs ``chat_template``."""
 
@@ -134,7 +134,7 @@ class AdvantageConfig(Section):
     estimator: Literal["group", "leave-one-out"] = "group"
     """``group``: GRPO. ``leave-one-out``: RLOO."""
     ddof: Literal[0, 1] = 1
-    """Degrees of freedom taken off in the standard deviation."""
+    """Degrees of freedom subtracted in the standard deviation."""
     eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
     scale: bool = True

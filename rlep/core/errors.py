@@ -38,19 +38,19 @@ class PoolError(RlepError, RuntimeError):
 
 
 class VerifierError(RlepError, RuntimeError):
-    """The verifier itself failed (not the answer it was given)."""
+    """The verifier itself failed (not the response it was given)."""
 
 
 class ActorLost(RlepError, RuntimeError):
-    """An actor died or stopped answering, and its supervised restarts are spent."""
+    """An actor died or stopped answering, and is out of restarts."""
 
 
 class LearnerLost(ActorLost):
-    """A learner rank died or fell silent; all ranks have to be started again together."""
+    """A learner rank died or stopped answering heartbeats; all ranks have to be restarted together."""
 
 
 class PlacementError(RlepError, RuntimeError):
-    """The cluster has no room for a requested actor; the message names the missing resource or label."""
+    """The cluster lacks what a requested actor needs; the message names the missing resource or label."""
 
 
 class DeadlineExceeded(RlepError, TimeoutError):

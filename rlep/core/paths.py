@@ -25,7 +25,7 @@ def private_directory(
     """A new directory ``rlep-<kind>-<user>-<pid>-…`` of mode 700; those of the same kind whose owner is dead are removed.
 
     ``in_memory``: in shared memory, where the machine has some. ``deepest``: bytes that the path of the deepest socket in
-    it adds to its own; where a long ``TMPDIR`` leaves no room for them, the directory is in ``/tmp``. ``remove``: how one of
+    it adds to its own; where a long ``TMPDIR`` is too long for them, the directory is in ``/tmp``. ``remove``: how one of
     this kind is removed.
     """
     shared = in_memory and os.access(SHARED_MEMORY, os.W_OK)

@@ -59,7 +59,7 @@ class Inputs:
 
 
 def read_inputs(config: Config, *, train: bool = True) -> Inputs:
-    """Tokenizer, prompts and the model's fingerprint. Raises ``ModelError`` or ``DataError`` saying what to mend."""
+    """Tokenizer, prompts and the model's fingerprint. Raises ``ModelError`` or ``DataError`` saying what to fix."""
     check_options(config)
     model, data = config.model, config.data
     tokenizer = load_tokenizer(model.path)
@@ -112,7 +112,7 @@ def fingerprint(model: Path) -> str:
 
 
 def probes_of(prompts: Sequence[Prompt]) -> Probes:
-    """Fixed sequences for the log-prob handshake: the first prompts' own text, one half given, the other scored."""
+    """Fixed sequences for the log-prob check: the first prompts' own text, one half given, the other scored."""
     chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
     return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
 
@@ -149,7 +149,7 @@ class RunActors:
         if base_version is not None:  # weights that never change, and no learner
             options, shared = replace(options, on_update="wait", sleeps=False), None
         if shared is not None:
-            self._stack.callback(shared.close)  # when all who sit there have left
+            self._stack.callback(shared.close)  # when all actors in it have ended
         role = GeneratorPool(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
         self._sharing.join("generators", role)
         self._begin(role, role.start(base_version=base_version))
@@ -220,7 +220,7 @@ class RunActors:
         return role
 
     def weights(self, learners: Learners, generators: GeneratorPool, prompts: Sequence[Prompt]) -> WeightPublisher:
-        """The way from the one to the others."""
+        """Weight updates from the learner to the generators."""
         return WeightPublisher(
             learners,
             generators,
@@ -268,7 +268,7 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
     connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
-    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)

@@ -48,16 +48,16 @@ def train(config: Config, progress: CommandProgress) -> Checkpoint:
 
 
 def sft(config: Config, progress: CommandProgress) -> Checkpoint:
-    """Supervised fine-tuning on the pool's answers."""
+    """Supervised fine-tuning on the pool's responses."""
     if not config.replay.count:
-        raise ConfigError("sft trains on replays: set replay.count to the answers per prompt and step")
+        raise ConfigError("sft trains on replays: set replay.count to the responses per prompt and step")
     if config.replay.failed:
-        raise ConfigError("sft imitates every answer it is given: set replay.failed = 0")
+        raise ConfigError("sft imitates every response it is given: set replay.failed = 0")
     return _learn(config, "sft", progress)
 
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
-    """Ask every question; fill the pool."""
+    """Sample every question; fill the pool."""
     inputs = read_inputs(config)
     store = _open(config, inputs, "collect")
     try:
@@ -158,7 +158,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         collected = await Collector(run, pool, store, prompts.prompts, failures).run()
     coverage = collected.coverage
     progress.note(
-        f"pool {config.pool.name}: {coverage.accepted} answers to {coverage.covered} of {coverage.questions} questions "
+        f"pool {config.pool.name}: {coverage.accepted} responses to {coverage.covered} of {coverage.questions} questions "
         f"({collected.correct} of {collected.candidates} candidates correct)"
     )
     return collected
@@ -180,12 +180,12 @@ async def _pool_digest(
     where = config.pool.url or config.pool_directory
     if not covered:
         raise PoolError(
-            f"pool {config.pool.name} at {where} has answers to {len(held)} questions, to none of the {len(prompts)} "
+            f"pool {config.pool.name} at {where} has responses to {len(held)} questions, to none of the {len(prompts)} "
             "training questions: run `rlep collect` with the same data first, or check pool.directory and pool.name"
         )
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))
-    progress.note(f"pool {config.pool.name}: answers to {covered} of {len(prompts)} training questions")
+    progress.note(f"pool {config.pool.name}: responses to {covered} of {len(prompts)} training questions")
     return digest
 
 

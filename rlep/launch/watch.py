@@ -1,4 +1,4 @@
-"""What is seen of a run's steps beside the driver: their spans, how far it has come, and who works."""
+"""Observes a run's steps: their spans, the progress, and the actors at work."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlep.driver.context import Step
 from rlep.driver.train import Trained, TrainStep
 from rlep.metrics.catalogue import MetricValue
 
-ANSWERING = ("serving", "leaving")
+ALIVE = ("serving", "leaving")
 
 
 @dataclass(slots=True)
 class Watch:
-    """Looks on while a run makes its steps."""
+    """Observer of a run's steps."""
 
     steps: int | None
     """How many there will be; None where the run has none."""
@@ -26,10 +26,10 @@ class Watch:
     done: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     restarts: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Role → actor → its restarts, also of those that have left."""
+    """Role → actor → its restarts, also of removed ones."""
 
     def progress(self) -> RunProgress:
-        """How far the run has come."""
+        """Progress of the run."""
         return RunProgress(self.done, self.steps, self.phases(), self.seconds)
 
     def watched(self, train: TrainStep, timeline: Timeline, roles: Callable[[], Sequence[RoleStatus]]) -> TrainStep:
@@ -46,10 +46,10 @@ class Watch:
         return step
 
     def actors(self, roles: Sequence[RoleStatus]) -> dict[str, MetricValue]:
-        """Actors that answer, and restarts so far, by role."""
+        """Actors alive, and restarts so far, by role."""
         alive = dict.fromkeys((role.role for role in roles), 0)
         for role in roles:
-            alive[role.role] += sum(actor.state in ANSWERING for actor in role.actors)
+            alive[role.role] += sum(actor.state in ALIVE for actor in role.actors)
             self.restarts.setdefault(role.role, {}).update({actor.name: actor.restarts for actor in role.actors})
         values: dict[str, MetricValue] = {f"actors/alive/{role}": count for role, count in alive.items()}
         return values | {f"actors/restarts/{role}": sum(self.restarts[role].values()) for role in alive}

@@ -34,7 +34,7 @@ def refusal(command: list[str], run: Path) -> str:
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_a_run_that_has_ended_is_said(command: list[str], tmp_path: Path) -> None:
     assert refusal(command, tmp_path) == (
-        f"no run is going on in {tmp_path}: contact.json is not there (it has ended, or its actors are still starting)"
+        f"no run is in progress in {tmp_path}: contact.json is not there (it has ended, or its actors are still starting)"
     )
 
 

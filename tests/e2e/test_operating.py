@@ -68,7 +68,7 @@ def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path
     assert {line["metrics"]["actors/restarts/generator"] for line in lines} == {0}
     ended = rlep("status", run, check=False)
     assert ended.returncode == 2
-    assert f"no run is going on in {run}" in ended.stderr
+    assert f"no run is in progress in {run}" in ended.stderr
     events = [(line["event"], line.get("actor")) for line in read_lines(run / "events.jsonl")]
     assert ("actor_started", "verifier-1") in events
     assert ("actor_drained", "verifier-0") in events

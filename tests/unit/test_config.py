@@ -92,7 +92,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
     ("overrides", "message"),
     [
         (["update.stream=true"], "update.stream = true: it updates while responses are generated"),
-        (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it writes answers while"),
+        (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it generates responses while"),
         (["generator.transfer=gloo"], "generator.transfer = gloo: learner and generators never work at the same time"),
         (
             ["learner.ranks=2"],
@@ -100,7 +100,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
         ),
         (["learner.gpus=1"], "generator.gpus = 0 and learner.gpus = 1: a rank has one GPU, and a generator those of"),
         ([*ON_GPUS, "generator.gpus=1"], "generator.gpus = 1 and learner.gpus = 1: .* set them to 2 and 1"),
-        ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: what a resting learner keeps"),
+        ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: a sleeping learner keeps"),
         (["generator.label_selector.rlep-role=generator"], "generator.label_selector: it differs from learner"),
     ],
 )

@@ -97,8 +97,11 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("update.betas=[0.9, 1.0]", r"update\.betas\.1 = 1\.0: Input should be less than 1"),
         ("loss.aggregation=mean", r"loss\.aggregation = 'mean': Input should be 'token-mean'"),
         ("run.name=a b", r"run\.name = 'a b': String should match pattern"),
-        ("generator.count=true", r"generator\.count = True: neither true nor false is meant here"),  # and not 1
-        ("update.lr=false", r"update\.lr = False: neither true nor false is meant here"),
+        (
+            "generator.count=true",
+            r"generator\.count = True: a number or text is expected, not true or false",
+        ),  # and not 1
+        ("update.lr=false", r"update\.lr = False: a number or text is expected, not true or false"),
         ("run=5", r"run is a section with keys, not one value"),
     ],
 )
