@@ -11,6 +11,7 @@ import typer
 
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
+from rlep.core.versions import check_versions
 
 app = typer.Typer(
     name="rlep",
@@ -40,6 +41,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run director
 @command_errors
 def train(files: Files, overrides: Overrides = None) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
+    check_versions()
     from rlep.config.settings import load_config
     from rlep.launch.runs import train as run
 
@@ -50,6 +52,7 @@ def train(files: Files, overrides: Overrides = None) -> None:
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
     """Let the policy in model.path answer every training question and store the verified answers in the pool."""
+    check_versions()
     from rlep.config.settings import load_config
     from rlep.launch.runs import collect as run
 
@@ -60,6 +63,7 @@ def collect(files: Files, overrides: Overrides = None) -> None:
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
     """Supervised fine-tuning on the pool, on the same learner: the control for what replay itself brings."""
+    check_versions()
     from rlep.config.settings import load_config
     from rlep.launch.runs import sft as run
 
@@ -78,6 +82,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure avg@n, maj@n, best@n and pass@k of a model on held-out questions."""
+    check_versions()
     from rlep.config.settings import load_config
     from rlep.launch.runs import evaluate as run
 
@@ -108,6 +113,7 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
 ) -> None:
     """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs nothing but CPUs."""
+    check_versions()
     from rlep.cli.quickstart import run
 
     run(directory, seed=seed, steps=steps)

@@ -176,7 +176,7 @@ def test_statistics_add_up() -> None:
 
 
 def test_the_parent_never_imports_the_symbolic_engine() -> None:
-    modules = ["grader", "verifier", "rows", "user_function", "patterns", "notation", "words"]
+    modules = ["grader", "verifier", "grade_rows", "user_function", "patterns", "notation", "words"]
     imports = "".join(f"import rlep.services.verifier.{module}\n" for module in modules)
     script = (
         imports + "import sys\nsys.exit(any(name in sys.modules for name in ('sympy', 'math_verify', 'ray', 'torch')))"

@@ -25,7 +25,6 @@ _NO_VALUE = (ValueError, ArithmeticError, NotImplementedError)
 _WITNESSES = tuple(Fraction(top, bottom) for top, bottom in ((7, 5), (13, 4), (23, 7), (31, 9), (41, 17), (53, 12)))
 
 
-
 def exact_value(expression: Any) -> Fraction | None:
     """The exact rational value of an expression in numbers only, decimals taken as written; None for anything else."""
     if isinstance(expression, Fraction):

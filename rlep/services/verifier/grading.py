@@ -29,9 +29,7 @@ _NORMALISATION = NormalizationConfig(
 _FUNCTION_LIKE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\s*\(")
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
 _NAME = re.compile(r"[a-zA-Z]?|\\(?!infty)[a-zA-Z]+")
-_NO_VALUE = re.compile(
-    r"\\infty|\{\s*\}|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])"
-)
+_NO_VALUE = re.compile(r"\\infty|\{\s*\}|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])")
 """An infinity, an empty operand or a division by zero, as it is written."""
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])\s*")
 _SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
@@ -267,7 +265,7 @@ def parse(text: str) -> Any | None:
         return latex2sympy(
             latex, is_real=not should_treat_as_complex(latex), convert_degrees=False, normalization_config=None
         )
-    except Exception as error:  # noqa: BLE001 - the grammar refuses by a bare Exception; every other kind is a failure
+    except Exception as error:
         if type(error) is not Exception:
             raise
         return None
