@@ -11,6 +11,7 @@ import pytest
 
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
 from rlep.core.types import Status, Trajectory, Verdict
+from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.maintenance.measure import distinctness, measure
 from rlep.services.pool.maintenance.prune import Criteria, prune
@@ -212,6 +213,19 @@ def test_a_check_names_damaged_records_and_a_repair_removes_them(
     assert (repaired.damaged, repaired.removed) == (3, 3)
     assert check_records(pool, repair=False).damaged == 0
     assert pool.content_ids("q0") == [good.content_id]
+
+
+def test_what_is_only_quarantined_survives_two_exports(
+    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_pool()
+    bad = trajectory("q0", [1])
+    pool.add([bad])
+    pool.remove("q0", [bad.content_id], quarantine=True)
+    one = export_records(pool, tmp_path / "one", "jsonl")
+    assert import_records(twin, tmp_path / "one").quarantined == 1
+    two = export_records(twin, tmp_path / "two", "jsonl")
+    assert (one.records, one.shards) == (1, two.shards)  # shards are equal where their hashes are
 
 
 def test_a_scan_gives_every_record_once_question_by_question(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
