@@ -30,11 +30,11 @@ DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 CONNECT_S = 10.0
 
 Report = Callable[[str, str, str], None]
-"""(event, actor, error): how the loss and the restart of an actor become known."""
+"""(event, actor, error): how losses and restarts of actors are reported."""
 
 
 def unreported(event: str, actor: str, error: str) -> None:
-    """Where nobody keeps events."""
+    """A ``Report`` that keeps nothing."""
 
 
 class Cluster:
@@ -96,10 +96,10 @@ class Cluster:
             self.home = None
 
     def reserve(self, name: str, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> PlacementGroup:
-        """PlacementGroup for actors, all of it or nothing, that stays theirs while they come and go, until ``forget``.
+        """Resources for several actors, all or none, reserved until ``forget`` while the actors come and go.
 
-        The same name is the same group. Raises ``PlacementError`` at once where it can never be had on a private cluster;
-        elsewhere whoever takes a slot in it waits for it.
+        The same name is the same group. Raises ``PlacementError`` at once where a private cluster cannot hold it;
+        on other clusters an actor that is placed in it waits for it.
         """
         if name not in self._groups:
             group = PlacementGroup(name, tuple(bundles), one_node)
@@ -112,7 +112,7 @@ class Cluster:
     async def place(
         self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, slot: BundleSlot | None = None
     ) -> ActorHandle[Any]:
-        """Create the named actor and wait until it has a process; with ``slot`` in that group.
+        """Create the named actor and wait until it has a process; with ``slot`` in that placement group.
 
         Raises ``PlacementError`` with the missing resource or label when it is not placed in time, or when an actor of
         that name is alive (the run's name is taken).
@@ -173,7 +173,7 @@ class Cluster:
         return next(filter(None, reasons), "")
 
     def forget(self, name: str) -> None:
-        """An actor that will not come again, or a group nobody is in: what was reserved is free."""
+        """Free what an actor that will not be started again, or an empty placement group, had reserved."""
         self._roles.pop(name, None)
         group = self._groups.pop(name, None)
         if group is not None:
@@ -219,7 +219,7 @@ def _check_reachable(address: str) -> None:
 async def call(reference: Any, what: str, deadline_s: float) -> Any:
     """The result of an actor call, with rlep's errors: ``DeadlineExceeded``, ``ActorLost``, or the actor's own."""
     waiting = asyncio.ensure_future(_awaited(reference))
-    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
     try:
         return await asyncio.wait_for(asyncio.shield(waiting), deadline_s)
     except RayTaskError as error:  # first: it is also an instance of its cause's class, which may be a TimeoutError

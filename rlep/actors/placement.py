@@ -55,7 +55,7 @@ class BundleSlot:
 
 
 def create_placement_group(group: PlacementGroup, name: str) -> None:
-    """Ask Ray for it, under a name that ``ray list placement-groups`` shows; it may come later or never."""
+    """Ask Ray for it, under a name that ``ray list placement-groups`` shows; the resources may come later or never."""
     amounts = [
         {key: amount for key, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
         for bundle in group.bundles
