@@ -8,7 +8,7 @@ import platform
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from rlep.actors.contact import Contact, write_private
-from rlep.actors.placement import BundleSlot, PlacementGroup, create_placement_group
+from rlep.actors.placement import (
+    BundleSlot,
+    PlacementGroup,
+    create_placement_group,
+    crowded,
+    shortfall,
+    unplaceable,
+)
 from rlep.actors.ray_private import start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
@@ -132,9 +139,9 @@ class Cluster:
             await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
         except DeadlineExceeded:
             ray.kill(handle)
-            shortfall = self.shortfall(role) if slot is None else self.group_shortfall(slot.group)
+            lacking = self.shortfall(role) if slot is None else slot.group.shortfall()
             raise PlacementError(
-                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {shortfall}"
+                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {lacking}"
             ) from None
         except BaseException:
             if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
@@ -144,33 +151,16 @@ class Cluster:
 
     def shortfall(self, role: ActorConfig) -> str:
         """What an actor of this role needs, and what there is."""
-        return self._shortfall(role, (role,))
-
-    def group_shortfall(self, group: PlacementGroup) -> str:
-        """What a group needs as a whole, and what there is."""
-        return self._shortfall(group.together, group.bundles, one_node=group.one_node)
-
-    def _shortfall(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
-        lacking = self._unplaceable(together, bundles, one_node=one_node)
-        lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
-        where = " on one node" if one_node and len(bundles) > 1 else ""
-        return f"needs {_amounts(_wanted(together))}{where}{_labels(together.label_selector)}; {lacking}"
+        return shortfall(role, (role,))
 
     def _claim(
         self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False
     ) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
-        if shortfall := self._unplaceable(together, bundles, one_node=one_node) or self._crowded():
+        if reason := unplaceable(together, bundles, one_node=one_node) or crowded(self._roles):
             self.forget(name)
-            raise PlacementError(f"actor {name} cannot be placed: {shortfall}")
-
-    def _unplaceable(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool) -> str:
-        """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
-        if one_node:
-            return self._infeasible(_wanted(together), together.label_selector)
-        reasons = (self._infeasible(_wanted(bundle), bundle.label_selector) for bundle in bundles)
-        return next(filter(None, reasons), "")
+            raise PlacementError(f"actor {name} cannot be placed: {reason}")
 
     def forget(self, name: str) -> None:
         """Free what an actor that will not be started again, or an empty placement group, had reserved."""
@@ -178,30 +168,6 @@ class Cluster:
         group = self._groups.pop(name, None)
         if group is not None:
             group.release()
-
-    def _crowded(self) -> str:
-        """Why the actors asked for so far do not fit a private cluster, which does not grow; or an empty string."""
-        wanted = {
-            "CPU": sum(role.cpus for role in self._roles.values()),
-            "GPU": sum(role.gpus for role in self._roles.values()),
-        }
-        held = ray.cluster_resources()
-        if all(amount <= held.get(key, 0.0) + 1e-6 for key, amount in wanted.items()):
-            return ""
-        asking = ", ".join(f"{name} {_amounts({'CPU': r.cpus, 'GPU': r.gpus})}" for name, r in self._roles.items())
-        return f"this machine has {_amounts(held)}, the run's actors ask for {_amounts(wanted)} together ({asking})"
-
-    def _infeasible(self, wanted: Mapping[str, float], labels: Mapping[str, str]) -> str:
-        """Why no node could ever hold such an actor, or an empty string."""
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        labelled = [n for n in nodes if all(n.get("Labels", {}).get(key) == value for key, value in labels.items())]
-        if not labelled:
-            return f"no node has the labels{_labels(labels)}"
-        for key, amount in wanted.items():
-            most = max(node["Resources"].get(key, 0.0) for node in labelled)
-            if amount > most:
-                return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
-        return ""
 
 
 def _check_reachable(address: str) -> None:
@@ -240,18 +206,6 @@ def _reason(error: BaseException) -> str:
     """The last line of Ray's message that says something: its own causes come first, as a traceback."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
-
-
-def _wanted(role: ActorConfig) -> dict[str, float]:
-    return {"CPU": role.cpus, "GPU": role.gpus}
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{resources.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return "" if not labels else " " + ", ".join(f"{key}={value}" for key, value in labels.items())
 
 
 def _save_logs(home: Path, logs: Path) -> None:
