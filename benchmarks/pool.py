@@ -2,15 +2,15 @@
 
     python benchmarks/pool.py [--trajectories 200000] [--repetitions 40] [--binary redis-server] [--json FILE]
 
-Synthetic answers of 830 tokens on average over 17,000 prompts, compressible like prose and formulas under a byte-pair
+Synthetic responses of 830 tokens on average over 17,000 prompts, compressible like prose and formulas under a byte-pair
 tokenizer (about 1.5 bytes a token, 240 different ones in 830); 4,096 different ones, stored again and again under other
-content ids. A sample asks for 2 answers of each of 512 prompts. Rows take turns; a ratio is one of their medians, and the
+content ids. A sample asks for 2 responses of each of 512 prompts. Rows alternate; a ratio is one of their medians, and the
 spread of both is given in milliseconds (10th percentile, median, 90th percentile).
 
 * ``tcp``: the bytes of a sample's columns, asked of another process and received into fresh memory;
 * ``sample_redis``: ``Pool.sample``; ``grpc_redis``: ``PoolClient.sample`` of a server process; ``ray_redis``: of an actor;
 * ``draw``: the choice of 512 × 2 alone, of prompts whose keys and counts are at hand; ``draw_looked_up``: with their
-  look-up in the index; both in turns of their own, as nothing else passes through the processor's caches between them;
+  look-up in the index; both measured apart, as nothing else passes through the processor's caches between them;
 * ``insert``: ``Store.insert`` of 64 records (atomic, idempotent, in the append-only file when it returns) beside ``hsetnx``, a
   plain pipeline of 64 HSETNX of the same records;
 * ``growth``: ``sample_redis`` of a pool five times as large beside one half as large;
@@ -98,7 +98,7 @@ def ratios(times: Times) -> dict[str, Any]:
     }
 
 
-def by_turns(rows: Mapping[str, Work], repetitions: int, before: Work = lambda: None) -> Times:
+def alternately(rows: Mapping[str, Work], repetitions: int, before: Work = lambda: None) -> Times:
     """Seconds of each repetition of each row; the first round is not counted."""
     times: Times = {name: [] for name in rows}
     for repetition in range(repetitions + 1):
@@ -119,7 +119,7 @@ class Bench:
         self.directory = directory
         self.trajectories: int = arguments.trajectories
         self.repetitions: int = arguments.repetitions
-        self.answers = Answers()
+        self.responses = Responses()
         self.draw = random.Random(0)
 
     def open(self, name: str = "pool") -> Pool:
@@ -133,7 +133,7 @@ class Bench:
 
     def fill(self, pool: Pool, count: int) -> None:
         for start in range(0, count, BATCH):
-            pool.store.insert(self.answers.entries(min(BATCH, count - start)), cap=CAP, writer="main", epoch=None)
+            pool.store.insert(self.responses.entries(min(BATCH, count - start)), cap=CAP, writer="main", epoch=None)
 
     def sizes(self) -> dict[str, Any]:
         """Fill the first pool; what a trajectory takes."""
@@ -153,7 +153,7 @@ class Bench:
         return self.draw.sample(NAMES, ASKED)
 
     def samples(self) -> Times:
-        """Every way to a sample, beside its bytes over TCP."""
+        """Every path of a sample, beside its bytes over TCP."""
         steps, asked, same = itertools.count(), list[str](), self.asked()
         cluster = Cluster(ClusterConfig(cpus=2), "bench")
         with ExitStack() as stack:
@@ -168,20 +168,20 @@ class Bench:
             rows: dict[str, Work] = {name: partial(sampled, verb, asked, steps) for name, verb in take.items()}
             whole = pool.sample(same, COUNT, seed=0, step=0)
             rows["tcp"] = stack.enter_context(transfer_of(size_of(whole)))
-            times = by_turns(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
+            times = alternately(rows, self.repetitions, lambda: asked.__setitem__(slice(None), self.asked()))
             keys, counts = prompt_keys(same), np.full(ASKED, 12)
             questions = itertools.cycle([self.asked() for _ in range(99)])
             draws: dict[str, Work] = {
                 "draw": lambda: draw_uniform_keyed(keys, counts, COUNT, seed=0, step=next(steps)),
                 "draw_looked_up": lambda: pool._index.draw(next(questions), COUNT, minimum=2, seed=0, step=next(steps)),
             }
-            times |= by_turns(draws, 10 * self.repetitions)
+            times |= alternately(draws, 10 * self.repetitions)
         self.sample_bytes = size_of(whole)
         return times
 
     @contextmanager
     def served(self) -> Iterator[Verb]:
-        """A client's ``sample`` of a pool server in a process of its own."""
+        """A client's ``sample`` of a pool server in another process."""
         words = [sys.executable, "-m", "rlep", "pool", "serve", "--listen", "127.0.0.1:0", "--redis", self.server.url]
         environment = {**os.environ, "RLEP_REDIS_PASSWORD_FILE": str(self.server.password_file)}
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
@@ -218,7 +218,7 @@ class Bench:
         batch: list[NewRecord] = []
 
         def renew() -> None:
-            batch[:] = self.answers.entries(INSERTED)
+            batch[:] = self.responses.entries(INSERTED)
 
         with connect(self.server.url, password_file=self.server.password_file) as client, self.open() as pool:
 
@@ -229,7 +229,7 @@ class Bench:
                     pipeline.execute()
 
             rows = {"hsetnx": plain, "insert": lambda: pool.store.insert(batch, cap=CAP, writer="main", epoch=None)}
-            return by_turns(rows, 3 * self.repetitions, renew)
+            return alternately(rows, 3 * self.repetitions, renew)
 
     def growth(self) -> Times:
         """A small pool beside one of ten times its size."""
@@ -241,11 +241,11 @@ class Bench:
                 "small": lambda: small.sample(self.asked(), COUNT, seed=0, step=next(steps)),
                 "large": lambda: large.sample(self.asked(), COUNT, seed=0, step=next(steps)),
             }
-            return by_turns(rows, self.repetitions)
+            return alternately(rows, self.repetitions)
 
 
-class Answers:
-    """Synthetic answers, already encoded, under new content ids without end."""
+class Responses:
+    """Synthetic responses, already encoded, under new content ids without end."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)
@@ -257,7 +257,7 @@ class Answers:
         self._numbers, self._draw = itertools.count(), random.Random(1)
 
     def entries(self, count: int) -> list[NewRecord]:
-        """New answers of random prompts."""
+        """New responses of random prompts."""
         found = []
         for number in itertools.islice(self._numbers, count):
             label, record = self._draw.choice(self._records)
@@ -267,7 +267,7 @@ class Answers:
 
 
 def _record(tokens: Int32Array, generator: np.random.Generator) -> tuple[str, bytes]:
-    """The label and the record of one answer, its log-probs as of a confident policy."""
+    """The label and the record of one response, its log-probs as of a confident policy."""
     trajectory = Trajectory(
         prompt_id=NAMES[0],
         tokens=tokens,

@@ -87,7 +87,7 @@ class PoolService:
             return actor
 
         self._span = cluster.timeline.span
-        self._deadline = config.deadline_s + 60  # the pool's own deadline answers first, with its reason
+        self._deadline = config.deadline_s + 60  # the pool's own deadline ends first, with its reason
         self._actor = Supervised(name, start, restarts=3, heartbeat_timeout_s=config.deadline_s, report=cluster.report)
 
     async def start(self) -> None:
@@ -121,12 +121,12 @@ class PoolService:
         return digest
 
     async def prompt_ids(self) -> list[str]:
-        """Questions with at least one stored answer."""
+        """Questions with at least one stored response."""
         ids: list[str] = await self._actor.call("prompt_ids", deadline_s=self._deadline)
         return ids
 
     def status(self) -> RoleStatus:
-        """Whether it answers."""
+        """The actor's state."""
         return RoleStatus("pool", (self._actor.status(),))
 
     async def close(self) -> None:

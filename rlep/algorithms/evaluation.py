@@ -24,7 +24,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """What the verifier said of the n samples of one held-out question."""
+    """Verdicts on the n samples of one held-out question."""
 
     prompt_id: str
     data_source: str
@@ -120,7 +120,7 @@ def evaluate(questions: Sequence[Question], *, seed: int) -> EvaluationReport:
 def majority_correct(correct: BoolArray, answers: Sequence[str | None]) -> bool:
     """Whether the most frequent extracted answer of one question is correct.
 
-    None never wins. Ties go to the answer that appears first. Answers are compared as the extractor wrote them, so
+    None never wins. Ties go to the answer that appears first. Answers are compared as the extractor gives them, so
     ``1/2`` and ``0.5`` vote apart. The winner is correct when any of its samples was found correct: a sample may be
     judged otherwise only because it was cut or its verification ran out of time.
     """

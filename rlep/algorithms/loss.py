@@ -215,8 +215,8 @@ def truncated_importance(old: Tensor, behaviour: Tensor, fresh: Tensor, cap: flo
     """
     if torch.isnan(behaviour[fresh]).any():
         raise ValueError("tis_cap needs behaviour_logprobs of every fresh token; some are unknown (NaN)")
-    gap = torch.where(fresh, old - behaviour, 0.0)
-    return torch.where(fresh, gap.clamp(-20.0, 20.0).exp().clamp(max=cap), 1.0).detach()
+    difference = torch.where(fresh, old - behaviour, 0.0)
+    return torch.where(fresh, difference.clamp(-20.0, 20.0).exp().clamp(max=cap), 1.0).detach()
 
 
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:

@@ -36,7 +36,7 @@ def mix(
     if require_replays and len(replays) < max_replays:
         raise MixingError(
             f"prompt {prompt.id}: {len(replays)} replays where {max_replays} are required;"
-            f" lower the replay count to {len(replays)}, collect more answers, or stop requiring replays"
+            f" lower the replay count to {len(replays)}, collect more responses, or stop requiring replays"
         )
     for trajectory in (*fresh, *replays):
         _check_member(prompt, trajectory, tokenizer_digest)
@@ -75,7 +75,7 @@ def _check_member(prompt: Prompt, trajectory: Trajectory, tokenizer_digest: str)
         )
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         raise MixingError(
-            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} was written with tokenizer"
+            f"prompt {prompt.id}: trajectory {trajectory.sample_id!r} was generated with tokenizer"
             f" {trajectory.provenance.tokenizer_digest!r}, the policy reads {tokenizer_digest!r}"
         )
 

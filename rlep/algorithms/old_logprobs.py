@@ -12,7 +12,7 @@ from rlep.core.types import Float32Array, Sampling, SequenceBatch, Trajectory
 
 OldLogprobs = Literal["recompute", "behaviour", "unit"]
 """``recompute``: under θ0, like fresh tokens, so the ratio starts at 1 (the authors). ``behaviour``: as stored, under
-the policy that wrote the answer. ``unit``: probability 1, so the ratio is π itself (LUFFY, arXiv 2504.14945)."""
+the policy that generated the response. ``unit``: probability 1, so the ratio is π itself (LUFFY, arXiv 2504.14945)."""
 
 
 def old_logprobs(

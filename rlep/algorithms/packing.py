@@ -46,7 +46,7 @@ def sequence_batch(
 
 
 def answer_batch(answers: Sequence[tuple[Prompt, Trajectory]]) -> SequenceBatch:
-    """Stored answers laid end to end, to be scored or imitated: each a group of its own, with advantage 0."""
+    """Stored responses laid end to end, to be scored or imitated: each a group of its own, with advantage 0."""
     count = len(answers)
     pieces = [piece for prompt, member in answers for piece in (prompt.tokens, member.tokens)]
     lengths = [len(prompt.tokens) + len(member.tokens) for prompt, member in answers]

@@ -38,7 +38,7 @@ class RolloutStats:
     fresh: SourceStats
     replay: SourceStats
     fresh_successes: tuple[int, ...]
-    """``[G + 1]``: number of groups with 0, 1, … G correct fresh answers."""
+    """``[G + 1]``: number of groups with 0, 1, … G correct fresh responses."""
     groups: int
     groups_short: int
     """Groups with fewer than M replays because the pool has too few answers."""

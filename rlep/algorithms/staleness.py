@@ -1,8 +1,8 @@
-"""How far fresh tokens are from the policy that is trained, and what truncated importance sampling makes of it.
+"""The policy lag of fresh tokens, and the truncated importance weights that correct it.
 
 The objective is the decoupled one of AReaL (arXiv 2505.24298): the ratio that is clipped stands against the
 proximal policy θ0, the learner's at the start of the step, and each token weighs min(π_θ0 / π_sampler, cap), where the
-sampler is whatever version wrote that token.
+sampler is the version that generated the token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlep.core.types import Float64Array, Int64Array, SequenceBatch, Trajectory
 
 
 def token_staleness(trajectories: Sequence[Trajectory], policy_version: int) -> Int64Array:
-    """Age of every token in policy versions ``[R]``: 0 where ``policy_version`` itself wrote it."""
+    """Policy lag of every token in versions ``[R]``: 0 where ``policy_version`` itself generated it."""
     versions = [
         np.full(len(one.tokens), one.provenance.policy_version) if one.token_versions is None else one.token_versions
         for one in trajectories
@@ -31,5 +31,5 @@ def importance_weights(batch: SequenceBatch, cap: float) -> Float64Array:
     if batch.old_logprobs is None or batch.behaviour_logprobs is None:
         raise ValueError("importance weights need the old and the behaviour log-probs of a batch")
     rows = np.repeat(batch.trained & ~batch.replayed, batch.response_lengths)
-    gap = batch.old_logprobs[rows].astype(np.float64) - batch.behaviour_logprobs[rows].astype(np.float64)
-    return np.minimum(np.exp(np.clip(gap, -20.0, 20.0)), cap)
+    difference = batch.old_logprobs[rows].astype(np.float64) - batch.behaviour_logprobs[rows].astype(np.float64)
+    return np.minimum(np.exp(np.clip(difference, -20.0, 20.0)), cap)

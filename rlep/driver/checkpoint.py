@@ -1,7 +1,7 @@
 """Checkpoints that appear whole or not at all, and are read only when every file is the one that was written.
 
-Training goes on while one is written: the learner takes its state aside, a task waits for its files, adds digests, brings
-everything to disk and renames the directory. A crash before the rename leaves the checkpoint before.
+Training goes on while one is written: the learner snapshots its state, and a task waits for its files, adds digests, syncs
+everything to disk and renames the directory. A crash before the rename leaves the previous checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATE, _MANIFEST = "state.json", "files.json"
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What beside the learner's own state a run needs to go on exactly: order, draws and seeds follow from ``step``."""
+    """What a run needs beside the learner's state to resume exactly: order, draws and seeds follow from ``step``."""
 
     step: int
     """Steps done; the next step is number ``step``."""
@@ -61,7 +61,7 @@ class Checkpoints:
     """The checkpoints of one run directory: ``step-000010/`` and so on. One is written at a time."""
 
     def __init__(self, directory: Path, rule: CheckpointConfig, *, deadline_s: float) -> None:
-        """``deadline_s``: longest wait for a checkpoint under way."""
+        """``deadline_s``: longest wait for a checkpoint that is being written."""
         self._directory, self._rule, self._deadline = directory.absolute(), rule, deadline_s
         self._writing: asyncio.Task[Checkpoint] | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -71,12 +71,12 @@ class Checkpoints:
     async def save(self, learner: Learner, state: RunState, saved: Callable[[Checkpoint], None]) -> None:
         """Begin a checkpoint of the learner's present state; ``saved`` is called when it is complete on disk.
 
-        One under way is waited for first. Afterwards older ones beyond ``keep`` go, but for the best, and all later
-        ones: such a one was passed over as broken when the run went back to an earlier step.
+        Waits first for the previous one. Afterwards older ones beyond ``keep`` are removed, except the best, and so are
+        all later ones: they were found broken when the run was restored from an earlier step.
 
         Raises:
-            CheckpointError: the one under way could not be written.
-            DeadlineExceeded: the one under way takes too long.
+            CheckpointError: the previous one could not be written.
+            DeadlineExceeded: the previous one takes too long.
         """
         await self.finished()
         part = self._directory / f".part-step-{state.step:06d}"
@@ -88,16 +88,16 @@ class Checkpoints:
         self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finished`` raises it
 
     async def finished(self) -> Checkpoint | None:
-        """Wait until no checkpoint is under way; the last one begun here. Raises as ``save`` does."""
+        """Wait until no checkpoint is being written; returns the last one begun here. Raises as ``save`` does."""
         if self._writing is None:
             return None
         done, _ = await asyncio.wait({self._writing}, timeout=self._deadline)
         if not done:
-            raise DeadlineExceeded(f"the checkpoint under way was not written within {self._deadline:.0f} s")
+            raise DeadlineExceeded(f"a checkpoint was not written within {self._deadline:.0f} s")
         return self._writing.result()
 
     async def abandon(self) -> None:
-        """Let go of a checkpoint under way: one whose files are all written is completed, any other given up."""
+        """Give up the checkpoint that is being written, unless all its files are written: then complete it."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.cancel()
@@ -111,7 +111,7 @@ class Checkpoints:
         try:
             await asyncio.shield(committing)
         except asyncio.CancelledError:
-            await committing  # a thread cannot be stopped, and nobody else may meet it in this directory
+            await committing  # a thread cannot be stopped, and must not share the directory with the next one
             raise
         checkpoint = committing.result()
         saved(checkpoint)

@@ -1,4 +1,4 @@
-"""Experience collection: the policy answers every question many times, and what may enter goes into the pool."""
+"""Experience collection: the policy generates many responses to every question; those admitted go into the pool."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Collector:
         prompts: Sequence[Prompt],
         failures: ReplayPool | None = None,
     ) -> None:
-        """``failures`` takes complete but wrong answers, at most ``collection.failed`` a question."""
+        """``failures`` takes complete but wrong responses, at most ``collection.failed`` a question."""
         self._run, self._pool, self._store, self._failures = run, pool, store, failures
         self._ledger = JsonLines(store.path / "collection.jsonl")
         self._done: dict[str, dict[str, Any]] = {str(line["prompt_id"]): line for line in read_lines(self._ledger.path)}
@@ -57,7 +57,7 @@ class Collector:
         self._failing = Admission(config.rollout.max_tokens, 1, config.collection.failed or None, failed=True)
 
     async def run(self) -> Collected:
-        """Ask every question that was not asked before; returns and writes (``collection.json``) what the pool covers."""
+        """Sample every question that has no line yet; returns and writes (``collection.json``) the pool's coverage."""
         left = [prompt for prompt in self._prompts if prompt.id not in self._done]
         if len(left) < len(self._prompts):
             self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
@@ -131,10 +131,10 @@ class Collector:
     def _bars(self, samples: int) -> Iterator[RolloutBars]:
         progress = self._run.progress
         with (
-            progress.phase("collect", samples, "answers") as written,
-            progress.phase("verify", samples, "answers") as ok,
+            progress.phase("collect", samples, "answers") as generated,
+            progress.phase("verify", samples, "answers") as graded,
         ):
-            yield RolloutBars(written, ok)
+            yield RolloutBars(generated, graded)
 
 
 async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:

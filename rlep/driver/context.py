@@ -1,4 +1,4 @@
-"""What a run and one of its steps carry from place to place."""
+"""What functions of the driver are given about a run and one of its steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Run:
     progress: Progress
     tokenizer_digest: str
     policy_digest: str
-    """Names the policy lineage: base weights and run."""
+    """Identifies the policy lineage: base weights and run."""
     generator_dtype: str
 
 
@@ -31,17 +31,17 @@ MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]
 
 @dataclass(slots=True)
 class Step:
-    """One training step while it is made."""
+    """One training step in progress."""
 
     run: Run
     trainers: Trainers
     number: int
-    """k: the policy version it trains, and that its rollouts come from (with staleness also from the ones before)."""
+    """k: the policy version that it trains and that generates its rollouts (with staleness also earlier ones)."""
     replays: int
-    """M of this step; 0 asks nobody."""
+    """M of this step; with 0 the pool is not asked."""
     more: MorePrompts
     clock: Clock = field(default_factory=Clock)
     used: Mapping[str, int] = field(default_factory=dict)
-    """Content id → how many earlier steps replayed it; kept where ``replay.selection`` asks for it."""
+    """Content id → how many earlier steps replayed it; kept where ``replay.selection`` needs it."""
     refills: RefillReport = field(default_factory=RefillReport)
     """What dynamic sampling did."""

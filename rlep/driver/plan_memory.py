@@ -1,4 +1,4 @@
-"""What a model needs of memory, from its ``config.json`` alone: bytes of learners, KV cache and weight publications."""
+"""The memory a model needs, from its ``config.json`` alone: bytes of learners, KV cache and weight updates."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GIB = 2**30
 GPU_GIB = 80
 """Memory of one GPU that the KV cache's size is worked out for; the plan does not look at the machine."""
 GPU_HEAD_BYTES, CPU_HEAD_BYTES = 3 * 256 * 2**20, (3 * 16 + 256) * 2**20
-"""Logits of the output head: three fp32 chunks, and what a CPU keeps of them (see ``engines/head.py``)."""
+"""Logits of the output head: three fp32 chunks, and what a CPU keeps of them (see ``engines/learner/head.py``)."""
 TRAINING_BYTES = 16
 """Per parameter: fp32 master weight and gradient, 4 each, and Adam's two fp32 moments, 8."""
-RESTING_BYTES = 2 * GIB
-"""Of a GPU that who sleeps keeps: CUDA context, buffers of NCCL, graphs. Rough."""
+ASLEEP_BYTES = 2 * GIB
+"""GPU memory that a side keeps while it sleeps: CUDA context, buffers of NCCL, graphs. Rough."""
 KEPT_BYTES = 4
-"""Per parameter where ``update.stream`` keeps the step's first master weights."""
+"""Per parameter: the start-of-step weights that ``update.stream`` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ModelShape:
     def activation_bytes(self, tokens: int, width: int, *, checkpointing: bool) -> int:
         """Rough: a layer keeps 11 · hidden + 4 · intermediate values a token; with checkpointing all but one keep only hidden.
 
-        So much is what autograd saved of transformers' layers in bfloat16, to 2 %; in float32 on a CPU a layer keeps less.
+        This is what autograd saved of transformers' layers in bfloat16, to 2 %; in float32 on a CPU a layer keeps less.
         """
         layer = 11 * self.hidden + 4 * self.intermediate
         kept = self.layers * self.hidden + layer if checkpointing else self.layers * layer
@@ -74,7 +74,7 @@ class MemoryPlan:
     learner: int
     """One rank in all: the sum of the four below."""
     learner_state: int
-    """Of one rank: its share of master weights, gradients and Adam moments, and of the weights kept for ``update.stream``."""
+    """Of one rank: its share of master weights, gradients and Adam moments, and of start-of-step weights."""
     learner_copy: int
     """Of one rank: the gathered weights it computes with."""
     learner_reference: int
@@ -92,19 +92,19 @@ class MemoryPlan:
     publication: int
     """One weight update to the generators."""
     shared: SharedPlan | None = None
-    """Of one GPU that a learner rank and a generator use in turns; None where each has its own."""
+    """Of one GPU that a learner rank and a generator time-share; None where each has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
-    """Bytes on one GPU, in either turn; what rests there is a rough figure."""
+    """Bytes on one GPU, by which side works; the sleeping side is a rough figure."""
 
     generate: int
-    """The generator's share of the GPU, and what a resting rank keeps."""
+    """The generator's share of the GPU, and what a sleeping rank keeps."""
     learn: int
     """The rank, and what a sleeping engine keeps."""
     host: int
-    """Host memory of a resting rank: its state."""
+    """Host memory of a sleeping rank: its offloaded state."""
 
 
 def read_shape(model: Path) -> ModelShape:
@@ -167,8 +167,8 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
         kv_sequences=cache // sequence,
         publication=weights * served,
         shared=SharedPlan(
-            generate=int(GPU_GIB * GIB * generator.memory_utilization) + RESTING_BYTES,
-            learn=on_gpu + RESTING_BYTES,
+            generate=int(GPU_GIB * GIB * generator.memory_utilization) + ASLEEP_BYTES,
+            learn=on_gpu + ASLEEP_BYTES,
             host=rests,
         )
         if config.cluster.placement == "colocated" and learner.gpus

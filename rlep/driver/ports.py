@@ -1,4 +1,4 @@
-"""What the driver asks of the world. The actors' facades implement these; tests put fakes behind the same ports."""
+"""What the driver needs from other processes. The actors implement these ports; tests put fakes behind them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rlep.driver.clock import Clock
 
 
 class Generators(Protocol):
-    """Engines that write answers under the policy version they hold."""
+    """Engines that generate responses under the policy version they hold."""
 
     @property
     def reissued(self) -> Reissued:
-        """How often their work was handed out again, or done twice."""
+        """How many requests were re-dispatched, and how many completions came twice."""
         ...
 
     def generate(
@@ -44,7 +44,7 @@ class Generators(Protocol):
 
 
 class Verifiers(Protocol):
-    """Graders of answers."""
+    """Graders of responses."""
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         """One verdict per completion, in order."""
@@ -65,7 +65,7 @@ class ReplayPool(Protocol):
         ...
 
     async def digest(self) -> str:
-        """Names the pool's present content."""
+        """A hash of the pool's present content."""
         ...
 
 
@@ -87,9 +87,9 @@ class Learner(Protocol):
         ...
 
     async def save(self, directory: Path) -> None:
-        """Take the present state aside and begin to write ``model/`` (Hugging Face) and ``trainer/`` into a directory.
+        """Snapshot the present state and begin to write ``model/`` (Hugging Face) and ``trainer/`` into a directory.
 
-        The state of this moment is written, whatever is trained meanwhile. One at a time.
+        Later updates do not change what is written. One at a time.
         """
         ...
 
@@ -98,7 +98,7 @@ class Learner(Protocol):
         ...
 
     async def load(self, directory: Path) -> None:
-        """Take both up again."""
+        """Restore both."""
         ...
 
     async def restart(self) -> None:
@@ -107,10 +107,10 @@ class Learner(Protocol):
 
 
 class Weights(Protocol):
-    """The way of the learner's weights to the generators."""
+    """Weight updates from the learner to the generators."""
 
     async def publish(self, version: int) -> float:
-        """Bring every generator to ``version``; returns the largest log-prob gap of the handshake (nats)."""
+        """Bring every generator to ``version``; returns the max log-prob difference of the check (nats)."""
         ...
 
 
@@ -120,7 +120,7 @@ class Progress(Protocol):
     def phase(self, name: str, total: int, unit: str) -> AbstractContextManager[Advance]: ...
 
     def note(self, text: str) -> None:
-        """One line of news."""
+        """Show one line."""
         ...
 
 
@@ -144,7 +144,7 @@ class Verified(Protocol):
     def __aiter__(self) -> AsyncIterator[tuple[Prompt, list[Trajectory]]]: ...
 
     async def aclose(self) -> None:
-        """End the rollout; whoever asked for it calls this in any case."""
+        """End the rollout; its user calls this whatever happens."""
         ...
 
 
@@ -156,13 +156,13 @@ class Rollouts(Protocol):
         ...
 
     async def drop(self) -> None:
-        """End every rollout that was begun and not asked for: the run is over, or is restored from a checkpoint."""
+        """End every prefetched rollout: the run is over, or is restored from a checkpoint."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Who writes answers and who judges them: enough for evaluation and collection."""
+    """Generators and verifiers: enough for evaluation and collection."""
 
     generators: Generators
     verifiers: Verifiers
@@ -170,7 +170,7 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class Trainers:
-    """Who else a training step needs."""
+    """What else a training step needs."""
 
     learner: Learner
     weights: Weights
@@ -178,4 +178,4 @@ class Trainers:
     pool: ReplayPool | None
     """None where nothing is replayed."""
     failures: ReplayPool | None = None
-    """Failed answers; None where none are replayed."""
+    """Failed responses; None where none are replayed."""

@@ -1,4 +1,4 @@
-"""Which stored answers a step replays: the pool's own uniform draw, or another ranking of all that it holds."""
+"""Which stored responses a step replays: the pool's own uniform draw, or another selection from all that it holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlep.driver.context import Step
 from rlep.driver.ports import ReplayPool
 
 EVERY = (1 << 31) - 1
-"""More answers than a prompt can have: a sample of so many is all that the pool holds."""
+"""More responses than a prompt can have: a sample of this size is all that the pool holds."""
 
 Replays = dict[str, Sequence[Trajectory]]
 """Prompt id → its replays."""
@@ -28,12 +28,12 @@ def replays_at(config: Config, step: int) -> int:
 
 
 def wanted_replays(step: Step) -> int:
-    """Replays of a group whose prompt has enough stored answers: M and the failed ones."""
+    """Replays of a group whose prompt has enough stored responses: M and the failed ones."""
     return step.replays + step.run.config.replay.failed if step.replays else 0
 
 
 async def drawn_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
-    """Up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 nobody is asked.
+    """Up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 the pool is not asked.
 
     A pure function of the pools' content, seed, step and prompt id; ``least-used`` also of what earlier steps replayed,
     ``most-probable`` and ``least-probable`` also of the step's weights.
@@ -64,15 +64,15 @@ def _pool(step: Step, pool: ReplayPool | None) -> ReplayPool:
 
 
 async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Sequence[Trajectory]]) -> Replays:
-    """M of each prompt's stored answers by ``replay.selection``."""
+    """M of each prompt's stored responses by ``replay.selection``."""
     config = step.run.config
     strategy = config.replay.selection
-    answers = [(prompt, member) for prompt in prompts for member in held.get(prompt.id, ())]
-    scores: Sequence[float | None] = [None] * len(answers)
-    if strategy in ("most-probable", "least-probable") and answers:
-        scores = (await _mean_logprobs(step, answers)).tolist()
+    stored = [(prompt, member) for prompt in prompts for member in held.get(prompt.id, ())]
+    scores: Sequence[float | None] = [None] * len(stored)
+    if strategy in ("most-probable", "least-probable") and stored:
+        scores = (await _mean_logprobs(step, stored)).tolist()
     candidates: dict[str, list[Candidate]] = {prompt.id: [] for prompt in prompts}
-    for (prompt, member), logprob in zip(answers, scores, strict=True):
+    for (prompt, member), logprob in zip(stored, scores, strict=True):
         candidates[prompt.id].append(
             Candidate(
                 length=len(member.tokens),
@@ -89,9 +89,9 @@ async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Se
     return chosen
 
 
-async def _mean_logprobs(step: Step, answers: Sequence[tuple[Prompt, Trajectory]]) -> Float64Array:
-    """Mean log-prob per token of each answer under the step's weights, ``[S]``."""
-    batch = answer_batch(answers)
+async def _mean_logprobs(step: Step, stored: Sequence[tuple[Prompt, Trajectory]]) -> Float64Array:
+    """Mean log-prob per token of each response under the step's weights, ``[S]``."""
+    batch = answer_batch(stored)
     logprobs = await step.trainers.learner.score(batch)
     lengths = batch.response_lengths
     starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]

@@ -1,4 +1,4 @@
-"""A run's directory: what it was told, what it did, and the guard that another run does not write into it."""
+"""A run's directory: its config, its records, and the lock that keeps other runs out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGEABLE = (
     *("run.steps", "run.name", "run.directory", "rollout.deadline_s", "evaluation.", "data.evaluation", "checkpoint."),
     *("cluster.", "generator.", "verifier.", "learner.", "tracking.", "pool.url", "pool.directory", "pool.deadline_s"),
 )
-"""What may differ when a run is continued: it changes who does the work, how long and what is watched, not the steps.
+"""What may differ when a run is continued: it changes the actors, the length and the records, not the steps.
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
@@ -39,7 +39,7 @@ ACCEPTABLE = {"data": ("data.",), "tokenizer": (), "pool": ("pool.name",)}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a run stands on; a continued run must find the same."""
+    """What a run depends on; a continued run must find the same."""
 
     phase: str
     """``train``, ``collect`` or ``sft``."""
@@ -51,7 +51,7 @@ class Facts:
 
 
 OpenTrackers = Callable[[], Sequence[Tracker]]
-"""Opens the extra sinks; asked only once the directory has accepted the run."""
+"""Opens the extra sinks; called once the directory has accepted the run."""
 
 
 class RunDirectory:
@@ -90,7 +90,7 @@ class RunDirectory:
             self.events.log("metrics_truncated", step, lines=dropped)
 
     def close(self) -> None:
-        """Give the directory free."""
+        """Release the directory."""
         for log in (self.metrics, self.evaluations, self.events):
             log.close()
 
@@ -133,7 +133,7 @@ class RunDirectory:
 
 
 def how_to_accept(name: str) -> str:
-    """What to set to go on nevertheless, where that can be told."""
+    """The key that continues nevertheless, if there is one."""
     return f'; checkpoint.accept = ["{name}"] goes on nevertheless' if name in ACCEPTABLE else ""
 
 

@@ -14,7 +14,7 @@ from rlep.data.prompts import PromptOrder, PromptReport
 from rlep.driver.plan_memory import MemoryPlan, ModelShape, plan_memory
 
 EXPECTED_RESPONSE = 3
-"""A response is expected to take a third of ``rollout.max_tokens``; what a model really writes is known after a step."""
+"""A response is expected to take a third of ``rollout.max_tokens``; the true length is known after a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class PoolCoverage:
     source: str
     """Where the figures come from."""
     answers: Mapping[int, int]
-    """Answers stored -> questions with that many."""
+    """Stored answers → questions with that many."""
 
     @property
     def questions(self) -> int:
@@ -69,7 +69,7 @@ class StepPlan:
     prompts_per_update: int
     sequences_per_update: int
     sampled_at_most: int
-    """Fresh answers written, with every refill of dynamic sampling."""
+    """Fresh responses generated, with every refill of dynamic sampling."""
     steps: int
     steps_per_epoch: int | None
     tokens_expected: int
@@ -101,7 +101,7 @@ class EvaluationPlan:
     times: int
     samples_each: int
     samples: int | None
-    """Answers in the whole run."""
+    """Responses in the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def make_plan(config: Config, known: Known) -> RunPlan:
 
 
 def read_collection(path: Path) -> PoolCoverage:
-    """The coverage that a finished collection wrote. Raises ``ConfigError`` for a file that is none of these."""
+    """The coverage in a ``collection.json``. Raises ``ConfigError`` for any other file."""
     try:
         counts = json.loads(path.read_text())["answers_per_question"]
         return PoolCoverage(str(path), {held: int(questions) for held, questions in enumerate(counts)})

@@ -13,7 +13,7 @@ from rlep.driver.train import Trained
 
 
 async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
-    """Cross-entropy on up to M stored answers of each prompt, in the same updates as phase 2 would make."""
+    """Cross-entropy on up to M stored responses of each prompt, in the same mini-batches as phase 2."""
     clock, size = step.clock, step.run.config.update.prompts
     with clock.phase("step"):
         with clock.phase("replay"):
@@ -26,12 +26,12 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
                 outcomes.append(await step.trainers.learner.update(batch, rollout=step.number, supervised=True))
                 advance()
         with clock.phase("publish"):
-            gap = await step.trainers.weights.publish(step.number + 1)
+            difference = await step.trainers.weights.publish(step.number + 1)
     replays = [member for prompt in prompts for member in drawn.get(prompt.id, ())]
     metrics = update_metrics(outcomes, supervised=True) | {f"time/{name}": s for name, s in clock.seconds.items()}
     metrics |= {
         "weights/version": step.number,
-        "weights/logprob_gap": gap,
+        "weights/logprob_gap": difference,
         "replay/trajectories": len(replays),
         "replay/tokens": sum(len(member.tokens) for member in replays),
     }

@@ -33,8 +33,8 @@ class StepOutcome:
     step: Step
     mini_batches: tuple[ScoredMiniBatch, ...]
     updates: tuple[UpdateOutcome, ...]
-    logprob_gap: float
-    """Largest log-prob difference between learner and generators at version k+1, nats."""
+    logprob_difference: float
+    """Max log-prob difference between learner and generators at version k+1, nats."""
 
 
 async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | None = None) -> StepOutcome:
@@ -52,8 +52,8 @@ async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | 
                 updates.append(await learner.update(one.batch, rollout=k))
                 advance()
         with clock.phase("publish"):
-            gap = await weights.publish(k + 1)  # checked by log-probs
-    return StepOutcome(step, tuple(scored), tuple(updates), gap)
+            difference = await weights.publish(k + 1)  # checked by log-probs
+    return StepOutcome(step, tuple(scored), tuple(updates), difference)
 
 
 async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> list[Group]:

@@ -28,16 +28,16 @@ _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's token
 
 
 def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
-    """Everything ``metrics.jsonl`` says of a step, except evaluation and checkpoint times."""
-    groups = [group for prepared in outcome.mini_batches for group in prepared.groups]
+    """Everything ``metrics.jsonl`` records of a step, except evaluation and checkpoint times."""
+    groups = [group for one in outcome.mini_batches for group in one.groups]
     values: dict[str, MetricValue] = {f"time/{name}": seconds for name, seconds in outcome.step.clock.seconds.items()}
     values["weights/version"] = outcome.step.number
-    values["weights/logprob_gap"] = outcome.logprob_gap
+    values["weights/logprob_gap"] = outcome.logprob_difference
     values["selection/rounds"] = outcome.step.refills.rounds or 1
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:
-        scores = np.concatenate([prepared.rewards.scores for prepared in outcome.mini_batches])
-        advantages = np.concatenate([prepared.batch.advantages for prepared in outcome.mini_batches])
+        scores = np.concatenate([one.rewards.scores for one in outcome.mini_batches])
+        advantages = np.concatenate([one.batch.advantages for one in outcome.mini_batches])
         stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
         values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
@@ -56,7 +56,7 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
         "rollout/length_max": max(len(member.tokens) for member in fresh),
         "rollout/truncated": stats.fresh.truncated,
     }
-    # A prefetched rollout also waits behind those before it: its time says nothing of its speed.
+    # A prefetched rollout also waits behind earlier ones: its time does not measure its speed.
     if not outcome.step.run.config.rollout.max_staleness and (seconds := outcome.step.clock.seconds.get("generate")):
         values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
     return values | _verdicts([member.verdict for member in fresh])
@@ -110,10 +110,10 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
     values: dict[str, MetricValue] = {}
     for name, replayed in zip(SOURCES, (False, True), strict=True):
         tokens, advantages = [], []
-        for prepared in outcome.mini_batches:
-            rows = prepared.batch.replayed == replayed
-            tokens.append(prepared.current_logprobs[np.repeat(rows, prepared.batch.response_lengths)])
-            advantages.append(prepared.batch.advantages[rows])
+        for one in outcome.mini_batches:
+            rows = one.batch.replayed == replayed
+            tokens.append(one.current_logprobs[np.repeat(rows, one.batch.response_lengths)])
+            advantages.append(one.batch.advantages[rows])
         if sum(map(len, tokens)):
             values[f"logprob/{name}"] = float(np.concatenate(tokens).mean(dtype=np.float64))
             values[f"advantage/mean/{name}"] = float(np.concatenate(advantages).mean(dtype=np.float64))
@@ -138,7 +138,7 @@ def _correction(outcome: StepOutcome) -> dict[str, MetricValue]:
     cap = outcome.step.run.config.loss.tis_cap
     if cap is None:
         return {}
-    weights = np.concatenate([importance_weights(prepared.batch, cap) for prepared in outcome.mini_batches])
+    weights = np.concatenate([importance_weights(one.batch, cap) for one in outcome.mini_batches])
     if not len(weights):
         return {}
     return {"tis/weight": float(weights.mean()), "tis/truncated": float((weights == cap).mean())}
@@ -163,7 +163,7 @@ def update_metrics(updates: Sequence[UpdateOutcome], *, supervised: bool = False
 
 
 def _costs(costs: Sequence[UpdateCost]) -> dict[str, MetricValue]:
-    """Speed and memory, where the learner said what its updates took."""
+    """Speed and memory, where the learner reports what its updates took."""
     seconds, flops = sum(cost.seconds for cost in costs), sum(cost.model_flops for cost in costs)
     if not seconds:
         return {}

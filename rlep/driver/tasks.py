@@ -27,7 +27,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 class Produced(Generic[T]):
-    """Items from a task that runs from now on, in memory until they are asked for; whoever holds it calls ``aclose``.
+    """Items from a task that runs from now on, kept in memory until they are taken; its user calls ``aclose`` in any case.
 
     After the last item, iteration raises what the task raised.
     """

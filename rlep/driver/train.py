@@ -26,7 +26,7 @@ from rlep.metrics.catalogue import MetricValue, evaluation_metrics, metric_for
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What a run trains on and is judged by."""
+    """What a run trains on and is evaluated on."""
 
     train: PromptSet
     evaluation: tuple[Prompt, ...]
@@ -82,10 +82,10 @@ class Training:
         self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
         self._started = store.resumed
         self._used: Counter[str] = Counter()
-        """Content id → steps that replayed it, where ``replay.selection`` asks for it."""
+        """Content id → steps that replayed it, where ``replay.selection`` needs it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
         self._unlogged: dict[str, MetricValue] = {}
-        """What goes into the next step's line, because this step's is already written."""
+        """Metrics for the next step's line: this step's is already written."""
 
     async def run(self) -> Checkpoint:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one."""
@@ -130,7 +130,7 @@ class Training:
         return checkpoint
 
     def _planned(self, step: int) -> tuple[Step, list[Prompt]]:
-        """A step by its number, and its prompts: always the same ones."""
+        """A step by its number, and its prompts: a function of the run's seed."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
 
@@ -197,7 +197,7 @@ class Training:
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
-            self._run.progress.note(f"passed over: {reason}")
+            self._run.progress.note(f"skipped: {reason}")
         step = checkpoint.state.step if checkpoint else 0
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
@@ -221,7 +221,7 @@ class Training:
                     f"checkpoint {path} was made with {name}_digest {before}, now it is {now}{how_to_accept(name)}"
                 )
             if before != now:
-                self._run.progress.note(f"going on with another {name}: {name}_digest was {before}, now it is {now}")
+                self._run.progress.note(f"continuing with another {name}: {name}_digest was {before}, now it is {now}")
 
     def _prompts(self, indices: Int64Array) -> list[Prompt]:
         return [self._data.train.prompts[index] for index in indices]

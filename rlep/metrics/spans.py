@@ -1,4 +1,4 @@
-"""Who did what, and when: spans of work, what a step waited for, and how much of its time each role was idle."""
+"""Step breakdown: spans of work, what a step waited for, and how much of its time each role was idle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITS_FOR: dict[str, tuple[str, ...]] = {
     GENERATE: (GENERATE, "grade", "load weights", "start"),
     "sample": ("sample", "load weights"),
 }
-"""What must have handed over before a span of that name (or a step's end) can come; other names wait for nothing."""
+"""Name → the spans that must have handed over before one of that name (or a step's end) begins; others wait for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Span:
     begin: float
     end: float
     count: int = 0
-    """Requests or answers in it."""
+    """Requests or responses in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ def critical_path(spans: Sequence[Span], begin: float, end: float) -> list[Span]
 
     It is walked backwards. At time t (first the step's end) stands a span that could not begin before t, and the link
     before it is, of the spans it can have waited for (``WAITS_FOR``), the one that handed over last before t. A span
-    hands over when it ends; ``generate`` at t itself while it goes on, since answers travel on one by one. Of several
+    hands over when it ends; ``generate`` at t itself while it goes on, since completions are handed over one by one. Of several
     that hand over at once it is the one that began first. A link holds from its begin, but not before the step's, to
-    its handing over; then t is its begin. What lies between a handing over and t is waiting: the way, a queue, the
+    its handing over; then t is its begin. What lies between handing over and t is waiting: network, a queue, the
     driver. The walk ends at the step's begin, or where nothing has handed over before t.
 
     Returns the links in order of time, each as a span cut to what it determined; they never overlap.

@@ -236,21 +236,6 @@ def test_the_export_of_a_sealed_pool_is_imported_sealed(filled: Commands, tmp_pa
         assert pool.sealed == digest
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["backup", "pool.rlep", "--json"], "error: `rlep pool backup` was removed: use `rlep pool export DIRECTORY`"),
-        (["restore", "pool.rlep", "--name", "x"], "was removed: use `rlep pool import DIRECTORY`"),
-        (["doctor", "--mend"], "this option is now --repair"),
-        (["serve", "--cache-mib", "0"], "the record cache was removed; leave this option out"),
-    ],
-)
-def test_what_was_removed_or_renamed_names_what_to_use(words: list[str], sentence: str) -> None:
-    result = CliRunner().invoke(app, ["pool", *words], env={"COLUMNS": "200"})
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert sentence in result.stderr
-
-
 def test_no_command_about_a_pool_imports_ray(filled: Commands) -> None:
     words = [*filled.settings, "--embedded", str(filled.server.directory), "--name", filled.name]
     program = (
@@ -277,22 +262,6 @@ def test_a_pool_that_is_not_there_is_not_made(rlep: Commands, tmp_path: Path) ->
     assert result.exit_code == 1
     assert f"{gone} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL" in result.stderr
     assert not gone.exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--redis", "redis://h", "--embedded", "d"], "--redis names a server that runs, --embedded a directory"),
-        (["--redis", "redis://:hunter2@h"], "holds a password; give it in RLEP_REDIS_PASSWORD"),
-        (["--redis", "http://h"], "a Redis URL starts with redis://"),
-        (["--name", "a/b"], "pool.name"),
-        (["--set", "pool.nam=x"], "did you mean pool.name?"),
-    ],
-)
-def test_an_address_that_cannot_be_is_refused(words: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["pool", "stats", *words])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
 
 
 def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

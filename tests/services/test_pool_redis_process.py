@@ -104,7 +104,7 @@ def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptu
         ):
             stranger.ping()
     assert secret not in caplog.text
-    assert secret not in (data / "redis.log").read_text() + (data / "supervisor.log").read_text()
+    assert secret not in (data / "redis.log").read_text() + (data / "watchdog.log").read_text()
     assert re.search(r"Redis program .* v=\d+\.\d+", caplog.text)
 
 

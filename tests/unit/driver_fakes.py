@@ -17,6 +17,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import DeadlineExceeded, LearnerLost, UpdateError
 from rlep.core.seeds import generator_for
 from rlep.core.types import (
+    AddReport,
     Completion,
     FinishReason,
     Float32Array,
@@ -144,13 +145,6 @@ class FakeVerifiers:
         ]
 
 
-@dataclass(frozen=True)
-class Added:
-    inserted: int
-    duplicates: int
-    refused: Sequence[tuple[str, str]]
-
-
 @dataclass(eq=False)
 class FakePool:
     """Stored answers by prompt, drawn by the contract of ``draw_uniform``."""
@@ -176,19 +170,19 @@ class FakePool:
         self.handed_out.extend(member for members in drawn.values() for member in members)
         return drawn
 
-    async def add(self, trajectories: Sequence[Trajectory]) -> Added:
+    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         await self.world.event("add", len(trajectories))
         if self.fail is not None:
             raise self.fail
         if self.refuse:
-            return Added(0, 0, [(trajectories[0].content_id, "sealed")])
+            return AddReport(0, 0, ((trajectories[0].content_id, "sealed"),))
         inserted = 0
         for member in trajectories:
             known = self.stored.setdefault(member.prompt_id, [])
             if member.content_id not in {other.content_id for other in known}:
                 known.append(member)
                 inserted += 1
-        return Added(inserted, len(trajectories) - inserted, ())
+        return AddReport(inserted, len(trajectories) - inserted, ())
 
     async def digest(self) -> str:
         ids = sorted(member.content_id for members in self.stored.values() for member in members)

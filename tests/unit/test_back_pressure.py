@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlep.core.types import (
+    AddReport,
     Completion,
     Float32Array,
     Prompt,
@@ -27,7 +28,6 @@ from rlep.driver import collect
 from rlep.driver.collect import Collector
 from rlep.driver.run_directory import Facts, RunDirectory
 from tests.unit.driver_fakes import (
-    Added,
     FakeGenerators,
     FakeLearner,
     FakePool,
@@ -126,7 +126,7 @@ class CountedPool(FakePool):
         await self.flow.work("pool")
         return await super().sample(prompt_ids, count, seed=seed, step=step)
 
-    async def add(self, trajectories: Sequence[Trajectory]) -> Added:
+    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         await self.flow.work("pool")
         return await super().add(trajectories)
 

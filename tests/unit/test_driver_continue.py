@@ -54,7 +54,7 @@ async def test_what_is_accepted_goes_on_and_is_said(
     final = await trained(tmp_path, scene, **changed)
     assert final.state.step == 4
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3]
-    assert any(f"going on with another {name}" in note for note in scene.progress.notes)
+    assert any(f"continuing with another {name}" in note for note in scene.progress.notes)
     # The new checkpoints are of the new data: from here on nothing has to be accepted.
     await trained(tmp_path, new_scene(config_of(run={"steps": 5}, **keys), train), **changed)
 

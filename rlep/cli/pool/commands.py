@@ -56,7 +56,7 @@ def stats(
         str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster, for counts only.")
     ] = None,
     data: Annotated[
-        list[Path] | None, typer.Option("--data", metavar="FILE", help="Also count its questions without answers.")
+        list[Path] | None, typer.Option("--data", metavar="FILE", help="Also count its questions without responses.")
     ] = None,
     questions: Annotated[int, typer.Option(min=0, help="Questions measured for the quantiles; 0 takes all.")] = 1024,
     as_json: Json = False,
@@ -79,13 +79,13 @@ def browse(
     *,
     data: Data = None,
     start: Annotated[str, typer.Option("--from", metavar="PROMPT_ID", help="Begin at this prompt id.")] = "",
-    least: Annotated[int, typer.Option(min=1, help="Only questions with so many answers.")] = 1,
+    least: Annotated[int, typer.Option(min=1, help="Only questions with at least so many responses.")] = 1,
     overrides: Overrides = None,
     redis: RedisUrl = None,
     name: PoolName = None,
     embedded: Embedded = None,
 ) -> None:
-    """Page through questions and their decoded answers."""
+    """Page through questions and their decoded responses."""
     from rlep.cli.pool.inspect import browse as run
 
     config = pool_config(files, overrides, redis, name, embedded)
@@ -104,7 +104,7 @@ def show(
     name: PoolName = None,
     embedded: Embedded = None,
 ) -> None:
-    """Print one question's answers, or one answer, decoded where model.path has the tokenizer."""
+    """Print one question's responses, or one response, decoded where model.path has the tokenizer."""
     from rlep.cli.pool.inspect import show_record
 
     show_record(pool_config(files, overrides, redis, name, embedded), identity, as_json=as_json)
@@ -118,7 +118,7 @@ def sample(
     prompts: Annotated[
         list[str] | None, typer.Option("--prompt", metavar="ID", help="May be repeated (default: every question).")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=0, help="Answers a question (default replay.count).")] = None,
+    count: Annotated[int | None, typer.Option(min=0, help="Responses a question (default replay.count).")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run (default run.seed).")] = None,
     step: Annotated[int, typer.Option(min=0, help="Training step.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a question.")] = False,
@@ -127,7 +127,7 @@ def sample(
     name: PoolName = None,
     embedded: Embedded = None,
 ) -> None:
-    """Draw what a training step would draw: the same seed, step and questions give the same answers."""
+    """Draw what a training step would draw: the same seed, step and questions give the same responses."""
     from rlep.cli.pool.inspect import show_sample
 
     config = pool_config(files, overrides, redis, name, embedded)
@@ -217,7 +217,7 @@ def verify(
     name: PoolName = None,
     embedded: Embedded = None,
 ) -> None:
-    """Grade every answer again with the present verifier; what no longer passes is quarantined."""
+    """Grade every response again with the present verifier; what no longer passes is quarantined."""
     from rlep.cli.pool.maintain import verify as run
     from rlep.cli.pool.open import files_of
 
@@ -244,7 +244,7 @@ def prune(
         str | None, typer.Option(metavar="NAME@VERSION", help="Of these verifiers; * and ? stand for anything.")
     ] = None,
     older_than: Annotated[float | None, typer.Option(min=0, metavar="DAYS", help="Older than this.")] = None,
-    keep: Annotated[int, typer.Option(min=0, help="Leave each question at least so many answers.")] = 0,
+    keep: Annotated[int, typer.Option(min=0, help="Leave each question at least so many responses.")] = 0,
     dry_run: DryRun = False,
     as_json: Json = False,
     overrides: Overrides = None,
@@ -311,7 +311,7 @@ def doctor(
 @command_errors
 def serve(
     *,
-    embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start a Redis of its own over DIR.")] = None,
+    embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start an embedded Redis over DIR.")] = None,
     redis: Annotated[str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://.")] = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
     pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",

@@ -53,13 +53,13 @@ def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_js
 
 
 def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
-    """Questions that have answers, with these as texts, in the authors' schema; appears as a whole or not at all."""
+    """Questions that have responses, with these as texts, in the authors' schema; appears as a whole or not at all."""
     if out.suffix not in (".parquet", ".jsonl"):
         raise DataError(f"{out}: the authors' form is one file, name it .parquet or .jsonl")
     tokenizer = matching_tokenizer(config, pool)
     fresh = out.with_name(f".{out.stem}.new{out.suffix}")
     try:
-        count = write_verl(fresh, _answered(pool, tokenizer, data, bars), split="train", candidates=True)
+        count = write_verl(fresh, _with_responses(pool, tokenizer, data, bars), split="train", candidates=True)
         with fresh.open("rb") as file:
             os.fsync(file.fileno())
         fresh.replace(out)
@@ -68,8 +68,10 @@ def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], b
     return count
 
 
-def _answered(pool: Pool, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress) -> Iterator[PromptRow]:
-    """The rows whose questions have answers in the pool, each with these."""
+def _with_responses(
+    pool: Pool, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress
+) -> Iterator[PromptRow]:
+    """The rows whose questions have responses in the pool, each with these."""
     rows = question_rows(data, bars)
     while some := dict(islice(rows, QUESTIONS_A_READ)):
         for prompt_id, texts in texts_of(pool, list(some), tokenizer):

@@ -99,7 +99,7 @@ async def _attached(config: Config, run: str) -> PoolStats:
 
 
 def show_record(config: Config, identity: str, *, as_json: bool) -> None:
-    """All answers of a prompt, or one answer by its content id, quarantined ones too."""
+    """All responses of a prompt, or one response by its content id, quarantined ones too."""
     with reading(config) as pool:
         tokenizer = tokenizer_of(config, pool)
         found = find(pool.store, identity)
@@ -142,7 +142,7 @@ def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any
 
 
 def browse(config: Config, *, data: Sequence[Path] | None, start: str, least: int) -> None:
-    """Page through questions and their decoded answers; without a terminal, print them all."""
+    """Page through questions and their decoded responses; without a terminal, print them all."""
     with TerminalProgress() as bars:
         files = files_of(config, data)
         rows = dict(question_rows(files, bars)) if data or files[0].is_file() else {}
@@ -176,7 +176,7 @@ def places(count: int, keys: Iterator[str]) -> Iterator[int]:
 
 
 def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> str:
-    """A question and all its answers."""
+    """A question and all its responses."""
     answers = [line_of(held, pinned=False).trajectory for held in scan(pool.store, [prompt_id])]
     parts = [typer.style(f"question {prompt_id}, {len(answers)} answers", bold=True)]
     if row is not None:
@@ -190,7 +190,7 @@ def printable(text: str) -> str:
 
 
 def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> str:
-    """One answer for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
+    """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
     verdict, origin = trajectory.verdict, trajectory.provenance
     lines = [
         f"{len(trajectory.tokens)} tokens, {verdict.status} by {verdict.verifier} {verdict.version}",

@@ -31,7 +31,7 @@ DAY = 86400.0
 def verify(
     config: Config, data: Sequence[Path], *, dry_run: bool, other_verifier: bool, out: Path | None, as_json: bool
 ) -> None:
-    """Grade every answer again; differences go to ``out``, or to standard output without ``as_json``."""
+    """Grade every response again; differences go to ``out``, or to standard output without ``as_json``."""
     role = config.verifier
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
@@ -61,7 +61,7 @@ def verify(
 
 
 def _check_verifier(pool: Pool, verifier: BaseVerifier) -> None:
-    """Refuse to throw out what another kind of verifier let in: its answers may only be written otherwise."""
+    """Refuse to quarantine what another kind of verifier accepted: the responses may only be formatted otherwise."""
     others = sorted({name for name in pool.stats().by_verifier if name.rpartition("@")[0] != verifier.name})
     if others:
         raise ConfigError(

@@ -20,7 +20,7 @@ _CONNECT_DEADLINE = 30.0
 
 
 def serve(embedded: Path | None, url: str | None, options: ServerOptions) -> None:
-    """Print the address once the server is healthy, and serve. Calls under way may end after a signal."""
+    """Print the address once the server is healthy, and serve. Calls in flight may end after a signal."""
     if (embedded is None) == (url is None):
         raise ConfigError("where the pools lie: give either --embedded DIRECTORY or --redis URL")
     with _redis(embedded, url) as client, PoolServer(client, options) as server:

@@ -56,5 +56,5 @@ async def streamed_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
                         updates.append(await learner.update(scored[len(updates)].batch, rollout=k))
                     advance()
         with clock.phase("publish"):
-            gap = await weights.publish(k + 1)
-    return StepOutcome(step, tuple(scored[number] for number in range(len(updates))), tuple(updates), gap)
+            difference = await weights.publish(k + 1)
+    return StepOutcome(step, tuple(scored[number] for number in range(len(updates))), tuple(updates), difference)

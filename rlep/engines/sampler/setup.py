@@ -135,7 +135,7 @@ def prepare_environment(
         # FlashInfer's sampler ignores seeds, so that our requests never get it; but vLLM tries it while it starts, and
         # dies where it cannot be compiled: without nvcc, as in our image (vllm-project/vllm#49497).
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    os.environ.update(settings | parts.environment)
+    os.environ.update({**settings, **parts.environment})
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
 

@@ -28,7 +28,7 @@ class Pool:
     """One pool in one Redis. Safe to share between threads; every operation is idempotent and has a deadline."""
 
     def __init__(self, link: RetryingRedis, store: Store, meta: Meta, options: PoolOptions) -> None:
-        """``Pool.open`` is the way in."""
+        """Use ``Pool.open``."""
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
@@ -177,7 +177,7 @@ class Pool:
         return self.store.remove(prompt_id, [_raw(content_id) for content_id in content_ids], quarantine=quarantine)
 
     def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """Keep trajectories when their prompt is over its cap, or let them go again; how many of them there are."""
+        """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
         self._check_writable()
         return self.store.pin(prompt_id, [_raw(content_id) for content_id in content_ids], pinned=pinned)
 

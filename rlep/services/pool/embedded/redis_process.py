@@ -1,7 +1,7 @@
-"""The pool's own Redis, for whoever has none: started where nobody serves its directory, shared, stopped by the last user.
+"""An embedded Redis: started when no process serves its directory, shared by its users, stopped with the last one.
 
 In the directory (mode 700): ``redis.conf`` and ``password`` (mode 600), ``redis.sock``, ``redis.log``, the append-only
-file, and three lock files. ``users`` is held shared by every process that uses the server and is let go by the kernel
+file, and three lock files. ``users`` is held shared by every process that uses the server and is released by the kernel
 when one is killed; ``served`` is held by ``watchdog.py`` and the server while they live; ``starting`` by whoever is
 starting it. So a killed run leaves no server behind, and a second run in the directory joins the first one's.
 """
@@ -149,7 +149,7 @@ class EmbeddedRedis:
         return self
 
     def stop(self) -> None:
-        """Let go of the server. Its last user stops it and waits until it has written everything and ended."""
+        """Release the server. Its last user stops it and waits until it has written everything and ended."""
         if self._users is None:
             return
         users, self._users = self._users, None
@@ -165,7 +165,7 @@ class EmbeddedRedis:
         self.stop()
 
     def _launch_if_unserved(self) -> bool:
-        """Start a supervisor unless one serves the directory already; whether one was started."""
+        """Start a watchdog unless one serves the directory already; whether one was started."""
         served = os.open(self.directory / "served", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if not _try_lock(served, fcntl.LOCK_EX):
@@ -180,8 +180,8 @@ class EmbeddedRedis:
             self._write_settings()
             script = Path(__file__).with_name("watchdog.py")
             command = [sys.executable, "-I", "-S", str(script), str(binary), "redis.conf", "users", str(served)]
-            with (self.directory / "supervisor.log").open("wb") as log:
-                # A session of its own: an interrupt at the terminal must not stop the server before its users are done.
+            with (self.directory / "watchdog.log").open("wb") as log:
+                # A separate session: an interrupt at the terminal must not stop the server before its users are done.
                 subprocess.run(
                     command,
                     cwd=self.directory,
@@ -243,9 +243,9 @@ class EmbeddedRedis:
             client.close()
 
     def _last_words(self) -> str:
-        """What the server and its supervisor said last; neither prints the password."""
+        """The last errors in the server's and the watchdog's logs; neither prints the password."""
         lines: list[str] = []
-        for name in ("redis.log", "supervisor.log"):
+        for name in ("redis.log", "watchdog.log"):
             path = self.directory / name
             text = path.read_text(errors="replace") if path.exists() else ""
             lines += [line for line in text.splitlines()[-40:] if "#" in line or "rror" in line or "Bad" in line]

@@ -1,9 +1,9 @@
 """Runs one redis-server for as long as anybody uses it. A script of its own: standard library only, started with ``-I -S``.
 
 ``watchdog.py BINARY CONFIG USERS LOCK_FD``, in the data directory. Whoever uses the server holds a shared lock on the file
-``USERS``; the kernel lets go of it however the user ends. This process waits for an exclusive lock on it: once it has
+``USERS``; the kernel releases it however the user ends. This process waits for an exclusive lock on it: once it has
 that, nobody uses the server any more, so it stops it (SIGTERM, then SIGKILL) and ends. It starts a server that died again,
-but gives up on one that does not come up; before each start it mends what a killed one left half written. The server
+but gives up on one that does not come up; before each start it repairs what a killed one left half written. The server
 itself is killed by the kernel should this process be killed.
 ``LOCK_FD`` is an open file with an exclusive lock: held here and in the server, it says that the directory is served.
 """
@@ -23,7 +23,7 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 SHORT_LIFE = 2.0  # a server that lived less than this many seconds did not come up
-SHORT_LIVES = 3  # that many in a row end the supervisor; one that was killed from outside does not count
+SHORT_LIVES = 3  # that many in a row end the watchdog; one that was killed from outside does not count
 RESTART_PAUSE = 0.1  # seconds
 MULTI, EXEC = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 
@@ -44,7 +44,7 @@ def on_terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def start(command: list[str], lock: int) -> "subprocess.Popen[bytes]":
-    """The server process, which the kernel kills when this process is gone."""
+    """The server process, which the kernel kills when this process ends."""
     parent, libc = os.getpid(), ctypes.CDLL(None)
 
     def die_with_parent() -> None:
@@ -85,7 +85,7 @@ def cut_unfinished(directory: Path) -> None:
 
     Redis itself cuts the last command, but leaves ``MULTI`` and what follows it. The commands that it appends then belong
     to that transaction at the next start: half of the old one is applied with them, or they are dropped with it
-    (mended in Valkey by github.com/valkey-io/valkey/pull/4342).
+    (fixed in Valkey by github.com/valkey-io/valkey/pull/4342).
     """
     parts = (directory / "appendonlydir").glob("appendonly.aof.*.incr.aof")  # of Redis 7; the last number is written to
     files = sorted(parts, key=lambda part: int(part.name.split(".")[2]))

@@ -52,7 +52,7 @@ Advance = Callable[[int], None]
 
 @dataclass(slots=True)
 class Imported:
-    """What became of the records or answers of an import."""
+    """What became of the records or responses of an import."""
 
     inserted: int = 0
     duplicates: int = 0
@@ -108,7 +108,7 @@ def _finished(pool: Pool, directory: Path, kind: Kind) -> Manifest:
 
 
 class _Export:
-    """An export on its way: the shards that are whole, and the content ids in them."""
+    """An unfinished export: the shards that are whole, and the content ids in them."""
 
     def __init__(self, pool: Pool, directory: Path, kind: Kind, advance: Advance) -> None:
         self._pool, self._directory, self._kind, self._advance = pool, directory, kind, advance

@@ -17,11 +17,11 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import scan, trajectory_of
 
 MAX_TEXT = 4 << 20
-"""Characters; a longer answer is refused before it is tokenised."""
+"""Characters; a longer response is refused before it is tokenised."""
 RETOKENISED = "retokenised"
-"""Key of the metadata that marks an answer whose tokens were made from a text."""
+"""Key of the metadata that marks a response whose tokens were made from a text."""
 UNKNOWN = Sampling(temperature=0.0, top_p=0.0, top_k=0, max_tokens=0)
-"""Of an answer whose sampling nobody wrote down; no sampler has these."""
+"""Of a response whose sampling is unknown; no sampler has these."""
 
 _TEXTS = 512
 
@@ -48,7 +48,7 @@ class Grader(Protocol):
 
 
 class TextAnswers(NamedTuple):
-    """A question with answers as texts."""
+    """A question with responses as texts."""
 
     prompt_id: str
     reference: str
@@ -71,10 +71,10 @@ def import_texts(
     source: str,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Imported:
-    """Tokenise and grade answers, and store those that are correct, marked as re-tokenised and from ``source``.
+    """Tokenise and grade responses, and store those that are correct, marked as re-tokenised and from ``source``.
 
     What the pool holds already is not graded again, so that an import that was interrupted is simply repeated.
-    ``max_tokens``: longest answer taken, EOS included. ``advance`` is told of each question done.
+    ``max_tokens``: longest response taken, EOS included. ``advance`` is told of each question done.
     """
     if tokenizer.digest != pool.tokenizer_digest:
         raise PoolError(f"the tokenizer is {tokenizer.digest}; the pool's is {pool.tokenizer_digest}")
@@ -100,13 +100,13 @@ def import_texts(
 
 
 def texts_of(pool: Pool, prompt_ids: Sequence[str], tokenizer: Texts) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(prompt id, its answers as texts) for each of these prompts that has any, in their order."""
+    """(prompt id, its responses as texts) for each of these prompts that has any, in their order."""
     for prompt_id, group in groupby(scan(pool.store, prompt_ids), key=lambda held: held.prompt_id):
         yield prompt_id, tuple(tokenizer.decode(trajectory_of(held).tokens) for held in group)
 
 
 def _batches(questions: Iterable[TextAnswers]) -> Iterator[list[TextAnswers]]:
-    """Questions with some hundred answers together."""
+    """Questions with some hundred responses together."""
     batch: list[TextAnswers] = []
     answers = 0
     for question in questions:

@@ -1,4 +1,4 @@
-"""How long a pool's answers are and how much they differ, measured on some of its questions."""
+"""How long a pool's responses are and how much they differ, measured on some of its questions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Measured:
     questions: int
     """Questions measured."""
     trajectories: int
-    """Their answers."""
+    """Their responses."""
     length: Mapping[float, float]
-    """Tokens of an answer."""
+    """Tokens of a response."""
     distinctness: Mapping[float, float]
-    """Of a question with two answers or more: the share of different ones among all 4-token pieces of its answers.
+    """Of a question with two responses or more: the share of different ones among all 4-token pieces of its responses.
 
-    1: no piece occurs twice. 1/n: n answers that are the same but for a few tokens.
+    1: no piece occurs twice. 1/n: n responses that are the same but for a few tokens.
     """
 
 
@@ -47,21 +47,21 @@ def measure(pool: Pool, *, questions: int) -> Measured:
     lengths: list[int] = []
     shares: list[float] = []
     for _, held in groupby(scan(pool.store, prompt_ids), key=lambda one: one.prompt_id):
-        answers = [trajectory_of(one).tokens for one in held]
-        lengths += map(len, answers)
-        if len(answers) > 1 and (share := distinctness(answers)) is not None:
+        responses = [trajectory_of(one).tokens for one in held]
+        lengths += map(len, responses)
+        if len(responses) > 1 and (share := distinctness(responses)) is not None:
             shares.append(share)
     return Measured(len(prompt_ids), len(lengths), _quantiles(lengths), _quantiles(shares))
 
 
-def distinctness(answers: Sequence[Int32Array]) -> float | None:
-    """The share of different ones among all pieces of four tokens, or None where every answer is shorter.
+def distinctness(responses: Sequence[Int32Array]) -> float | None:
+    """The share of different ones among all pieces of four tokens, or None where every response is shorter.
 
     Worked example: [1 2 3 4 5] and [1 2 3 4 6] have the pieces 1234, 2345, 1234, 2346: 3 of 4.
     """
-    pairs = np.concatenate([_joined(answer.astype(np.int64), 1) for answer in answers])
+    pairs = np.concatenate([_joined(response.astype(np.int64), 1) for response in responses])
     _, ranks = np.unique(pairs, return_inverse=True)
-    bounds = np.cumsum([0, *(max(0, len(answer) - 1) for answer in answers)]).tolist()
+    bounds = np.cumsum([0, *(max(0, len(response) - 1) for response in responses)]).tolist()
     quads = np.concatenate([_joined(ranks[start:end], 2) for start, end in pairwise(bounds)])
     return len(np.unique(quads)) / len(quads) if len(quads) else None
 

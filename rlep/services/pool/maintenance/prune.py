@@ -39,7 +39,7 @@ class Pruned:
     pinned: int = 0
     """Met the criteria, but are pinned and stay."""
     emptied: int = 0
-    """Questions left without any answer."""
+    """Questions left without a response."""
 
 
 def prune(pool: Pool, criteria: Criteria, *, dry_run: bool, advance: Callable[[int], None] = lambda _: None) -> Pruned:
@@ -51,11 +51,11 @@ def prune(pool: Pool, criteria: Criteria, *, dry_run: bool, advance: Callable[[i
         result.examined += len(meets)
         free = [content_id for content_id, met in meets.items() if met and content_id not in pins]
         result.pinned += sum(met and content_id in pins for content_id, met in meets.items())
-        gone = free[max(0, criteria.keep - (len(meets) - len(free))) :]
-        if gone and not dry_run:
-            pool.remove(prompt_id, [content_id.hex() for content_id in gone])
-        result.removed += len(gone)
-        result.emptied += len(gone) == len(meets)
+        removed = free[max(0, criteria.keep - (len(meets) - len(free))) :]
+        if removed and not dry_run:
+            pool.remove(prompt_id, [content_id.hex() for content_id in removed])
+        result.removed += len(removed)
+        result.emptied += len(removed) == len(meets)
         advance(len(meets))
     return result
 

@@ -1,4 +1,4 @@
-"""Grading a pool again: which answers the present verifier still finds correct, and setting aside those it does not."""
+"""Grading a pool again: which responses the present verifier still finds correct, and setting aside those it does not."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import scan, trajectory_of
 
 UNDECIDED = ("timeout", "out_of_memory", "crashed")
-"""Verdicts on the verifier's own trouble, not on the answer: reported, never quarantined."""
+"""Verdicts on the verifier itself, not on the response: reported, never quarantined."""
 _BATCH, _BATCH_TOKENS = 256, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An answer that is graded otherwise than it was."""
+    """A response whose verdict changed."""
 
     prompt_id: str
     content_id: str
@@ -34,7 +34,7 @@ class Reverified:
 
     graded: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
-    """Verdict → answers."""
+    """Verdict → responses."""
     failed: int = 0
     """Answers with another verdict than they came in with: not correct any more, or in a pool of wrong ones not wrong."""
     undecided: int = 0
@@ -57,7 +57,7 @@ def reverify(
     report: Callable[[Difference], None],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Reverified:
-    """Grade every answer of a pool against ``references`` (prompt id → reference), some hundred at a time.
+    """Grade every response of a pool against ``references`` (prompt id → reference), some hundred at a time.
 
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
     back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.

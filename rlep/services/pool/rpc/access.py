@@ -1,4 +1,4 @@
-"""Who may ask what of a pool server, and how often."""
+"""Who may call what on a pool server, and how often."""
 
 from __future__ import annotations
 
@@ -125,7 +125,11 @@ ANYBODY = Grant(Role.ADMIN, None, b"")
 
 
 class Rates:
-    """Calls of each caller, counted: so many a second, and twice as many at once after a pause."""
+    """A token bucket for each caller: ``per_second`` calls a second, and twice as many at once after a pause.
+
+    ``limits`` has windows but no bucket that allows a burst, and counts and waits in two look-ups; ``cachetools`` would save
+    the two lines that bound the number of callers, and needs the lock all the same.
+    """
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._clock = per_second, clock

@@ -29,7 +29,7 @@ class AsyncPoolClient:
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="pool-client")
 
     async def close(self) -> None:
-        """Close the connection; calls under way fail."""
+        """Close the connection; calls in flight fail."""
         self._client.close()
         await asyncio.to_thread(self._threads.shutdown)
 

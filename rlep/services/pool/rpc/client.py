@@ -39,7 +39,7 @@ _AGAIN = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,  # by a server that stops: nobody else cancels a call of ours before ``close``
+    grpc.StatusCode.CANCELLED,  # by a server that stops: only ``close`` and a stopping server cancel a call
 }
 _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
@@ -93,7 +93,7 @@ class PoolClient:
         return f"PoolClient({self._address!r}, pool={self._pool!r})"
 
     def close(self) -> None:
-        """Close the connection; calls under way, and later ones, raise ``PoolError``."""
+        """Close the connection; calls in flight, and later ones, raise ``PoolError``."""
         self._closed = True
         self._channel.close()
 
@@ -117,7 +117,7 @@ class PoolClient:
         for frames in insert_calls(records):
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
             head.total = sum(len(frame.records) for frame in frames)
-            reply = self._call("adding", lambda **way: self._stub.Add(iter([head, *frames]), **way))  # noqa: B023
+            reply = self._call("adding", lambda **options: self._stub.Add(iter([head, *frames]), **options))  # noqa: B023
             inserted, duplicates, evicted = (
                 inserted + reply.inserted,
                 duplicates + reply.duplicates,
@@ -132,23 +132,23 @@ class PoolClient:
             request = pb.SampleRequest(pool=self._pool, prompt_ids=prompt_ids, count=count, seed=seed, step=step)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"a sample of count {count}, seed {seed}, step {step}: {error}") from None
-        return self._call("sampling", lambda **way: sample_of(prompt_ids, self._stub.Sample(request, **way)))
+        return self._call("sampling", lambda **options: sample_of(prompt_ids, self._stub.Sample(request, **options)))
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it."""
         request = pb.GetRequest(pool=self._pool, prompt_id=prompt_id, content_id=content_id)
-        record = self._call("reading", lambda **way: self._stub.Get(request, **way)).record
+        record = self._call("reading", lambda **options: self._stub.Get(request, **options)).record
         return decode(record, prompt_id) if record else None
 
     def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
         request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, quarantine=quarantine)
-        return int(self._call("removing", lambda **way: self._stub.Remove(request, **way)).count)
+        return int(self._call("removing", lambda **options: self._stub.Remove(request, **options)).count)
 
     def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """Keep trajectories when their prompt is over its cap, or let them go again; how many of them there are."""
+        """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
         request = pb.PinRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, pinned=pinned)
-        return int(self._call("pinning", lambda **way: self._stub.Pin(request, **way)).count)
+        return int(self._call("pinning", lambda **options: self._stub.Pin(request, **options)).count)
 
     def export(self, *, after: str = "") -> Iterator[Trajectory]:
         """Every trajectory, by prompts in ascending order; ``after`` goes on behind a prompt id.
@@ -163,21 +163,23 @@ class PoolClient:
     def export_page(self, after: str) -> tuple[list[Trajectory], str | None]:
         """Trajectories of the next 256 prompts behind a prompt id, and where the next page begins: None at the end."""
         request = pb.ExportRequest(pool=self._pool, after=after)
-        frames = self._call("exporting", lambda **way: list(self._stub.Export(request, **way)))
+        frames = self._call("exporting", lambda **options: list(self._stub.Export(request, **options)))
         page = [decode(record.record, record.prompt_id) for frame in frames for record in frame.records]
         return page, frames[-1].next or None
 
     def seal(self) -> str:
         """Close the pool for good; returns its digest. May be repeated."""
-        return str(self._call("sealing", lambda **way: self._stub.Seal(self._request, **way)).digest)
+        return str(self._call("sealing", lambda **options: self._stub.Seal(self._request, **options)).digest)
 
     def digest(self) -> str:
         """32 hex digits that name the pool's present content."""
-        return str(self._call("reading the digest", lambda **way: self._stub.Digest(self._request, **way)).digest)
+        return str(
+            self._call("reading the digest", lambda **options: self._stub.Digest(self._request, **options)).digest
+        )
 
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""
-        reply = self._call("counting", lambda **way: self._stub.Stats(self._request, **way))
+        reply = self._call("counting", lambda **options: self._stub.Stats(self._request, **options))
         return _STATS.validate_json(reply.json)
 
     def prompt_ids(self) -> list[str]:
@@ -187,7 +189,7 @@ class PoolClient:
     def content_ids(self, prompt_id: str) -> list[str]:
         """Content ids of a prompt's trajectories, ascending."""
         request = pb.ListTrajectoriesRequest(pool=self._pool, prompt_id=prompt_id)
-        ids = self._call("listing", lambda **way: self._stub.ListTrajectories(request, **way)).ids.hex()
+        ids = self._call("listing", lambda **options: self._stub.ListTrajectories(request, **options)).ids.hex()
         return [ids[at : at + 32] for at in range(0, len(ids), 32)]
 
     def names(self) -> list[str]:
@@ -203,14 +205,17 @@ class PoolClient:
         names: list[str] = []
         request = pb.ListRequest(pool=self._pool)
         while True:
-            reply = self._call(what, lambda **way: method(request, **way))
+            reply = self._call(what, lambda **options: method(request, **options))
             names += reply.names
             if not reply.next:
                 return names
             request.after = reply.next
 
     def _call(self, what: str, attempt: Callable[..., T]) -> T:
-        """The result of a call that may be repeated, tried until the deadline."""
+        """The result of a call that may be repeated, tried until the deadline.
+
+        Ours, not ``tenacity``: the server may say how long to wait, and each attempt gets what is left of one deadline.
+        """
         end, pause = time.monotonic() + self._deadline, 0.05
         while not self._closed:
             try:

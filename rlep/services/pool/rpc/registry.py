@@ -79,7 +79,7 @@ class PoolRegistry:
             if pool is not None:
                 self._open.move_to_end(key)
                 return pool
-        pool = open_it()  # outside the lock: a Redis that answers slowly holds up no other pool
+        pool = open_it()  # outside the lock: a slow Redis does not delay calls to other pools
         with self._lock:
             pool = self._open.setdefault(key, pool)
             while len(self._open) > _MOST_OPEN:

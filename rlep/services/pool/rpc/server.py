@@ -95,7 +95,7 @@ class PoolServer:
         return self
 
     def stop(self) -> None:
-        """Take no more calls, let those under way end for ``GRACE`` seconds, and close."""
+        """Refuse new calls, give those in flight ``GRACE`` seconds to end, and close."""
         self._stopping.set()
         self._health.enter_graceful_shutdown()
         self._server.stop(GRACE).wait()
@@ -109,7 +109,7 @@ class PoolServer:
         self.stop()
 
     def _keep_health(self) -> None:
-        """Healthy is who reaches Redis."""
+        """The server is healthy while it reaches Redis."""
         link, healthy = RetryingRedis(self._client, deadline=_WATCH_EVERY), True
         while not self._stopping.wait(_WATCH_EVERY):
             before = healthy

@@ -1,4 +1,4 @@
-"""The verbs of the gRPC service: each lets the caller in, opens the pool, and answers or says why not."""
+"""The verbs of the gRPC service: each checks the caller, opens the pool, and replies or refuses with the reason."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LONGEST_MESSAGE = 2000
 
 
 class _Refused(Exception):
-    """A call that is not let in, with its status and the seconds after which it may come again."""
+    """A refused call: its status, and the seconds after which it may be repeated."""
 
     def __init__(self, code: grpc.StatusCode, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -65,7 +65,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         self._registry, self._default, self._tokens, self._rates = registry, default_pool, tokens, rates
 
     def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             head = next(request_iterator, pb.AddFrame())
             name = self._allowed(caller, head.pool, Role.APPEND)
             if head.call and not _CALL.fullmatch(head.call):
@@ -79,7 +79,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             return _add_reply(_added(pool, found, refused, head.call or None))
 
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             if request.count > _LARGEST_COUNT or request.count * len(request.prompt_ids) > _LARGEST_DRAW:
                 raise ConfigError(
@@ -96,7 +96,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                 yield pb.SampleFrame(counts=counts)
 
     def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             page, following = _page(pool.prompt_ids(), request.after, _PROMPTS_A_PAGE)
             for start in range(0, len(page), PROMPTS_A_PART):
@@ -104,54 +104,54 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             yield pb.ExportFrame(next=following)
 
     def Get(self, request: pb.GetRequest, context: Context) -> pb.GetReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             return pb.GetReply(record=pool.record(request.content_id, request.prompt_id) or b"")
 
     def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.CountReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
             ids = list(request.content_ids)
             return pb.CountReply(count=pool.remove(request.prompt_id, ids, quarantine=request.quarantine))
 
     def Pin(self, request: pb.PinRequest, context: Context) -> pb.CountReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
             return pb.CountReply(count=pool.pin(request.prompt_id, list(request.content_ids), pinned=request.pinned))
 
     def Seal(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.ADMIN)
             digest = self._registry.writer(name).seal()
             self._registry.forget(name)
             return pb.DigestReply(digest=digest)
 
     def Digest(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             return pb.DigestReply(digest=self._registry.reader(self._allowed(caller, request.pool, Role.READ)).digest())
 
     def Stats(self, request: pb.PoolRequest, context: Context) -> pb.StatsReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ), fresh=True)
             return pb.StatsReply(json=json.dumps(asdict(pool.stats())))
 
     def ListPrompts(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             return _listed(pool.prompt_ids(), request)
 
     def ListTrajectories(self, request: pb.ListTrajectoriesRequest, context: Context) -> pb.ListTrajectoriesReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             return pb.ListTrajectoriesReply(ids=bytes.fromhex("".join(pool.content_ids(request.prompt_id))))
 
     def ListPools(self, request: pb.ListRequest, context: Context) -> pb.ListReply:
-        with self._answering(context) as caller:
+        with self._admitting(context) as caller:
             return _listed([name for name in self._registry.names() if caller.role(name) >= Role.READ], request)
 
     @contextmanager
-    def _answering(self, context: Context) -> Iterator[Caller]:
-        """Let the caller in, and turn an error into the status that ends the call."""
+    def _admitting(self, context: Context) -> Iterator[Caller]:
+        """Check the caller, and turn an error into the status that ends the call."""
         try:
             yield self._admitted(context)
         except RecordsRemoved:
@@ -166,7 +166,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             _end(context, code, error, ((ERROR_KEY, type(error).__name__),))
 
     def _admitted(self, context: Context) -> Caller:
-        """Who calls, if with a token that counts, not too often, and with a deadline."""
+        """The caller, if its token is known, its rate within the limit, and its deadline short enough."""
         host = context.peer().rpartition(":")[0]
         caller: Caller | None = Caller(host, (ANYBODY,))
         if self._tokens is not None:
@@ -206,7 +206,7 @@ def _further(frames: Iterator[pb.AddFrame], head: pb.AddFrame) -> Iterator[pb.Re
     """Records of the frames after the first.
 
     Raises ``ConfigError`` where all together are more than one call takes, or than the first says; ``_Refused`` where they
-    are fewer: gRPC ends the frames of a client that is gone like those of one that has sent all.
+    are fewer: gRPC ends the frames of a client that disconnected like those of a client that has sent all.
     """
     count, size = len(head.records), head.ByteSize()
     for frame in frames:

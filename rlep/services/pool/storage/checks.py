@@ -59,7 +59,7 @@ def _asked(client: Client) -> list[tuple[str, Info]]:
         found = [(f"Redis {node}", info) for node, info in infos.items()]
     else:
         found = [("Redis", client.info())]
-    if any(info.get("loading") for _, info in found):  # INFO answers meanwhile, with no append-only file
+    if any(info.get("loading") for _, info in found):  # INFO replies meanwhile, with no append-only file
         raise BusyLoadingError("it is loading its data")
     return found
 

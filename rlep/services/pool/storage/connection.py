@@ -1,8 +1,11 @@
-"""One way to talk to Redis: redis-py's own retries off, a deadline around everything, and answers we can act on.
+"""The only connection to Redis: redis-py's own retries off, a deadline around everything, and errors by their cause.
 
-redis-py 8 retries ten times by itself: a command whose answer was lost is then applied twice. Here only operations that
+redis-py 8 retries ten times by itself: a command whose reply was lost is then applied twice. Here only operations that
 may be applied twice are retried, by ``RetryingRedis``, until a deadline. A write returns when the server has handed it to its
-operating system: with ``appendfsync everysec`` Redis answers while up to two seconds of writes lie in its memory only.
+operating system: with ``appendfsync everysec`` Redis replies while up to two seconds of writes lie in its memory only.
+
+``tenacity`` would not shorten this: one deadline spans the retries of several commands, and a write whose reply was lost is
+sent again only if the server's process changed.
 """
 
 from __future__ import annotations
@@ -87,10 +90,10 @@ def read_password(password_file: Path | None = None) -> str | None:
 
 
 def connect(url: str, *, password_file: Path | None = None, timeout: float = 5.0) -> Client:
-    """A client for ``redis://``, ``rediss://`` or ``unix://``, of one server or of a cluster, whichever answers there.
+    """A client for ``redis://``, ``rediss://`` or ``unix://``, of one server or of a cluster, whichever runs there.
 
-    ``timeout`` is the longest wait for one answer in seconds. A URL may carry a user name, never a password. Raises
-    ``ConfigError`` for the URL and ``PoolError`` or a redis-py error where nobody answers as hoped.
+    ``timeout`` is the longest wait for one reply in seconds. A URL may carry a user name, never a password. Raises
+    ``ConfigError`` for the URL and ``PoolError`` or a redis-py error where the connection fails.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
@@ -130,24 +133,24 @@ class RetryingRedis:
     def call(self, what: str, operation: Callable[[], T]) -> T:
         """The result of an operation that may be applied twice, tried until the deadline.
 
-        Raises ``DeadlineExceeded`` when Redis did not answer in time, ``PoolError`` when it refused to the end.
+        Raises ``DeadlineExceeded`` when Redis did not reply in time, ``PoolError`` when it refused to the end.
         """
         return until_deadline(what, operation, deadline=self.deadline)
 
     def one(self, what: str, *command: Any) -> Any:
-        """The answer to one reading command."""
+        """The reply to one reading command."""
         return self.call(what, lambda: self.client.execute_command(*command))
 
     def many(self, what: str, commands: Sequence[Command]) -> list[Any]:
-        """The answers to reading commands, sent together."""
+        """The replies to reading commands, sent together."""
         return self.call(what, lambda: self._send(commands)) if commands else []
 
     def write(self, what: str, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
-        """The answers to idempotent writes (name, key, …), sent together, once the append-only file holds them."""
+        """The replies to idempotent writes (name, key, …), sent together, once the append-only file holds them."""
         return self._written(what, [command[1] for command in commands], lambda: self._send(commands, atomic))
 
     def scripts(self, what: str, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
-        """The answers to calls (keys, arguments) of one of ``scripts/*.lua``, once the append-only file holds their writes.
+        """The replies to calls (keys, arguments) of one of ``scripts/*.lua``, once the append-only file holds their writes.
 
         Each must bear being applied twice.
         """
@@ -171,24 +174,24 @@ class RetryingRedis:
             raise
 
     def _written(self, what: str, keys: Sequence[str], operation: Callable[[], list[Any]]) -> list[Any]:
-        """The answers to a write, once every server that holds one of the keys has handed it to its operating system.
+        """The replies to a write, once every server that holds one of the keys has handed it to its operating system.
 
         A server that was started again in between may have lost the write: it is then sent once more.
         """
         places = list(dict.fromkeys(keys)) if self.clustered else list(keys[:1])
-        answers: list[Any] | None = None
+        replies: list[Any] | None = None
         runs: list[bytes] = []
         first: list[_Progress] = []
 
         def attempt() -> list[Any]:
-            nonlocal answers, runs, first
-            if answers is None:
+            nonlocal replies, runs, first
+            if replies is None:
                 runs = [self._runs.get(place) or self._progress([place])[0].run for place in places]
-                answers = operation()
+                replies = operation()
                 first = []
             now = self._progress(places)
             if [progress.run for progress in now] != runs:
-                answers = None
+                replies = None
                 raise exceptions.ConnectionError("it was started again before all was in its append-only file")
             # A file that shrank was rewritten meanwhile: count anew.
             first = [new if new.size < old.size else old for old, new in zip(first or now, now, strict=True)]
@@ -196,15 +199,15 @@ class RetryingRedis:
                 if new.pending and new.size < old.size + old.pending:
                     code = "UNWRITTEN" if new.status == b"ok" else "MISCONF"
                     raise ResponseError(f"{code} its append-only file lacks {new.pending} bytes")
-            return answers
+            return replies
 
         return self.call(what, attempt) if places else []
 
     def _progress(self, places: Sequence[str]) -> list[_Progress]:
         """How far the server of each key has written, asked now."""
-        answers = [_Progress(*answer) for answer in self._run("written", [([place], ()) for place in places])]
-        self._runs.update(zip(places, (progress.run for progress in answers), strict=True))
-        return answers
+        replies = [_Progress(*reply) for reply in self._run("written", [([place], ()) for place in places])]
+        self._runs.update(zip(places, (progress.run for progress in replies), strict=True))
+        return replies
 
     def _load(self, name: str) -> str:
         sha = self.client.script_load(_SCRIPTS[name])
@@ -224,22 +227,22 @@ def until_deadline(what: str, operation: Callable[[], T], *, deadline: float) ->
             if not _may_pass(error):
                 raise _final(what, error) from error
             if time.monotonic() + pause - start > deadline:
-                raise _spent(what, error, deadline) from error
+                raise _timed_out(what, error, deadline) from error
             _log.debug("%s: %s; trying again", what, error)
         time.sleep(pause)
         pause = min(2 * pause, 0.5)
 
 
-def _checked(answers: list[Any]) -> list[Any]:
-    """All answers, or the first error among them as Redis said it (redis-py would mix the command into it)."""
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-    return answers
+def _checked(replies: list[Any]) -> list[Any]:
+    """All replies, or the first error among them as Redis said it (redis-py would mix the command into it)."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
 
 
 def _code(error: RedisError) -> str:
-    """The code that Redis' answer began with, or an empty string where it did not answer."""
+    """The code that Redis' reply began with, or an empty string where there was no reply."""
     for kind, code in _CODES.items():
         if isinstance(error, kind):
             return code
@@ -262,7 +265,7 @@ def _final(what: str, error: RedisError) -> PoolError:
     return PoolError(f"{what}: Redis answered: {error}")
 
 
-def _spent(what: str, error: RedisError, deadline: float) -> PoolError | DeadlineExceeded:
+def _timed_out(what: str, error: RedisError, deadline: float) -> PoolError | DeadlineExceeded:
     code = _code(error)
     if code in _REFUSED:
         return PoolError(f"{what}: Redis refuses writes: {_REFUSED[code]} (tried for {deadline:g} s)")

@@ -18,7 +18,7 @@ from rlep.core.types import (
     Verdict,
 )
 
-# status, has an extracted answer, metadata pairs; policy version; top_k, max_tokens; temperature, top_p, created, seconds
+# status, has an extracted text, metadata pairs; policy version; top_k, max_tokens; temperature, top_p, created, seconds
 _NUMBERS = struct.Struct("<BBHqiidddd")
 _LENGTH = struct.Struct("<H")
 _STRINGS = 9

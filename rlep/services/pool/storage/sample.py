@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Sample:
     """Drawn trajectories as columns: P prompts, K trajectories, N tokens, in the order of the prompts asked for.
 
-    Worked example, three prompts, the second not eligible: ``counts = [2, 0, 1]``, so K = 3; answers of 3, 1 and 2
+    Worked example, three prompts, the second not eligible: ``counts = [2, 0, 1]``, so K = 3; responses of 3, 1 and 2
     tokens: ``offsets = [0, 3, 4, 6]``, N = 6. Trajectory k is ``tokens[offsets[k]:offsets[k + 1]]``.
     """
 

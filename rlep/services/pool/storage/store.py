@@ -14,7 +14,7 @@ needs no more than one bucket)::
     rlep:{N/B}:pins           set     content ids that no cap removes
     rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
     rlep:{N/B}:x:<prompt>     hash    the same, quarantined
-    rlep:{N/B}:reply:<nonce>  string  answer to a named insert or a thread's last, for an hour: a repeated call gets it again
+    rlep:{N/B}:reply:<nonce>  string  reply to a named insert or a thread's last, for an hour: a repeated call gets it again
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record on its way into the store."""
+    """A record that is to be inserted."""
 
     prompt_id: str
     content_id: bytes
@@ -129,7 +129,7 @@ class Store:
     ) -> tuple[list[str], int]:
         """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed.
 
-        A ``call`` of the same name, by whichever process, gets the first one's answer again within an hour.
+        A ``call`` of the same name, by whichever process, gets the first one's reply again within an hour.
         """
         by_bucket: dict[int, dict[str, list[int]]] = {}
         for position, entry in enumerate(entries):
@@ -160,7 +160,7 @@ class Store:
         return letters, evicted
 
     def fetch(self, wanted: Wanted, *, quarantined: bool = False) -> list[bytes | None]:
-        """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one is gone."""
+        """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one was removed."""
         key = self._quarantine if quarantined else self._records
         commands = [("HMGET", key(prompt_id), *ids) for prompt_id, ids in wanted if ids]
         answers = self._link.many(f"pool {self.name}: reading", commands)
@@ -193,7 +193,7 @@ class Store:
         return int(self._link.write(f"pool {self.name}: forgetting", [command])[0])
 
     def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
-        """Keep records from the cap's removal or let them go; how many of them are in the pool."""
+        """Protect records from removal by the cap, or end that; how many of them are in the pool."""
         keys = [self._key(self._bucket(prompt_id), "pins"), self._records(prompt_id)]
         return int(self._link.scripts(f"pool {self.name}: pinning", "pin", [(keys, [int(pinned), *ids])])[0])
 
@@ -282,7 +282,7 @@ class Store:
         return self._key(self._bucket(prompt_id), f"x:{prompt_id}")
 
     def _nonce(self) -> str:
-        """Names this thread's inserts: it waits for each answer before the next call, so one answer kept is enough."""
+        """Names this thread's inserts: it waits for each reply before the next call, so one kept reply is enough."""
         if not hasattr(self._local, "nonce"):
             self._local.nonce = secrets.token_hex(8)
         return str(self._local.nonce)

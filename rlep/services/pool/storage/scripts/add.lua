@@ -7,7 +7,7 @@
 local state, index, changes, totals, labels, pins, answered, records, quarantine = unpack(KEYS)
 local writer, epoch, cap, call, mark = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
--- The same call delivered again, after an answer that was lost: the same answer.
+-- The same call delivered again, after a reply that was lost: the same reply.
 local before = redis.call('GET', answered)
 if before and string.sub(before, 1, #call + 1) == call .. ':' then return before end
 

@@ -1,6 +1,6 @@
 -- Keep records of one prompt from the cap's removal, or let them go again.
 -- KEYS: pins records
--- ARGV: '1' to pin, '0' to let go, content ids
+-- ARGV: '1' to pin, '0' to unpin, content ids
 -- Returns how many of the ids are in the pool.
 local found = 0
 for at = 2, #ARGV do
