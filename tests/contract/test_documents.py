@@ -83,7 +83,7 @@ def own_words(text: str) -> list[str]:
 
 def called(words: list[str]) -> str | None:
     """What is wrong with a command line that begins with ``rlep``, or None."""
-    path = ("rlep",)
+    path: tuple[str, ...] = ("rlep",)
     while len(path) < len(words) and (*path, words[len(path)]) in COMMANDS:
         path = (*path, words[len(path)])
     command, rest = COMMANDS[path], words[len(path) :]
