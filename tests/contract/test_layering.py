@@ -154,6 +154,11 @@ def test_every_import_keeps_to_the_layers() -> None:
     ("file", "source", "expected"),
     [
         ("driver/step.py", "import ray", "driver/step.py:1: ray is imported outside actors/"),
+        (
+            "driver/step.py",
+            "from rlep.driver.wings.refill import refilled",
+            "driver/step.py:1: driver imports rlep.driver.wings.refill",
+        ),
         ("driver/step.py", "from rlep.actors import pool", "driver/step.py:1: driver imports rlep.actors.pool"),
         ("driver/step.py", "from ..actors import pool", "driver/step.py:1: driver imports rlep.actors.pool"),
         ("driver/step.py", "def f():\n    import torch", "driver/step.py:2: torch is imported outside engines/"),
