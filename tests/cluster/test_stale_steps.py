@@ -48,8 +48,8 @@ def checked(outcome: StepOutcome) -> int:
                 at += len(one.tokens)
                 lag = outcome.step.number - one.token_versions
                 assert set(lag.tolist()) <= ({0} if outcome.step.number == 0 else {0, 1})
-                # Generated under the weights that are trained: the learner gives them the same log-probs, the sampler's cache
-                # of what came before included. The others are what importance sampling is for.
+                # A token of the trained version has the learner's log-prob, although the sampler's KV cache is older.
+                # Stale tokens are what importance sampling is for.
                 np.testing.assert_allclose(one.logprobs[lag == 0], old[lag == 0], atol=1e-4)
                 stale += int((lag > 0).sum())
         assert at == len(ready.current_logprobs)
