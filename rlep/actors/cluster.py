@@ -8,7 +8,7 @@ import platform
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 
 from rlep.actors.contact import Contact, write_private
-from rlep.actors.placement import BundleSlot, PlacementGroup, create_placement_group
+from rlep.actors.placement import (
+    BundleSlot,
+    PlacementGroup,
+    create_placement_group,
+    crowded,
+    shortfall,
+    unplaceable,
+)
 from rlep.actors.ray_private import start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
@@ -30,11 +37,11 @@ DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 CONNECT_S = 10.0
 
 Report = Callable[[str, str, str], None]
-"""(event, actor, error): how the loss and the restart of an actor become known."""
+"""(event, actor, error): how losses and restarts of actors are reported."""
 
 
 def unreported(event: str, actor: str, error: str) -> None:
-    """Where nobody keeps events."""
+    """A ``Report`` that keeps nothing."""
 
 
 class Cluster:
@@ -96,10 +103,10 @@ class Cluster:
             self.home = None
 
     def reserve(self, name: str, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> PlacementGroup:
-        """PlacementGroup for actors, all of it or nothing, that stays theirs while they come and go, until ``forget``.
+        """Resources for several actors, all or none, reserved until ``forget`` while the actors come and go.
 
-        The same name is the same group. Raises ``PlacementError`` at once where it can never be had on a private cluster;
-        elsewhere whoever takes a slot in it waits for it.
+        The same name is the same group. Raises ``PlacementError`` at once where a private cluster cannot hold it;
+        on other clusters an actor that is placed in it waits for it.
         """
         if name not in self._groups:
             group = PlacementGroup(name, tuple(bundles), one_node)
@@ -112,7 +119,7 @@ class Cluster:
     async def place(
         self, actor: ActorClass[Any], name: str, role: ActorConfig, *args: object, slot: BundleSlot | None = None
     ) -> ActorHandle[Any]:
-        """Create the named actor and wait until it has a process; with ``slot`` in that group.
+        """Create the named actor and wait until it has a process; with ``slot`` in that placement group.
 
         Raises ``PlacementError`` with the missing resource or label when it is not placed in time, or when an actor of
         that name is alive (the run's name is taken).
@@ -132,9 +139,9 @@ class Cluster:
             await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
         except DeadlineExceeded:
             ray.kill(handle)
-            shortfall = self.shortfall(role) if slot is None else self.group_shortfall(slot.group)
+            lacking = self.shortfall(role) if slot is None else slot.group.shortfall()
             raise PlacementError(
-                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {shortfall}"
+                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {lacking}"
             ) from None
         except BaseException:
             if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
@@ -144,64 +151,23 @@ class Cluster:
 
     def shortfall(self, role: ActorConfig) -> str:
         """What an actor of this role needs, and what there is."""
-        return self._shortfall(role, (role,))
-
-    def group_shortfall(self, group: PlacementGroup) -> str:
-        """What a group needs as a whole, and what there is."""
-        return self._shortfall(group.together, group.bundles, one_node=group.one_node)
-
-    def _shortfall(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
-        lacking = self._unplaceable(together, bundles, one_node=one_node)
-        lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
-        where = " on one node" if one_node and len(bundles) > 1 else ""
-        return f"needs {_amounts(_wanted(together))}{where}{_labels(together.label_selector)}; {lacking}"
+        return shortfall(role, (role,))
 
     def _claim(
         self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False
     ) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
-        if shortfall := self._unplaceable(together, bundles, one_node=one_node) or self._crowded():
+        if reason := unplaceable(together, bundles, one_node=one_node) or crowded(self._roles):
             self.forget(name)
-            raise PlacementError(f"actor {name} cannot be placed: {shortfall}")
-
-    def _unplaceable(self, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool) -> str:
-        """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
-        if one_node:
-            return self._infeasible(_wanted(together), together.label_selector)
-        reasons = (self._infeasible(_wanted(bundle), bundle.label_selector) for bundle in bundles)
-        return next(filter(None, reasons), "")
+            raise PlacementError(f"actor {name} cannot be placed: {reason}")
 
     def forget(self, name: str) -> None:
-        """An actor that will not come again, or a group nobody is in: what was reserved is free."""
+        """Free what an actor that will not be started again, or an empty placement group, had reserved."""
         self._roles.pop(name, None)
         group = self._groups.pop(name, None)
         if group is not None:
             group.release()
-
-    def _crowded(self) -> str:
-        """Why the actors asked for so far do not fit a private cluster, which does not grow; or an empty string."""
-        wanted = {
-            "CPU": sum(role.cpus for role in self._roles.values()),
-            "GPU": sum(role.gpus for role in self._roles.values()),
-        }
-        held = ray.cluster_resources()
-        if all(amount <= held.get(key, 0.0) + 1e-6 for key, amount in wanted.items()):
-            return ""
-        asking = ", ".join(f"{name} {_amounts({'CPU': r.cpus, 'GPU': r.gpus})}" for name, r in self._roles.items())
-        return f"this machine has {_amounts(held)}, the run's actors ask for {_amounts(wanted)} together ({asking})"
-
-    def _infeasible(self, wanted: Mapping[str, float], labels: Mapping[str, str]) -> str:
-        """Why no node could ever hold such an actor, or an empty string."""
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        labelled = [n for n in nodes if all(n.get("Labels", {}).get(key) == value for key, value in labels.items())]
-        if not labelled:
-            return f"no node has the labels{_labels(labels)}"
-        for key, amount in wanted.items():
-            most = max(node["Resources"].get(key, 0.0) for node in labelled)
-            if amount > most:
-                return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
-        return ""
 
 
 def _check_reachable(address: str) -> None:
@@ -219,7 +185,7 @@ def _check_reachable(address: str) -> None:
 async def call(reference: Any, what: str, deadline_s: float) -> Any:
     """The result of an actor call, with rlep's errors: ``DeadlineExceeded``, ``ActorLost``, or the actor's own."""
     waiting = asyncio.ensure_future(_awaited(reference))
-    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to look at it
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
     try:
         return await asyncio.wait_for(asyncio.shield(waiting), deadline_s)
     except RayTaskError as error:  # first: it is also an instance of its cause's class, which may be a TimeoutError
@@ -240,18 +206,6 @@ def _reason(error: BaseException) -> str:
     """The last line of Ray's message that says something: its own causes come first, as a traceback."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
-
-
-def _wanted(role: ActorConfig) -> dict[str, float]:
-    return {"CPU": role.cpus, "GPU": role.gpus}
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{resources.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return "" if not labels else " " + ", ".join(f"{key}={value}" for key, value in labels.items())
 
 
 def _save_logs(home: Path, logs: Path) -> None:

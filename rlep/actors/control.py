@@ -1,4 +1,4 @@
-"""How another process speaks to a running run: a mailbox actor in its namespace, and the driver that answers it.
+"""How another process controls a run in progress: a mailbox actor in its namespace, and the driver that answers it.
 
     rlep scale … ─► ControlActor.ask ─► Control (in the driver) ─► Generators, Verifiers
                                   ◄──── RunStatus or the reason ◄──┘
@@ -141,7 +141,7 @@ class Control:
         watched: Sequence[Callable[[], RoleStatus]],
         progress: Callable[[], RunProgress] = RunProgress,
     ) -> None:
-        """``watched``: the status of the roles whose number is fixed; ``progress``: how far the run has come."""
+        """``watched``: the status of the roles whose number is fixed; ``progress``: the run's progress."""
         self._run = cluster.namespace.removeprefix("rlep-")
         self._elastic, self._watched, self._progress = elastic, watched, progress
 
@@ -154,7 +154,7 @@ class Control:
         self._doing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. Raises ``PlacementError`` when another run of that name is going on."""
+        """Listen. Raises ``PlacementError`` when another run of that name is in progress."""
         await self._actor.handle()
         self._listening = asyncio.create_task(self._listen())
 
@@ -203,7 +203,7 @@ class Control:
         return self.status(spans=isinstance(command, Look) and command.spans)
 
     async def _listen(self) -> None:
-        """Until the mailbox is lost for good: the run goes on without it."""
+        """Until the mailbox is lost for good: the run continues without it."""
         while True:
             try:
                 asked = await self._actor.call("next", POLL_S, deadline_s=POLL_S + 60)
@@ -230,7 +230,7 @@ class Control:
 async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunStatus:
     """Let a run on a connected cluster do something; its status afterwards, or the reason why not.
 
-    Raises ``ConfigError`` where no such run is going on, ``DeadlineExceeded`` where its driver does not answer,
+    Raises ``ConfigError`` where no such run is in progress, ``DeadlineExceeded`` where its driver does not answer,
     ``ActorLost`` where the run ended meanwhile.
     """
     run = cluster.namespace.removeprefix("rlep-")
@@ -242,7 +242,7 @@ async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunSt
             for found in ray.util.list_named_actors(all_namespaces=True)
             if found["name"] == ACTOR_NAME
         )
-        raise ConfigError(f"no run {run} is going on on this cluster; there: {', '.join(going) or 'none'}") from None
+        raise ConfigError(f"no run {run} is in progress on this cluster; there: {', '.join(going) or 'none'}") from None
     try:
         status: RunStatus = await call(handle.ask.remote(uuid.uuid4().hex, command), f"run {run}", deadline_s)
     except DeadlineExceeded:

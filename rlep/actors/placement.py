@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
@@ -35,6 +36,10 @@ class PlacementGroup:
             label_selector=self.bundles[0].label_selector,
         )
 
+    def shortfall(self) -> str:
+        """What all bundles need together, and what there is."""
+        return shortfall(self.together, self.bundles, one_node=self.one_node)
+
     def release(self) -> None:
         """Free the resources; actors still in it end."""
         if ray.is_initialized():  # otherwise it ended with the cluster
@@ -55,7 +60,7 @@ class BundleSlot:
 
 
 def create_placement_group(group: PlacementGroup, name: str) -> None:
-    """Ask Ray for it, under a name that ``ray list placement-groups`` shows; it may come later or never."""
+    """Ask Ray for it, under a name that ``ray list placement-groups`` shows; the resources may come later or never."""
     amounts = [
         {key: amount for key, amount in (("CPU", bundle.cpus), ("GPU", bundle.gpus)) if amount}
         for bundle in group.bundles
@@ -67,3 +72,53 @@ def create_placement_group(group: PlacementGroup, name: str) -> None:
         name=name,
         bundle_label_selector=labels if any(labels) else None,
     )
+
+
+def shortfall(together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
+    """What bundles need, and what the cluster lacks for them."""
+    lacking = unplaceable(together, bundles, one_node=one_node)
+    lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
+    where = " on one node" if one_node and len(bundles) > 1 else ""
+    return f"needs {_amounts(_wanted(together))}{where}{_labels(together.label_selector)}; {lacking}"
+
+
+def unplaceable(together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool) -> str:
+    """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
+    reasons = (_infeasible(role) for role in ([together] if one_node else bundles))
+    return next(filter(None, reasons), "")
+
+
+def crowded(roles: Mapping[str, ActorConfig]) -> str:
+    """Why all these actors together do not fit a private cluster, which does not grow; or an empty string."""
+    wanted = {"CPU": sum(role.cpus for role in roles.values()), "GPU": sum(role.gpus for role in roles.values())}
+    held = ray.cluster_resources()
+    if all(amount <= held.get(key, 0.0) + 1e-6 for key, amount in wanted.items()):
+        return ""
+    asking = ", ".join(f"{name} {_amounts(_wanted(role))}" for name, role in roles.items())
+    return f"this machine has {_amounts(held)}, the run's actors ask for {_amounts(wanted)} together ({asking})"
+
+
+def _infeasible(role: ActorConfig) -> str:
+    """Why no node could ever hold such an actor, or an empty string."""
+    labels = role.label_selector
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    labelled = [n for n in nodes if all(n.get("Labels", {}).get(key) == value for key, value in labels.items())]
+    if not labelled:
+        return f"no node has the labels{_labels(labels)}"
+    for key, amount in _wanted(role).items():
+        most = max(node["Resources"].get(key, 0.0) for node in labelled)
+        if amount > most:
+            return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
+    return ""
+
+
+def _wanted(role: ActorConfig) -> dict[str, float]:
+    return {"CPU": role.cpus, "GPU": role.gpus}
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{resources.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return "" if not labels else " " + ", ".join(f"{key}={value}" for key, value in labels.items())

@@ -1,4 +1,4 @@
-"""The replicas of an elastic role, created and removed while a run goes on; no name is used twice."""
+"""The replicas of an elastic role, created and removed during a run; no name is used twice."""
 
 from __future__ import annotations
 

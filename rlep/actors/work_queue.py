@@ -87,7 +87,7 @@ class WorkQueue:
         return (taken[0].job, [entry.request for entry in taken]) if taken else None
 
     def finish(self, worker: str, job: GenerateCall, completion: Completion) -> bool:
-        """Deliver a worker's completion to its job. False where nobody waits for it any more: it is dropped and counted."""
+        """Deliver a worker's completion to its job. False where no job waits for it any more: it is dropped and counted."""
         identity = completion.request_id
         entry = self._leased.get(worker, {}).get(identity)
         if entry is not None and entry.job is job:
@@ -118,7 +118,7 @@ class WorkQueue:
                 self._release(worker, entry)
 
     def give_back(self, worker: str) -> int:
-        """Put what a worker leaves behind and nobody else works on at the head of the queue; returns how many."""
+        """Put a worker's requests that no other works on at the head of the queue; returns how many."""
         self._end_leases()
         back = []
         for entry in list(self._leased.pop(worker, {}).values()):
@@ -148,7 +148,7 @@ class WorkQueue:
         return held
 
     def fail(self, error: Exception) -> None:
-        """End every job with ``error``: nobody is left to work."""
+        """End every job with ``error``: no worker is left."""
         for job in {id(entry.job): entry.job for entry in self._open.values()}.values():
             job.finished.put_nowait(error)
             self.cancel(job)

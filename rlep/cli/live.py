@@ -94,7 +94,7 @@ async def _answer(cluster: Cluster, command: Command) -> RunStatus:
     if isinstance(command, Look):
         return await ask(cluster, command, deadline_s=LOOK_S)
     doing = asyncio.create_task(ask(cluster, command, deadline_s=CHANGE_S))
-    told = ""
+    shown = ""
     try:
         while not (await asyncio.wait({doing}, timeout=NEWS_S))[0]:
             status = await ask(cluster, Look(), deadline_s=LOOK_S)
@@ -105,9 +105,9 @@ async def _answer(cluster: Cluster, command: Command) -> RunStatus:
                 if actor.state in ("placing", "starting", "leaving")
             ]
             news = "; ".join([*moving[:3], *([f"{len(moving) - 3} more"] if len(moving) > 3 else [])])
-            if news not in ("", told):
+            if news not in ("", shown):
                 typer.echo(news, err=True)
-            told = news
+            shown = news
     except BaseException:
         doing.cancel()
         # Where the run ended, both have failed: one error is enough.

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal, nothing elsewhere but one line of news at a time."""
+"""Progress bars on a terminal; elsewhere only the notes, one line each."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ class TerminalProgress:
         say_stopping()
 
     def note(self, text: str) -> None:
-        """One line of news."""
+        """One line of text."""
         self.console.print(text, markup=False)

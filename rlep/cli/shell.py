@@ -28,7 +28,7 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
         except BrokenPipeError:
             raise  # nobody reads the output any more; the command line ends quietly
         except OSError as error:
-            if error.strerror is None:  # no answer of the system: somebody's own exception
+            if error.strerror is None:  # not from the system: another exception
                 raise
             typer.secho(f"error: {error.filename or 'the system'}: {error.strerror}", fg="red", err=True)
             raise typer.Exit(1) from None

@@ -32,9 +32,9 @@ QUIT = ("q", "Q")
 def watch_run(run: str, *, address: str | None, every_s: float) -> None:
     """Show a run until it ends, ``q`` or Ctrl-C; where standard output is no terminal, show it once."""
     cluster = run_cluster(run, address)
-    said = asyncio.run(_watch(cluster, run, every_s))
-    if said:
-        typer.echo(said)
+    last = asyncio.run(_watch(cluster, run, every_s))
+    if last:
+        typer.echo(last)
 
 
 def frame(status: RunStatus) -> Group:
@@ -78,13 +78,13 @@ async def _live(cluster: Cluster, run: str, console: Console, every_s: float, st
                 await asyncio.wait({looking, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     looking.cancel()
-                    return f"{run} goes on"
+                    return f"{run} continues"
                 try:
                     status = looking.result()
                 except RlepError as error:
                     if known is not None and read_contact(Path(run)) != known:
                         return f"{run} has ended"
-                    if seen and isinstance(error, ConfigError):  # a run given by name: its mailbox is gone
+                    if seen and isinstance(error, ConfigError):  # a run given by name: its mailbox has ended
                         return f"{run} has ended"
                     raise
                 seen = True

@@ -1,4 +1,4 @@
-"""From the config to what generators and learners are told."""
+"""From the config to the options of generators and learners."""
 
 from __future__ import annotations
 

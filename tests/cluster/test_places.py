@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import ray
 
 from rlep.actors.cluster import DEEPEST_SOCKET
+from rlep.actors.ray_private import start_private_cluster
+from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
 
@@ -105,3 +108,19 @@ def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close()
     assert done.stdout == "closed\n", (done.returncode, done.stderr)
     assert "interrupted" in done.stderr
     assert "SIGTERM received" not in done.stderr  # Ray's stack trace
+
+
+def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Exception] = [Exception("The current node timed out during startup."), RuntimeError("other")]
+
+    def fail(**_: object) -> None:
+        raise raised[0]
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(PlacementError, match=r"^Ray's node did not start on this machine within its 30 s: The current"):
+        start_private_cluster(tmp_path, "rlep-unstarted", 1)
+    del raised[0]
+    with pytest.raises(RuntimeError, match=r"^other$"):
+        start_private_cluster(tmp_path, "rlep-unstarted", 1)

@@ -45,7 +45,7 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
     home = tmp_path / 'it\'s a "b" \\c'
     configs: list[Config] = []
 
-    def ran(config: Config) -> SimpleNamespace:
+    def ran(config: Config, _: object) -> SimpleNamespace:
         configs.append(config)
         return SimpleNamespace(model=home / "model")
 

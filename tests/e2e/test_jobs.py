@@ -120,7 +120,7 @@ def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: H
     assert [role["role"] for role in roles] == ["generator", "verifier", "pool"]
     unknown = rlep("status", "nobody", check=False, **head.environment)
     assert unknown.returncode == 2
-    assert "no run nobody is going on on this cluster; there: none" in unknown.stderr
+    assert "no run nobody is in progress on this cluster; there: none" in unknown.stderr
     assert asked["questions_with"]["1"] <= 16
     assert asked["trajectories"] >= 0
 
@@ -139,7 +139,7 @@ def looked_at(head: Head, job: subprocess.Popen[str]) -> list[dict[str, Any]]:
         if done.returncode == 0:
             roles.extend(json.loads(done.stdout)["roles"])
         else:
-            assert "no run shared is going on" in done.stderr
+            assert "no run shared is in progress" in done.stderr
         return done.returncode == 0
 
     wait_until(seen, "the first job's status")

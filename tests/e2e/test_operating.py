@@ -93,7 +93,7 @@ def watched_to_its_end(run: Path, training: subprocess.Popen[bytes]) -> None:
         left.until("verifier-1")
         os.write(left.terminal, b"q")
         assert left.until_end() == 0
-        assert f"{run} goes on" in left.seen
+        assert f"{run} continues" in left.seen
         shown.until("verifier-1")
         os.kill(training.pid, signal.SIGINT)
         assert shown.until_end() == 0

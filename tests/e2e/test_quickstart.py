@@ -78,7 +78,7 @@ class Workflow:
 def workflow(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     """The quickstart, once for the file."""
     home = tmp_path_factory.mktemp("workflow")
-    command = [sys.executable, "-c", QUICKSTART, "quickstart", "--directory", home, "--steps", str(STEPS)]
+    command = [sys.executable, "-c", QUICKSTART, "quickstart", "--directory", str(home), "--steps", str(STEPS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return Workflow(home, done.stdout)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rlep.services.pool.backup import backup, restore
 
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
 from rlep.core.types import Status, Trajectory, Verdict
+from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.maintenance.measure import distinctness, measure
 from rlep.services.pool.maintenance.prune import Criteria, prune
@@ -215,17 +215,17 @@ def test_a_check_names_damaged_records_and_a_repair_removes_them(
     assert pool.content_ids("q0") == [good.content_id]
 
 
-def test_what_is_only_quarantined_survives_two_backups(
+def test_what_is_only_quarantined_survives_two_exports(
     open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:
     pool = open_pool()
     bad = trajectory("q0", [1])
     pool.add([bad])
     pool.remove("q0", [bad.content_id], quarantine=True)
-    backup(pool, tmp_path / "one.rlep")
-    restore(twin, tmp_path / "one.rlep")
-    assert backup(twin, tmp_path / "two.rlep") == 1
-    assert (tmp_path / "one.rlep").read_bytes() == (tmp_path / "two.rlep").read_bytes()
+    one = export_records(pool, tmp_path / "one", "jsonl")
+    assert import_records(twin, tmp_path / "one").quarantined == 1
+    two = export_records(twin, tmp_path / "two", "jsonl")
+    assert (one.records, one.shards) == (1, two.shards)  # shards are equal where their hashes are
 
 
 def test_a_scan_gives_every_record_once_question_by_question(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
