@@ -298,3 +298,16 @@ class UpdateOutcome:
     sources: Mapping[str, float]
     """``algorithms.loss_stats.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
     cost: UpdateCost = UpdateCost()
+
+
+@dataclass(frozen=True, slots=True)
+class AddReport:
+    """What became of a batch of trajectories."""
+
+    inserted: int
+    duplicates: int
+    """Stored before, by this call or another; the stored one was kept."""
+    refused: tuple[tuple[str, str], ...]
+    """(content id, reason) of each that the pool does not take."""
+    evicted: int = 0
+    """Others that had to go because their prompt was over its cap."""
