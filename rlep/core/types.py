@@ -124,19 +124,6 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class AddReport:
-    """What became of a batch of trajectories that were given to a pool."""
-
-    inserted: int
-    duplicates: int
-    """Stored before, by this call or another; the stored one was kept."""
-    refused: tuple[tuple[str, str], ...]
-    """(content id, reason) of each that the pool does not take."""
-    evicted: int = 0
-    """Others that were removed because their prompt was over its cap."""
-
-
-@dataclass(frozen=True, slots=True)
 class Reissued:
     """How often work of generators was not done once and for all, since the run began."""
 
