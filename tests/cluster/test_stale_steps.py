@@ -35,7 +35,7 @@ async def kill_one(generators: GeneratorPool) -> None:
 
 
 def checked(outcome: StepOutcome) -> int:
-    """Check each token's age and log-prob; returns how many are stale."""
+    """Check each token's policy lag and log-prob; returns how many are stale."""
     stale = 0
     for ready in outcome.mini_batches:
         at = 0
@@ -46,12 +46,12 @@ def checked(outcome: StepOutcome) -> int:
                 assert one.logprobs is not None
                 old = ready.current_logprobs[at : at + len(one.tokens)]
                 at += len(one.tokens)
-                age = outcome.step.number - one.token_versions
-                assert set(age.tolist()) <= ({0} if outcome.step.number == 0 else {0, 1})
-                # Written under the weights that are trained: the learner says the same of them, the sampler's cache
-                # of what came before included. The others are what importance sampling is for.
-                np.testing.assert_allclose(one.logprobs[age == 0], old[age == 0], atol=1e-4)
-                stale += int((age > 0).sum())
+                lag = outcome.step.number - one.token_versions
+                assert set(lag.tolist()) <= ({0} if outcome.step.number == 0 else {0, 1})
+                # A token of the trained version has the learner's log-prob, although the sampler's KV cache is older.
+                # Stale tokens are what importance sampling is for.
+                np.testing.assert_allclose(one.logprobs[lag == 0], old[lag == 0], atol=1e-4)
+                stale += int((lag > 0).sum())
         assert at == len(ready.current_logprobs)
     return stale
 

@@ -164,6 +164,11 @@ def test_only_the_two_engine_actors_use_cpu_acceleration() -> None:
     ("file", "source", "expected"),
     [
         ("driver/step.py", "import ray", "driver/step.py:1: ray is imported outside actors/"),
+        (
+            "driver/step.py",
+            "from rlep.driver.wings.refill import refilled",
+            "driver/step.py:1: driver imports rlep.driver.wings.refill",
+        ),
         ("driver/step.py", "from rlep.actors import pool", "driver/step.py:1: driver imports rlep.actors.pool"),
         ("driver/step.py", "from ..actors import pool", "driver/step.py:1: driver imports rlep.actors.pool"),
         ("driver/step.py", "def f():\n    import torch", "driver/step.py:2: torch is imported outside engines/"),

@@ -41,7 +41,7 @@ from tests.unit.driver_values import B, G, P, config_of, prompt_set
 
 STEPS = 5
 SLOW_FROM = 2
-"""The step in which a role stops until it is let go on."""
+"""The step in which a role stops until it may go on."""
 TRAIN = prompt_set(P)
 TURNS = 2000
 """Turns of the event loop after which fakes that could do something have done it: a whole step takes some hundred."""
@@ -131,13 +131,13 @@ class CountedPool(FakePool):
         return await super().add(trajectories)
 
 
-def scene_with(flow: Flow, *, stream: bool = False, ahead: int = 0) -> Scene:
+def scene_with(flow: Flow, *, stream: bool = False, prefetched: int = 0) -> Scene:
     """Fakes that count; the pool has answers to every prompt of a step."""
     world = World()
     config = config_of(
         run={"steps": STEPS},
-        rollout={"max_staleness": ahead},
-        loss={"tis_cap": 2.0} if ahead else {},
+        rollout={"max_staleness": prefetched},
+        loss={"tis_cap": 2.0} if prefetched else {},
         update={"stream": stream},
         evaluation={"every": 0},
     )
@@ -152,7 +152,7 @@ def scene_with(flow: Flow, *, stream: bool = False, ahead: int = 0) -> Scene:
 async def stopped(flow: Flow, **expected: int) -> None:
     """The slow role has stopped, and the others come to what is ``expected`` and, given time, no further."""
     await asyncio.wait_for(flow.reached.wait(), 60)
-    with suppress(TimeoutError):  # said by the comparison
+    with suppress(TimeoutError):  # the comparison below reports it
         async with asyncio.timeout(60):
             while flow.passed != Counter(expected):  # noqa: ASYNC110 - checkpoints are written by threads
                 await asyncio.sleep(0.01)
@@ -170,24 +170,24 @@ async def train(scene: Scene, directory: Path) -> None:
         store.close()
 
 
-@pytest.mark.parametrize(("stream", "ahead"), [(False, 0), (True, 0), (False, 1), (True, 1)])
+@pytest.mark.parametrize(("stream", "prefetched"), [(False, 0), (True, 0), (False, 1), (True, 1)])
 @pytest.mark.parametrize(
     ("slow", "calls"), [("verifier", P), ("score", P // B), ("update", P // B), ("pool", 1)], ids=str
 )
 async def test_no_answer_of_the_next_step_is_asked_for_while_a_role_is_behind(
-    tmp_path: Path, slow: str, calls: int, stream: bool, ahead: int
+    tmp_path: Path, slow: str, calls: int, stream: bool, prefetched: int
 ) -> None:
     flow = Flow(slow, after=SLOW_FROM * calls)
-    running = asyncio.create_task(train(scene_with(flow, stream=stream, ahead=ahead), tmp_path))
+    running = asyncio.create_task(train(scene_with(flow, stream=stream, prefetched=prefetched), tmp_path))
     step = P * G
-    asked = (SLOW_FROM + 1 + ahead) * step  # with rollouts begun ahead: of that many more steps, and no more
+    asked = (SLOW_FROM + 1 + prefetched) * step  # with prefetched rollouts: of that many more steps, and no more
     judged = SLOW_FROM * step if slow == "verifier" else asked
     await stopped(flow, asked=asked, written=asked, judged=judged, trained=SLOW_FROM * step)
     flow.go_on.set()
     await asyncio.wait_for(running, 60)
     assert flow.passed == dict.fromkeys(("asked", "written", "judged", "trained"), STEPS * step)
     # At most so many steps' answers are asked for, without a verdict, or verified and not trained on.
-    assert max(flow.most.values()) <= (1 + ahead) * step
+    assert max(flow.most.values()) <= (1 + prefetched) * step
     assert flow.most["written"] >= step  # all at once: within a step generators are not held back
 
 

@@ -1,4 +1,4 @@
-"""Bounded staleness: rollouts of later steps are begun within the bound, and nothing but the age of tokens is different."""
+"""Bounded staleness: rollouts of later steps are prefetched within the bound, and nothing but the policy lag differs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEPS = 4
 
 @dataclass(eq=False)
 class Queued(FakeGenerators):
-    """First in, first out over all steps, as the real queue; weights may change while a step's answers are written."""
+    """First in, first out over all steps, as the real queue; weights may change during a rollout."""
 
     partial: str = "keep"
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -43,7 +43,7 @@ class Queued(FakeGenerators):
     ) -> AsyncIterator[Completion]:
         await self.world.event("generate", requests[0].id.rsplit("/", 2)[0])
         async with self.turn:
-            begun = self.version  # of all of them: the first half of each is written at once
+            begun = self.version  # of all of them: the first half of each is generated at once
             for request in requests:
                 for _ in range(6):  # turns of the event loop: so it hardly keeps up with the learner
                     await asyncio.sleep(0)
@@ -120,8 +120,8 @@ def consumed(outcomes: Sequence[StepOutcome]) -> dict[int, list[tuple[str, list[
     }
 
 
-def ages(outcomes: Sequence[StepOutcome]) -> list[list[int]]:
-    """Of every fresh trajectory: the age of each token when it was trained on."""
+def lags(outcomes: Sequence[StepOutcome]) -> list[list[int]]:
+    """Of every fresh trajectory: the policy lag of each token when it was trained on."""
     return [
         [outcome.step.number - int(version) for version in one.token_versions]
         for outcome in outcomes
@@ -161,10 +161,10 @@ async def test_prompts_samples_and_replays_are_those_of_the_on_policy_run_and_no
     assert consumed(outcomes) == consumed(strict)
     groups = [group for step in consumed(outcomes).values() for group in step]
     assert {(len(set(ids)), len(set(replays))) for _, ids, replays in groups} == {(G, M)}
-    found = ages(outcomes)
-    assert {age for one in found for age in one} <= set(range(bound + 1))
-    oldest = max(age for one in found for age in one)
-    assert oldest == bound if partial == "keep" else oldest > 0
+    found = lags(outcomes)
+    assert {lag for one in found for lag in one} <= set(range(bound + 1))
+    largest = max(lag for one in found for lag in one)
+    assert largest == bound if partial == "keep" else largest > 0
     crossed = sum(len(set(one)) > 1 for one in found)
     assert crossed == 0 if partial == "abort" else crossed > 0 or patient
 
@@ -173,10 +173,10 @@ async def test_metrics_are_those_of_a_slow_count(tmp_path: Path) -> None:
     outcomes = await trained(tmp_path, scene_with(stale_config(1)))
     lines = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")]
     for outcome, metrics in zip(outcomes, lines, strict=True):
-        flat = [age for one in ages([outcome]) for age in one]
+        flat = [lag for one in lags([outcome]) for lag in one]
         assert metrics["staleness/mean"] == pytest.approx(sum(flat) / len(flat))
         assert metrics["staleness/max"] == max(flat)
-        assert metrics["staleness/stale"] == pytest.approx(sum(age > 0 for age in flat) / len(flat))
+        assert metrics["staleness/stale"] == pytest.approx(sum(lag > 0 for lag in flat) / len(flat))
         weights = []
         for ready in outcome.mini_batches:
             at = 0
@@ -216,17 +216,17 @@ async def test_a_killed_run_takes_up_the_same_prompts_samples_and_replays(tmp_pa
     after = await trained(tmp_path / "killed", scene_with(stale_config(2)))
     assert set(consumed(before)) | set(consumed(after)) == set(range(STEPS))
     assert consumed([*before, *after]) == consumed(undisturbed)
-    assert {age for one in ages(after) for age in one} <= {0, 1, 2}
+    assert {lag for one in lags(after) for lag in one} <= {0, 1, 2}
 
 
 @pytest.mark.parametrize("lost", ["score/2", "update/1", "update/4", "update/7"])
-async def test_nothing_that_was_begun_under_weights_that_are_gone_is_trained_on(tmp_path: Path, lost: str) -> None:
+async def test_nothing_that_was_prefetched_under_lost_weights_is_trained_on(tmp_path: Path, lost: str) -> None:
     scene = scene_with(stale_config(1))
     scene.world.lose_learner_at, scene.learner.restarts = (lost,), 1
     undisturbed = await trained(tmp_path / "whole", scene_with(stale_config(1)))
     outcomes = await trained(tmp_path / "lost", scene)
     assert consumed(outcomes) == consumed(undisturbed)
-    assert {age for one in ages(outcomes) for age in one} <= {0, 1}
+    assert {lag for one in lags(outcomes) for lag in one} <= {0, 1}
     happened = scene.world.happened
     event, number = lost.split("/")
     at = [index for index, entry in enumerate(happened) if entry.split()[0] == event][int(number)]
@@ -237,7 +237,7 @@ async def test_nothing_that_was_begun_under_weights_that_are_gone_is_trained_on(
         assert again == P * G, "all of its answers anew, although some were there"
 
 
-async def test_a_rollout_that_fails_ahead_ends_the_run_when_its_step_comes(tmp_path: Path) -> None:
+async def test_a_prefetched_rollout_that_fails_ends_the_run_when_its_step_comes(tmp_path: Path) -> None:
     scene = scene_with(stale_config(1))
     inner = scene.generators.generate
 

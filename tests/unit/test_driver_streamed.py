@@ -63,7 +63,7 @@ async def test_both_steps_have_the_same_result_to_the_bit_whatever_completes_fir
     assert scene.learner.rollouts == expected.learner.rollouts
 
 
-async def test_updates_run_while_later_groups_are_written_and_weights_go_out_once_at_the_end() -> None:
+async def test_updates_run_during_the_rollout_and_weights_are_published_once_at_the_end() -> None:
     scene = scene_with(stream=True)
     await stepped(scene)
     happened = [entry.split()[0] for entry in scene.world.happened]
