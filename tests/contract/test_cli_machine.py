@@ -20,6 +20,7 @@ from rlep.cli.doctor import findings_of
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.launch import compose
+from rlep.launch.runs import CommandProgress
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
     home = tmp_path / 'it\'s a "b" \\c'
     configs: list[Config] = []
 
-    def ran(config: Config) -> SimpleNamespace:
+    def ran(config: Config, progress: CommandProgress) -> SimpleNamespace:
         configs.append(config)
         return SimpleNamespace(model=home / "model")
 
