@@ -1,12 +1,12 @@
 """Publishing 500 M float32 weights of one rank, against copying as many bytes in memory: one thread each.
 
-* ``publish_over_memcpy``: the learner's part, from its shards to a segment that generators may load;
-* ``load_over_memcpy``: the generator's part, from that segment to a real vLLM that would serve them: pause, check, load, vLLM's
+* ``publish_over_memcpy``: the learner's part, from its shards to a file in shared memory that generators may load;
+* ``load_over_memcpy``: the generator's part, from that file to a real vLLM that would serve them: pause, check, load, vLLM's
   own packing of every matrix for oneDNN, resume;
 * ``publish_and_load_over_memcpy``: both, one after the other.
 
 Medians of five rounds that have all three in turn, after two rounds (``first_publish_over_memcpy`` is the first of them) in
-which both segments are made. The copy goes into memory that is there already. The last line is JSON.
+which both files are made. The copy goes into memory that is there already. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.engines.cpu import acceleration
-from rlep.engines.learner.weight_sender import publication, write_weights
+from rlep.engines.learner.weight_sender import weight_update, write_weights
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 ROUNDS, FIRST = 5, 2
 PARTS = acceleration().engine
@@ -51,7 +51,7 @@ def main() -> None:
         dist.init_process_group("gloo", init_method=f"file://{home}/meeting", rank=0, world_size=1)
         mesh = init_device_mesh("cpu", (1,))
         shards = [(name, DTensor.from_local(weight, mesh, [Shard(0)])) for name, weight in weights]
-        rounds = asyncio.run(measured(Path(home), shards, SegmentWriter(Path(memory))))
+        rounds = asyncio.run(measured(Path(home), shards, SharedMemoryWriter(Path(memory))))
         dist.destroy_process_group()
     settled = rounds[FIRST:]
     copy_s, publish_s, load_s = (statistics.median(column) for column in zip(*settled, strict=True))
@@ -90,9 +90,9 @@ def write_model(home: Path) -> list[tuple[str, Tensor]]:
 
 
 async def measured(
-    home: Path, shards: Sequence[tuple[str, DTensor]], writer: SegmentWriter
+    home: Path, shards: Sequence[tuple[str, DTensor]], writer: SharedMemoryWriter
 ) -> list[tuple[float, float, float]]:
-    """Seconds of a copy, a publication and a load, by rounds."""
+    """Seconds of a copy, a weight update and its load, by rounds."""
     copies = [torch.zeros_like(shard.to_local()) for _, shard in shards]
     sampler, rounds = Sampler(home, OPTIONS, PARTS), []
     await sampler.start(START_S)
@@ -102,10 +102,10 @@ async def measured(
             for copy, (_, shard) in zip(copies, shards, strict=True):
                 copy.copy_(shard.to_local())
             copied = time.perf_counter()
-            segment = write_weights(shards, writer, version, "float32")
-            assert segment is not None
+            shared = write_weights(shards, writer, version, "float32")
+            assert shared is not None
             published = time.perf_counter()
-            await sampler.load_weights(publication(shards, segment, version, (), "float32"))
+            await sampler.load_weights(weight_update(shards, shared, version, (), "float32"))
             rounds.append((copied - begun, published - copied, time.perf_counter() - published))
     finally:
         await sampler.close()

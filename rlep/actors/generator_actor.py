@@ -12,7 +12,7 @@ from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
 from rlep.engines.sampler.setup import STOCK
-from rlep.engines.weights.publication import Publication
+from rlep.engines.weights.publication import WeightUpdate
 
 
 @ray.remote
@@ -39,10 +39,10 @@ class GeneratorActor:
         """Serve the weights loaded from the model directory as policy ``version``."""
         self._sampler.serve_base(version)
 
-    async def load(self, publication: Publication) -> float:
+    async def load(self, weight_update: WeightUpdate) -> float:
         """Load published weights and confirm them by log-probs; returns the largest difference in nats."""
-        await self._sampler.load_weights(publication)
-        return await self._sampler.confirm(publication)
+        await self._sampler.load_weights(weight_update)
+        return await self._sampler.confirm(weight_update)
 
     async def sleep(self) -> None:
         """See ``Sampler.sleep``; ``load`` wakes it."""

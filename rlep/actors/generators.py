@@ -25,7 +25,7 @@ from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
-from rlep.engines.weights.publication import Publication
+from rlep.engines.weights.publication import WeightUpdate
 
 
 class GeneratorPool:
@@ -78,13 +78,13 @@ class GeneratorPool:
                 'cluster.placement = "colocated": there are as many generators as learner devices for them'
             )
 
-    async def publish(self, publication: Publication, *, deadline_s: float) -> float:
+    async def publish(self, weight_update: WeightUpdate, *, deadline_s: float) -> float:
         """See ``EngineWeights.publish``."""
-        return await self._weights.publish(publication, deadline_s=deadline_s)
+        return await self._weights.publish(weight_update, deadline_s=deadline_s)
 
-    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
+    async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
         """See ``EngineWeights.take``."""
-        return await self._weights.take(publications, deadline_s=deadline_s)
+        return await self._weights.take(weight_updates, deadline_s=deadline_s)
 
     def living(self) -> tuple[str, ...]:
         """See ``EngineWeights.living``."""
@@ -218,13 +218,13 @@ class GeneratorPool:
         try:
             with self._span(worker.name, "start"):
                 await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
-            if self._weights.publication is None and self._version is not None:
+            if self._weights.weight_update is None and self._version is not None:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
                 worker.ready.set()
             served, difference = None, None
-            while served is not self._weights.publication:  # another may have been published meanwhile
-                served = self._weights.publication
+            while served is not self._weights.weight_update:  # another may have been published meanwhile
+                served = self._weights.weight_update
                 difference = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
         except BaseException:
             ray.kill(actor)

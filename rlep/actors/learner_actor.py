@@ -19,11 +19,11 @@ from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
 
 if TYPE_CHECKING:
     from rlep.engines.learner.weight_sender import WeightSender
-    from rlep.engines.weights.shared_memory import SegmentWriter
+    from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 Probes = Sequence[tuple[Int32Array, Int32Array]]
 """(prompt ``[P]``, response ``[T]``) token ids."""
@@ -64,7 +64,7 @@ class Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._open = ExitStack()
-        self._writer: SegmentWriter | None = None
+        self._writer: SharedMemoryWriter | None = None
         self._sender: WeightSender | None = None
 
     def meeting_point(self) -> str:
@@ -80,7 +80,7 @@ class Rank:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
         from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
-        from rlep.engines.weights.shared_memory import SegmentWriter
+        from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
         self._learner = LearnerRank(
             model,
@@ -92,9 +92,9 @@ class Rank:
         )
         self._open.callback(self._learner.close)
         if self._rank == 0:
-            segments = private_directory("weights", in_memory=True)
-            self._open.callback(shutil.rmtree, segments, ignore_errors=True)
-            self._writer = SegmentWriter(segments)
+            directory = private_directory("weights", in_memory=True)
+            self._open.callback(shutil.rmtree, directory, ignore_errors=True)
+            self._writer = SharedMemoryWriter(directory)
 
     def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
         """See ``LearnerRank.score``; only rank 0 returns it."""
@@ -109,10 +109,10 @@ class Rank:
             return None
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
-    def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> Publication | None:
-        """Write a segment in the generators' ``dtype``, or say what ``send`` will send to ``group``. Only rank 0 returns it."""
-        publication = self._learner.publish(group or self._writer, version, probes, dtype)
-        return None if self._rank else publication
+    def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
+        """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; only rank 0 returns."""
+        weight_update = self._learner.publish(group or self._writer, version, probes, dtype)
+        return None if self._rank else weight_update
 
     def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup | None:
         """Leave the last group with the generators and open a new one for them to join; only rank 0 returns it."""

@@ -22,7 +22,7 @@ from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
 
 WRITTEN_POLL_S = 0.2
 """How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
@@ -98,10 +98,10 @@ class Learners:
 
     async def publish(
         self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
-    ) -> Publication:
+    ) -> WeightUpdate:
         """Write the weights where generators load them from, or say what ``send`` will send to ``group``."""
-        publication: Publication = await self._all("publish", version, probes, dtype, group)
-        return publication
+        weight_update: WeightUpdate = await self._all("publish", version, probes, dtype, group)
+        return weight_update
 
     async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup:
         """A group that rank 0 will broadcast weights in; see ``WeightSender``."""

@@ -16,7 +16,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.learners import Learners
 from rlep.core.errors import LearnerLost, WeightSyncError
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
 
 ATTEMPTS = 3
 _POLL_S = 0.1
@@ -29,7 +29,7 @@ class Sender(Protocol):
 
     async def publish(
         self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
-    ) -> Publication: ...
+    ) -> WeightUpdate: ...
 
     async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None: ...
 
@@ -39,7 +39,7 @@ class Takers(Protocol):
 
     def living(self) -> tuple[str, ...]: ...
 
-    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float: ...
+    async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,10 @@ class WeightPublisher:
             return await self._session.publish(version, self._deadline)
         return await self.take(await self.offer(version))
 
-    async def offer(self, version: int) -> Publication:
+    async def offer(self, version: int) -> WeightUpdate:
         """The learner's part through shared memory: a weight file with its log-probs."""
         return await self._learners.publish(version, self._probes, self._dtype)
 
-    async def take(self, offer: Publication) -> float:
+    async def take(self, offer: WeightUpdate) -> float:
         """The generators' part."""
         return await self._generators.publish(offer, deadline_s=self._deadline)

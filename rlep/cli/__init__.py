@@ -11,6 +11,7 @@ import typer
 
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
+from rlep.core.versions import check_versions
 
 app = typer.Typer(
     name="rlep",
@@ -41,6 +42,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run director
 @command_errors
 def train(files: Files, overrides: Overrides = None) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
+    check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import train as run
@@ -54,6 +56,7 @@ def train(files: Files, overrides: Overrides = None) -> None:
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
     """Generate responses to every training question with model.path, and store the verified ones in the pool."""
+    check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import collect as run
@@ -67,6 +70,7 @@ def collect(files: Files, overrides: Overrides = None) -> None:
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
     """Supervised fine-tuning on the pool, on the same learner: a control for replay."""
+    check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch.runs import sft as run
@@ -88,6 +92,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Measure avg@n, maj@n, best@n and pass@k of a model on held-out questions."""
+    check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.tables import show_evaluation
     from rlep.config.settings import load_config
@@ -123,6 +128,7 @@ def quickstart(
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
 ) -> None:
     """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs two CPU cores, no GPU."""
+    check_versions()
     from rlep.cli.quickstart import run
 
     run(directory, seed=seed, steps=steps)

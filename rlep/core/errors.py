@@ -13,6 +13,10 @@ class ConfigError(RlepError, ValueError):
     """A configuration that cannot be run; the message names the key."""
 
 
+class WrongVersionError(RlepError, RuntimeError):
+    """An installed library that rlep cannot use; the message names the version needed."""
+
+
 class DataError(RlepError, ValueError):
     """A dataset that is missing, empty, or not of a known shape; the message names the columns found."""
 

@@ -20,7 +20,6 @@ from rlep.cli.doctor import findings_of
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.launch import compose
-from rlep.launch.runs import CommandProgress
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +45,7 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
     home = tmp_path / 'it\'s a "b" \\c'
     configs: list[Config] = []
 
-    def ran(config: Config, progress: CommandProgress) -> SimpleNamespace:
+    def ran(config: Config, _: object) -> SimpleNamespace:
         configs.append(config)
         return SimpleNamespace(model=home / "model")
 

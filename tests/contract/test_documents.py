@@ -65,7 +65,8 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     """Every command of typer's tree, with the words that call it."""
     yield path, command
     for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*path, name))
+        if not inner.hidden:
+            yield from commands(inner, (*path, name))
 
 
 COMMANDS = dict(commands(get_command(app), ("rlep",)))
@@ -82,7 +83,7 @@ def own_words(text: str) -> list[str]:
 
 def called(words: list[str]) -> str | None:
     """What is wrong with a command line that begins with ``rlep``, or None."""
-    path = ("rlep",)
+    path: tuple[str, ...] = ("rlep",)
     while len(path) < len(words) and (*path, words[len(path)]) in COMMANDS:
         path = (*path, words[len(path)])
     command, rest = COMMANDS[path], words[len(path) :]
@@ -91,7 +92,8 @@ def called(words: list[str]) -> str | None:
     if path == ("rlep", "submit") and "--" in rest:
         inner = rest[rest.index("--") + 1 :]
         return called(["rlep", *inner]) if inner else None
-    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    options = {name for parameter in shown for name in (*parameter.opts, *parameter.secondary_opts)}
     for word in rest:
         if word.startswith("--") and word.split("=")[0] not in options | {"--help"}:
             return f"{' '.join(path)} has no option {word}"

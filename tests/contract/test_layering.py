@@ -150,6 +150,16 @@ def test_every_import_keeps_to_the_layers() -> None:
     assert violations(PACKAGE) == []
 
 
+def test_only_the_two_engine_actors_use_cpu_acceleration() -> None:
+    users = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if any(is_within(name, "rlep.engines.cpu") for _, name in imports_of(path, PACKAGE))
+    }
+    outside = {user for user in users if not user.startswith("engines/cpu/")}
+    assert outside == {"actors/generator_actor.py", "actors/learner_actor.py"}
+
+
 @pytest.mark.parametrize(
     ("file", "source", "expected"),
     [

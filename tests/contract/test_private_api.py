@@ -18,7 +18,6 @@ PACKAGE = ROOT / "rlep"
 LIBRARIES = ("torch", "vllm", "ray", "redis")
 PRIVATE_PACKAGES = ("vllm.v1",)
 """Without an underscore, and yet not for others to use."""
-DUNDER = "__"
 NAMED_TUPLE = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}
 """Documented, in spite of the underscore."""
 
@@ -169,7 +168,7 @@ def is_private(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Whether a name says by an underscore that it is not for others."""
-    return name.startswith("_") and not name.startswith(DUNDER) and name not in NAMED_TUPLE
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
 
 
 def aliases(tree: ast.Module) -> dict[str, str]:

@@ -20,8 +20,8 @@ from rlep.core.types import Int32Array, SequenceBatch
 from rlep.engines.learner import trainer_state
 from rlep.engines.learner.options import OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.weights.publication import Segment, check_segment, read_layout
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.publication import SharedMemoryWeights, check_shared_memory, read_layout
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from tests.engines.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
 from tests.engines.learner_process import same, single_ranks, weights_of
 
@@ -189,35 +189,35 @@ def test_a_publication_holds_the_weights_and_log_probs_to_check_them_by(start: S
     batch = ragged_batch(sequences=3)
     learner.update(batch, rollout=0)
     probes = probes_of(batch)
-    publication = learner.publish(SegmentWriter(tmp_path), 4, probes)
-    assert publication is not None
-    assert (publication.version, publication.tolerance) == (4, 1e-4)
-    assert isinstance(publication.source, Segment)
-    check_segment(publication.source, 4)
-    assert same(load_file(publication.source.path), weights_of(learner))
-    assert read_layout(publication.source.path)[0] == {spec.name: spec for spec in publication.layout}
-    scored = np.concatenate([probe.logprobs for probe in publication.probes])
+    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 4, probes)
+    assert weight_update is not None
+    assert (weight_update.version, weight_update.tolerance) == (4, 1e-4)
+    assert isinstance(weight_update.source, SharedMemoryWeights)
+    check_shared_memory(weight_update.source, 4)
+    assert same(load_file(weight_update.source.path), weights_of(learner))
+    assert read_layout(weight_update.source.path)[0] == {spec.name: spec for spec in weight_update.layout}
+    scored = np.concatenate([probe.logprobs for probe in weight_update.probes])
     np.testing.assert_allclose(scored, learner.score(batch), atol=1e-6)
     assert all(
-        np.array_equal(probe.prompt, prompt) for probe, (prompt, _) in zip(publication.probes, probes, strict=True)
+        np.array_equal(probe.prompt, prompt) for probe, (prompt, _) in zip(weight_update.probes, probes, strict=True)
     )
 
 
 def test_generators_in_half_precision_get_half_precision(start: Start, tmp_path: Path) -> None:
     learner = start()
-    publication = learner.publish(SegmentWriter(tmp_path), 0, probes_of(ragged_batch(sequences=3)), "bfloat16")
-    assert publication is not None
-    assert isinstance(publication.source, Segment)
+    weight_update = learner.publish(SharedMemoryWriter(tmp_path), 0, probes_of(ragged_batch(sequences=3)), "bfloat16")
+    assert weight_update is not None
+    assert isinstance(weight_update.source, SharedMemoryWeights)
     wanted = {name: weight.bfloat16() for name, weight in weights_of(learner).items()}
-    assert same(load_file(publication.source.path), wanted)
+    assert same(load_file(weight_update.source.path), wanted)
 
 
 def test_a_segment_that_cannot_be_written_is_an_error_and_the_learner_goes_on(start: Start, tmp_path: Path) -> None:
     learner = start()
     probes = probes_of(ragged_batch(sequences=3))
     with pytest.raises(WeightSyncError, match="policy version 1"):
-        learner.publish(SegmentWriter(tmp_path / "nowhere"), 1, probes)
-    assert learner.publish(SegmentWriter(tmp_path), 1, probes) is not None
+        learner.publish(SharedMemoryWriter(tmp_path / "nowhere"), 1, probes)
+    assert learner.publish(SharedMemoryWriter(tmp_path), 1, probes) is not None
 
 
 def saved(learner: LearnerRank, directory: Path) -> None:

@@ -18,7 +18,7 @@ from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.weight_loading import init_info, update_info
 from rlep.engines.weights.broadcast import Barrier, Meeting
 from rlep.engines.weights.nccl import GatheredWeights, NcclSender
-from rlep.engines.weights.publication import BroadcastGroup, Publication, TensorSpec
+from rlep.engines.weights.publication import BroadcastGroup, TensorSpec, WeightUpdate
 
 pytestmark = pytest.mark.timeout(300)
 LAYOUT = (TensorSpec("matrix", "float32", (4, 3)), TensorSpec("half", "bfloat16", (3,)))
@@ -66,7 +66,7 @@ def test_workers_are_told_what_vllms_trainer_would_tell_them() -> None:
     told = NCCLWeightTransferInitInfo(**init_info(group, 40001))
     shared = {name: value for name, value in asdict(trainer).items() if name != "rank"}
     assert worker_init_payload(told) == shared | {"rank_offset": 3}
-    update = NCCLWeightTransferUpdateInfo(**update_info(Publication(7, LAYOUT, group, (), 1e-4)))
+    update = NCCLWeightTransferUpdateInfo(**update_info(WeightUpdate(7, LAYOUT, group, (), 1e-4)))
     assert asdict(update) == {
         "names": ["matrix", "half"],
         "dtype_names": ["float32", "bfloat16"],

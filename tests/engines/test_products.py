@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlep.engines import torch_private
 from rlep.engines.cpu import products
 from rlep.engines.cpu.products import linear, product
 
@@ -26,7 +27,7 @@ def operands(dtype: torch.dtype, rows: int = 3) -> tuple[Tensor, Tensor, Tensor]
 def test_a_linear_layer_has_torchs_values_and_gradients(
     dtype: torch.dtype, known: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert products.HAS_ONEDNN_LINEAR  # the pinned torch has it, so that the other path is what the patch gives
+    assert torch_private.HAS_ONEDNN_LINEAR  # the pinned torch has it, so that the other path is what the patch gives
     monkeypatch.setattr(products, "HAS_ONEDNN_LINEAR", known)
     given = [tensor.requires_grad_() for tensor in operands(dtype)][: 3 if biased else 2]
     pull = torch.arange(3.0 * NEW, dtype=dtype).view(3, NEW)

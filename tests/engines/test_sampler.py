@@ -20,8 +20,8 @@ from transformers import Qwen2ForCausalLM
 from rlep.core.errors import ActorLost, ModelError, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.weights.publication import Probe, Publication, Segment, TensorSpec
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.publication import Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from tests.engines.sampler_cases import (
     CONTEXT,
     EOS,
@@ -59,32 +59,32 @@ class Rig:
     model: Qwen2ForCausalLM
     directory: Path
     runtime: Path
-    writer: SegmentWriter
+    writer: SharedMemoryWriter
     version: int = 0
 
-    def publish(self, *, leave_out: str = "", tolerance: float = 1e-4) -> Publication:
+    def publish(self, *, leave_out: str = "", tolerance: float = 1e-4) -> WeightUpdate:
         """The model's present weights as the next version."""
         self.version += 1
         weights = [(name, weight) for name, weight in self.model.named_parameters() if name != leave_out]
         layout = tuple(TensorSpec(name, "float32", tuple(weight.shape)) for name, weight in weights)
-        segment = self.writer.write(layout, weights, self.version)
+        shared = self.writer.write(layout, weights, self.version)
         probes = tuple(
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
         )
-        return Publication(self.version, layout, segment, probes, tolerance)
+        return WeightUpdate(self.version, layout, shared, probes, tolerance)
 
     async def update(self, scale: float) -> float:
         """Change the weights, push them, and confirm; the largest log-prob difference."""
         perturb(self.model, scale)
-        publication = self.publish()
-        await self.sampler.load_weights(publication)
-        return await self.sampler.confirm(publication)
+        weight_update = self.publish()
+        await self.sampler.load_weights(weight_update)
+        return await self.sampler.confirm(weight_update)
 
 
-def file_of(publication: Publication) -> Path:
-    assert isinstance(publication.source, Segment)
-    return publication.source.path
+def file_of(weight_update: WeightUpdate) -> Path:
+    assert isinstance(weight_update.source, SharedMemoryWeights)
+    return weight_update.source.path
 
 
 async def collect(sampler: Sampler, wanted: list[Request], sampling: Sampling = FULL) -> dict[str, Completion]:
@@ -105,7 +105,7 @@ async def rig(
     with pytest.raises(ActorLost, match="not started"):
         await sampler.health()
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, model, directory, runtime, SegmentWriter(directory))
+    yield Rig(sampler, model, directory, runtime, SharedMemoryWriter(directory))
     await sampler.close()
     await sampler.close()
     assert not runtime.exists()
@@ -236,36 +236,36 @@ async def test_a_torn_or_foreign_file_is_refused_and_the_old_version_still_serve
 
 async def test_weights_that_are_overwritten_while_they_load_are_not_served(rig: Rig) -> None:
     """The learner begins its second next weight update when the file has been checked and is being copied."""
-    publication = rig.publish()
-    loading = asyncio.create_task(rig.sampler.load_weights(publication))
+    weight_update = rig.publish()
+    loading = asyncio.create_task(rig.sampler.load_weights(weight_update))
     while rig.sampler.policy_version is not None:  # noqa: ASYNC110 - until the file has been checked
         await asyncio.sleep(0)
-    with file_of(publication).open("r+b") as file:
+    with file_of(weight_update).open("r+b") as file:
         file.write(bytes(8))
     with pytest.raises(WeightSyncError, match="failed and must be repeated"):
         await loading
     with pytest.raises(WeightSyncError, match="loaded is None"):
-        await rig.sampler.confirm(publication)
-    publication = rig.publish()
-    await rig.sampler.load_weights(publication)
-    assert await rig.sampler.confirm(publication) <= 1e-4
+        await rig.sampler.confirm(weight_update)
+    weight_update = rig.publish()
+    await rig.sampler.load_weights(weight_update)
+    assert await rig.sampler.confirm(weight_update) <= 1e-4
 
 
 async def test_weights_that_score_differently_are_never_served(rig: Rig) -> None:
-    publication = rig.publish()
-    wrong = replace(publication.probes[1], logprobs=publication.probes[1].logprobs + np.float32(0.01))
-    await rig.sampler.load_weights(publication)
+    weight_update = rig.publish()
+    wrong = replace(weight_update.probes[1], logprobs=weight_update.probes[1].logprobs + np.float32(0.01))
+    await rig.sampler.load_weights(weight_update)
     with pytest.raises(WeightSyncError, match=r"by 0\.01 on average and 0\.01 at most, allowed are 0\.0001 and 0\.001"):
-        await rig.sampler.confirm(replace(publication, probes=(wrong,)))
+        await rig.sampler.confirm(replace(weight_update, probes=(wrong,)))
     not_a_number = replace(wrong, logprobs=wrong.logprobs * np.float32("nan"))
     with pytest.raises(WeightSyncError, match="differ"):
-        await rig.sampler.confirm(replace(publication, probes=(not_a_number,)))
+        await rig.sampler.confirm(replace(weight_update, probes=(not_a_number,)))
     with pytest.raises(WeightSyncError, match="0 probes"):
-        await rig.sampler.confirm(replace(publication, probes=()))
+        await rig.sampler.confirm(replace(weight_update, probes=()))
     with pytest.raises(WeightSyncError, match="serves no policy version"):
         await collect(rig.sampler, requests(1))
-    await rig.sampler.confirm(publication)
-    assert rig.sampler.policy_version == publication.version
+    await rig.sampler.confirm(weight_update)
+    assert rig.sampler.policy_version == weight_update.version
 
 
 async def test_a_transfer_that_breaks_serves_nothing_until_it_is_repeated(rig: Rig) -> None:
@@ -281,9 +281,9 @@ async def test_a_transfer_that_breaks_serves_nothing_until_it_is_repeated(rig: R
         await rig.sampler.confirm(broken)
     with pytest.raises(WeightSyncError, match="serves no policy version"):
         await collect(rig.sampler, requests(1))
-    publication = rig.publish()
-    await rig.sampler.load_weights(publication)
-    assert await rig.sampler.confirm(publication) <= 1e-4
+    weight_update = rig.publish()
+    await rig.sampler.load_weights(weight_update)
+    assert await rig.sampler.confirm(weight_update) <= 1e-4
     wanted = requests(8)
     assert worst_difference(rig.model, wanted, await collect(rig.sampler, wanted)) <= 1e-4
 
@@ -293,14 +293,14 @@ async def test_an_update_waits_for_running_samples_and_refuses_new_ones(rig: Rig
     running = asyncio.create_task(collect(rig.sampler, wanted, Sampling(max_tokens=40)))
     await asyncio.sleep(0)
     perturb(rig.model, 0.05)
-    publication = rig.publish()
-    loading = asyncio.create_task(rig.sampler.load_weights(publication))
+    weight_update = rig.publish()
+    loading = asyncio.create_task(rig.sampler.load_weights(weight_update))
     found = await running
     assert {completion.policy_version for completion in found.values()} == {served}
     await loading
     with pytest.raises(WeightSyncError, match="serves no policy version"):
         await collect(rig.sampler, wanted)
-    await rig.sampler.confirm(publication)
+    await rig.sampler.confirm(weight_update)
 
 
 async def under_way(rig: Rig) -> None:

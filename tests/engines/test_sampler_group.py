@@ -19,7 +19,7 @@ from transformers import Qwen2ForCausalLM
 from rlep.core.errors import WeightSyncError
 from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.weights.publication import BroadcastGroup, Probe, Publication, Segment, TensorSpec
+from rlep.engines.weights.publication import BroadcastGroup, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.waiting import until
 
@@ -50,13 +50,13 @@ class Rig:
         """Of the log-prob check."""
         return LOGPROB_TOLERANCE[self.options.dtype]
 
-    def offer(self, group: BroadcastGroup, version: int) -> Publication:
+    def offer(self, group: BroadcastGroup, version: int) -> WeightUpdate:
         """The present weights."""
         probes = tuple(
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
         )
-        return Publication(version, self.layout, group, probes, self.tolerance)
+        return WeightUpdate(version, self.layout, group, probes, self.tolerance)
 
     def new_group(self, deadline_s: float = 60.0) -> WeightSender:
         """Of the learner and this generator."""
@@ -114,7 +114,9 @@ async def test_versions_follow_each_other_through_one_group_and_are_confirmed(ri
 async def test_what_cannot_be_taken_is_refused_before_the_old_weights_are_touched(rig: Rig, tmp_path: Path) -> None:
     served, group = rig.sampler.policy_version, rig.new_group().group
     with pytest.raises(WeightSyncError, match=f"takes weights by {rig.options.transfer}"):
-        await rig.sampler.load_weights(replace(rig.offer(group, 9), source=Segment(tmp_path / "weights-0", 1, "")))
+        await rig.sampler.load_weights(
+            replace(rig.offer(group, 9), source=SharedMemoryWeights(tmp_path / "weights-0", 1, ""))
+        )
     with pytest.raises(WeightSyncError, match=f"takes weights by {rig.options.transfer}"):
         await rig.sampler.load_weights(
             rig.offer(replace(group, backend="nccl" if group.backend == "gloo" else "gloo"), 9)

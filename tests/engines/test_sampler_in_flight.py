@@ -21,8 +21,8 @@ from rlep.core.errors import WeightSyncError
 from rlep.core.types import Completion, Int32Array, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.sampler.weight_change import OnUpdate
-from rlep.engines.weights.publication import Probe, Publication, TensorSpec
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.publication import Probe, TensorSpec, WeightUpdate
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from tests.engines.sampler_cases import CONTEXT, PARTS, VOCABULARY, build_model, perturb, true_logprobs
 from tests.waiting import DEADLINE_S
 
@@ -41,29 +41,29 @@ class Rig:
     """A started sampler beside the transformers model of every version it was given."""
 
     sampler: Sampler
-    writer: SegmentWriter
+    writer: SharedMemoryWriter
     on_update: OnUpdate
     model: Qwen2ForCausalLM
     models: dict[int, Qwen2ForCausalLM] = field(default_factory=dict)
     version: int = 0
 
-    def publication(self) -> Publication:
+    def weight_update(self) -> WeightUpdate:
         """The model's present weights as those of the present version."""
         weights = list(self.model.named_parameters())
         layout = tuple(TensorSpec(name, "float32", tuple(weight.shape)) for name, weight in weights)
-        segment = self.writer.write(layout, weights, self.version)
+        shared = self.writer.write(layout, weights, self.version)
         prompt, response = tokens(9, 1), tokens(20, 2)
         probe = Probe(prompt, response, true_logprobs(self.model, prompt, response))
         self.models[self.version] = copy.deepcopy(self.model)
-        return Publication(self.version, layout, segment, (probe,), 1e-4)
+        return WeightUpdate(self.version, layout, shared, (probe,), 1e-4)
 
     async def update(self) -> None:
         """Other weights as the next version, loaded and confirmed."""
         perturb(self.model, 0.05)
         self.version += 1
-        publication = self.publication()
-        await self.sampler.load_weights(publication)
-        assert await self.sampler.confirm(publication) <= 1e-4
+        weight_update = self.weight_update()
+        await self.sampler.load_weights(weight_update)
+        assert await self.sampler.confirm(weight_update) <= 1e-4
 
     def worst(self, completion: Completion, prompt: Int32Array) -> float:
         """Largest difference to the log-probs of a plain forward pass of each token's own version."""
@@ -101,7 +101,7 @@ async def rig(
     prepare_environment(OPTIONS, parts=PARTS[parts])
     sampler = Sampler(directory, replace(OPTIONS, on_update=on_update), PARTS[parts])
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, SegmentWriter(directory), on_update, model)
+    yield Rig(sampler, SharedMemoryWriter(directory), on_update, model)
     await sampler.close()
 
 
@@ -189,14 +189,14 @@ async def test_what_was_generated_under_weights_that_were_refused_is_generated_a
         good = copy.deepcopy(rig.model)
         perturb(good, 0.05)
         perturb(rig.model, 0.1)
-        bad = rig.publication()
+        bad = rig.weight_update()
         wrong = replace(bad.probes[0], logprobs=true_logprobs(good, bad.probes[0].prompt, bad.probes[0].response))
         await rig.sampler.load_weights(bad)
         with pytest.raises(WeightSyncError, match="differ from the learner's"):
             await rig.sampler.confirm(replace(bad, probes=(wrong,)))
         assert rig.version not in done.versions()
         rig.model = good
-        again = rig.publication()
+        again = rig.weight_update()
         await rig.sampler.load_weights(again)
         await rig.sampler.confirm(again)
         await done.response_under_the_newest_weights()

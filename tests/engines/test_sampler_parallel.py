@@ -22,8 +22,8 @@ from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.weights.publication import OF_ONE_TOKEN, Probe, Publication, Segment, TensorSpec
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.publication import OF_ONE_TOKEN, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from tests.engines.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.small import workers_of
 from tests.waiting import until
@@ -57,14 +57,14 @@ class Rig:
     options: SamplerOptions
     sampler: Sampler
     model: Qwen2ForCausalLM
-    writer: SegmentWriter
+    writer: SharedMemoryWriter
 
     @property
     def tolerance(self) -> float:
         """Of the log-prob check."""
         return LOGPROB_TOLERANCE[self.options.dtype]
 
-    def publish(self, version: int) -> Publication:
+    def publish(self, version: int) -> WeightUpdate:
         """The present weights, whole."""
         weights = list(self.model.named_parameters())
         layout = tuple(TensorSpec(name, self.options.dtype, tuple(weight.shape)) for name, weight in weights)
@@ -72,7 +72,7 @@ class Rig:
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
         )
-        return Publication(version, layout, self.writer.write(layout, weights, version), probes, self.tolerance)
+        return WeightUpdate(version, layout, self.writer.write(layout, weights, version), probes, self.tolerance)
 
     async def answer(self, seed: int, sampling: Sampling = GREEDY) -> Completion:
         """An answer of that seed to a prompt of that seed."""
@@ -111,7 +111,7 @@ async def rig(
     prepare_environment(options)
     sampler = Sampler(directory, options)
     await sampler.start(deadline_s=800)
-    writer = SegmentWriter(tmp_path_factory.mktemp("segments"))
+    writer = SharedMemoryWriter(tmp_path_factory.mktemp("weights"))
     yield Rig(options, sampler, model, writer)
     writer.close()
     await sampler.close()
@@ -120,9 +120,9 @@ async def rig(
 async def test_weights_are_taken_and_greedy_answers_are_the_models_own(rig: Rig) -> None:
     for version in (1, 2):
         perturb(rig.model, 0.05)
-        publication = rig.publish(version)
-        await rig.sampler.load_weights(publication)
-        assert await rig.sampler.confirm(publication) <= rig.tolerance
+        weight_update = rig.publish(version)
+        await rig.sampler.load_weights(weight_update)
+        assert await rig.sampler.confirm(weight_update) <= rig.tolerance
         completion = await rig.answer(version)
         assert completion.policy_version == version
         rig.check(completion, version)
@@ -154,13 +154,13 @@ async def test_asleep_it_serves_nothing_and_wakes_with_new_weights(rig: Rig) -> 
     with pytest.raises(WeightSyncError, match="serves no policy version"):
         await rig.answer(3)
     perturb(rig.model, 0.05)
-    publication = rig.publish(3)
-    assert isinstance(publication.source, Segment)
-    torn = replace(publication, source=replace(publication.source, stamp="0" * 32))
+    weight_update = rig.publish(3)
+    assert isinstance(weight_update.source, SharedMemoryWeights)
+    torn = replace(weight_update, source=replace(weight_update.source, stamp="0" * 32))
     with pytest.raises(WeightSyncError):
         await rig.sampler.load_weights(torn)
-    await rig.sampler.load_weights(publication)
-    assert await rig.sampler.confirm(publication) <= rig.tolerance
+    await rig.sampler.load_weights(weight_update)
+    assert await rig.sampler.confirm(weight_update) <= rig.tolerance
     rig.check(await rig.answer(3), 3)
 
 
@@ -171,14 +171,14 @@ async def test_a_load_that_broke_off_while_it_woke_leaves_a_sampler_that_sleeps_
         raise OSError("gone")
 
     await rig.sampler.sleep()
-    publication = rig.publish(4)
+    weight_update = rig.publish(4)
     with monkeypatch.context() as patch:
         patch.setattr(rig.sampler._weights, "load", broken)
         with pytest.raises(WeightSyncError, match="must be repeated: gone"):
-            await rig.sampler.load_weights(publication)
+            await rig.sampler.load_weights(weight_update)
     await rig.sampler.sleep()
-    await rig.sampler.load_weights(publication)
-    assert await rig.sampler.confirm(publication) <= rig.tolerance
+    await rig.sampler.load_weights(weight_update)
+    assert await rig.sampler.confirm(weight_update) <= rig.tolerance
     assert (await rig.answer(4)).policy_version == 4
 
 

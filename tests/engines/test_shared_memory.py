@@ -1,4 +1,4 @@
-"""Weight segments: whole or absent, exactly the published set, readable by anyone who reads safetensors."""
+"""Weights in shared memory: whole or absent, exactly the published set, readable by anyone who reads safetensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from rlep.core.errors import ModelError, WeightSyncError
 from rlep.engines.weights.publication import (
-    Segment,
+    SharedMemoryWeights,
     TensorSpec,
     check_layout,
-    check_segment,
+    check_shared_memory,
     checkpoint_layout,
     read_layout,
 )
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 WEIGHTS: dict[str, Tensor] = {
     "matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),  # not contiguous
@@ -35,31 +35,33 @@ LAYOUT = tuple(
 )
 
 
-def write(directory: Path, weights: Iterable[tuple[str, Tensor]] = WEIGHTS.items(), version: int = 3) -> Segment:
-    return SegmentWriter(directory).write(LAYOUT, weights, version)
+def write(
+    directory: Path, weights: Iterable[tuple[str, Tensor]] = WEIGHTS.items(), version: int = 3
+) -> SharedMemoryWeights:
+    return SharedMemoryWriter(directory).write(LAYOUT, weights, version)
 
 
 def test_safetensors_reads_back_every_bit(tmp_path: Path) -> None:
-    segment = write(tmp_path)
-    loaded = load_file(segment.path)
+    shared = write(tmp_path)
+    loaded = load_file(shared.path)
     assert loaded.keys() == WEIGHTS.keys()
     assert all(
         torch.equal(loaded[name], weight) and loaded[name].dtype == weight.dtype for name, weight in WEIGHTS.items()
     )
-    specs, metadata = read_layout(segment.path)
+    specs, metadata = read_layout(shared.path)
     assert specs == {spec.name: spec for spec in LAYOUT}
-    assert (int(metadata["policy_version"]), metadata["stamp"]) == (3, segment.stamp)
-    assert set(check_segment(segment, 3)) == set(LAYOUT)
+    assert (int(metadata["policy_version"]), metadata["stamp"]) == (3, shared.stamp)
+    assert set(check_shared_memory(shared, 3)) == set(LAYOUT)
     # 12 × 4 + 3 × 2 + 1 × 2 bytes of data
     assert sum(spec.nbytes for spec in LAYOUT) == 56
-    assert segment.nbytes == segment.path.stat().st_size
+    assert shared.nbytes == shared.path.stat().st_size
 
 
 def test_weights_are_rounded_to_the_dtype_of_the_layout(tmp_path: Path) -> None:
     exact = torch.tensor([1.0, 1.00390625, 1 / 3])
-    segment = SegmentWriter(tmp_path).write([TensorSpec("w", "bfloat16", (3,))], [("w", exact)], 1)
+    shared = SharedMemoryWriter(tmp_path).write([TensorSpec("w", "bfloat16", (3,))], [("w", exact)], 1)
     # 8 bits of precision: 1 + 2^-8 is a tie, which goes to the even 1; 1/3 is between 85.25 and 85.5 of 2^-8
-    assert load_file(segment.path)["w"].tolist() == [1.0, 1.0, 171 / 512]
+    assert load_file(shared.path)["w"].tolist() == [1.0, 1.0, 171 / 512]
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
@@ -82,41 +84,41 @@ def test_tensors_that_do_not_follow_the_layout_are_never_readable(tmp_path: Path
 
 
 def test_two_files_are_written_in_turn_and_the_one_before_stays_whole(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path)
+    writer = SharedMemoryWriter(tmp_path)
     scaled = [{name: weight * factor for name, weight in WEIGHTS.items()} for factor in range(4)]
     first, second = (writer.write(LAYOUT, scaled[n].items(), n) for n in (0, 1))
     assert torch.equal(load_file(first.path)["matrix"], torch.zeros(4, 3))
     third = writer.write(LAYOUT, scaled[2].items(), 2)
     assert (third.path, third.path.stat().st_ino) == (first.path, first.path.stat().st_ino)
     assert torch.equal(load_file(third.path)["matrix"], 2 * WEIGHTS["matrix"])
-    check_segment(second, 1)
+    check_shared_memory(second, 1)
     with pytest.raises(WeightSyncError, match="holds policy version 2, not 0"):
-        check_segment(first, 0)
+        check_shared_memory(first, 0)
     with pytest.raises(WeightSyncError, match="offered was nothing"):  # fails after it destroyed version 1
         writer.write(LAYOUT, list(scaled[3].items())[:2], 3)
     with pytest.raises(WeightSyncError, match="cannot read weights"):
-        check_segment(second, 1)
-    check_segment(third, 2)
-    check_segment(writer.write(LAYOUT, scaled[3].items(), 3), 3)
-    check_segment(third, 2)
+        check_shared_memory(second, 1)
+    check_shared_memory(third, 2)
+    check_shared_memory(writer.write(LAYOUT, scaled[3].items(), 3), 3)
+    check_shared_memory(third, 2)
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_same_version_written_again_is_another_segment(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path)
+    writer = SharedMemoryWriter(tmp_path)
     first, *_ = (writer.write(LAYOUT, WEIGHTS.items(), 3) for _ in range(3))
     with pytest.raises(WeightSyncError, match="was written again after policy version 3"):
-        check_segment(first, 3)
+        check_shared_memory(first, 3)
 
 
 def test_another_layout_gets_new_files(tmp_path: Path) -> None:
-    writer = SegmentWriter(tmp_path)
+    writer = SharedMemoryWriter(tmp_path)
     for version in (1, 2):
         writer.write(LAYOUT, WEIGHTS.items(), version)
     half = [TensorSpec(spec.name, "bfloat16", spec.shape) for spec in LAYOUT]
-    segment = writer.write(half, WEIGHTS.items(), 3)
-    check_segment(segment, 3)
-    assert torch.equal(load_file(segment.path)["matrix"], WEIGHTS["matrix"].bfloat16())
+    shared = writer.write(half, WEIGHTS.items(), 3)
+    check_shared_memory(shared, 3)
+    assert torch.equal(load_file(shared.path)["matrix"], WEIGHTS["matrix"].bfloat16())
 
 
 def test_a_file_left_by_a_killed_writer_is_no_obstacle_and_never_taken(tmp_path: Path) -> None:
@@ -124,10 +126,10 @@ def test_a_file_left_by_a_killed_writer_is_no_obstacle_and_never_taken(tmp_path:
     with left.path.open("r+b") as file:
         file.write(bytes(8))  # as every writing begins
     with pytest.raises(WeightSyncError, match="cannot read weights"):
-        check_segment(left, 3)
-    check_segment(write(tmp_path), 3)
+        check_shared_memory(left, 3)
+    check_shared_memory(write(tmp_path), 3)
     with pytest.raises(WeightSyncError, match="was written again"):
-        check_segment(left, 3)
+        check_shared_memory(left, 3)
 
 
 def test_no_room_is_reported_with_the_size_needed(tmp_path: Path) -> None:
@@ -136,7 +138,7 @@ def test_no_room_is_reported_with_the_size_needed(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if full.exists():
         (tmp_path / "weights-0").symlink_to(full)  # replaced, never written through
-        check_segment(write(tmp_path), 3)
+        check_shared_memory(write(tmp_path), 3)
 
 
 def test_a_full_file_system_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
@@ -149,22 +151,22 @@ def test_a_full_file_system_is_an_error_and_not_a_signal(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not list(tmp_path.iterdir())
-    check_segment(write(tmp_path), 3)
+    check_shared_memory(write(tmp_path), 3)
 
 
 def test_a_shortened_renumbered_or_missing_file_is_refused(tmp_path: Path) -> None:
-    segment = write(tmp_path)
+    shared = write(tmp_path)
     with pytest.raises(WeightSyncError, match="holds policy version 3, not 4"):
-        check_segment(segment, 4)
-    content = segment.path.read_bytes()
-    segment.path.write_bytes(content[:-5])
+        check_shared_memory(shared, 4)
+    content = shared.path.read_bytes()
+    shared.path.write_bytes(content[:-5])
     with pytest.raises(WeightSyncError, match=f"has {len(content) - 5} bytes"):
-        check_segment(segment, 3)
+        check_shared_memory(shared, 3)
     with pytest.raises(WeightSyncError, match="cannot read weights"):
-        read_layout(segment.path)
-    segment.path.unlink()
-    with pytest.raises(WeightSyncError, match="cannot read weight segment"):
-        check_segment(segment, 3)
+        read_layout(shared.path)
+    shared.path.unlink()
+    with pytest.raises(WeightSyncError, match="cannot read weight file"):
+        check_shared_memory(shared, 3)
 
 
 def test_layouts_are_compared_by_name_and_shape_not_order_or_dtype() -> None:

@@ -275,6 +275,7 @@ def test_room_given_within_the_deadline_lets_the_write_through(
 ) -> None:
     with open_pool(server) as pool, open_pool(server) as admin:
         redis_itself = admin._link.client
+        assert isinstance(redis_itself, redis.Redis)
 
         def refusals() -> int:
             """Errors that Redis has replied with; a script it was not given yet is none."""

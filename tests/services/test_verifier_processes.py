@@ -55,6 +55,54 @@ def test_a_job_that_ends_its_process_is_reported_once_and_the_others_are_graded(
     assert restarts >= 6  # loop, die, leave, desert, segfault, memory; an exception ends nothing
 
 
+def break_engine(monkeypatch: pytest.MonkeyPatch, directory: Path, verdict: str) -> None:
+    """Workers find a math-verify whose ``verify`` is this expression."""
+    package = directory / "math_verify"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "grader.py").write_text(
+        f"def should_treat_as_complex(latex): return False\n\ndef verify(*_, **__): return {verdict}\n"
+    )
+    monkeypatch.syspath_prepend(str(directory))
+
+
+def test_a_broken_engine_is_refused_by_the_answer_it_grades_wrongly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_engine(monkeypatch, tmp_path, "False")
+    with (
+        Verifier() as verifier,
+        pytest.raises(
+            VerifierError, match=r"cannot serve: .*the answer \(x-1\)\(x\+1\) to x\^2-1 as wrong, which is correct"
+        ),
+    ):
+        verifier.grade("x+1", ["\\boxed{1+x}"], [False])
+
+
+def test_exceptions_are_crashed_counted_and_logged_once_for_each_kind(
+    functions: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+        assert statuses(verifier, "raise", "raise", "x") == ["crashed", "crashed", "correct"]
+        assert statuses(verifier, "raise") == ["crashed"]
+        assert verifier.stats().by_status["crashed"] == 3
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
+    assert messages == [f"grading ({functions}:misbehave) failed, the answer is crashed: ValueError: no"]
+
+
+def test_a_failure_of_the_engine_is_crashed_and_what_its_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
+    # latex2sympy fails on a function without an argument by an AttributeError; "1+/2" is no expression.
+    answers = ["\\boxed{43=\\max f}", "\\boxed{1+/2}"]
+    found = [verdict.status for verdict in verifier.grade("42", answers, [False, False])]
+    assert found == ["crashed", "unparsable"]
+
+
+@pytest.mark.parametrize("tower", ["9^{9^{9^{9}}}", "10^{10^{10}}", "(9!)!", "9**9**9**9"])
+def test_towers_for_a_plain_number_use_up_their_time(verifier: Verifier, tower: str) -> None:
+    (verdict,) = verifier.grade("42", [f"\\boxed{{{tower}}}"], [False])
+    assert (verdict.status, verdict.path) == ("timeout", "full")
+
+
 def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:
     with FunctionVerifier(f"{functions}:misbehave", limits=Limits(wall_seconds=3)) as verifier:
         assert statuses(verifier, "sleep", "x") == ["timeout", "correct"]

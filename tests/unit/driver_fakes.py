@@ -207,8 +207,7 @@ class FakeLearner:
     updated: int | None = None
     """The rollout of the last update."""
     keep_start_weights: bool = False
-    """See ``LearnerOptions``."""
-    kept: bytes | None = None  # the state before that rollout's first update, where it is kept
+    kept: bytes | None = None  # the state before that rollout's first update
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         await self.world.event("score", len(batch))
@@ -318,8 +317,8 @@ class Scene:
         self, train: PromptSet, held_out: Sequence[Prompt], store: RunDirectory, step: TrainStep | None = None
     ) -> Training:
         """A run with the wings that the config asks for; ``step`` instead of the config's."""
-        trainers = replace(self.trainers, rollouts=rollouts(self.run, train))
-        return Training(self.run, trainers, data_of(train, held_out), store, step or train_step(self.config))
+        trained = replace(self.trainers, rollouts=rollouts(self.run, train))
+        return Training(self.run, trained, data_of(train, held_out), store, step or train_step(self.config))
 
     def step(self, number: int = 0, *, replays: int | None = None, spare: Sequence[Prompt] = ()) -> Step:
         """A step whose dynamic sampling finds ``spare`` prompts."""
@@ -337,16 +336,8 @@ def scene_of(config: Config | None = None, *, pool: FakePool | None = None, orde
     """Fakes around one world; the pool's world is shared."""
     world, config = pool.world if pool else World(), config or config_of()
     generators, learner = FakeGenerators(world, order), FakeLearner(world, keep_start_weights=config.update.stream)
-    return Scene(
-        config,
-        world,
-        generators,
-        FakeVerifiers(world),
-        learner,
-        FakeWeights(world, learner, generators),
-        FakeProgress(),
-        pool,
-    )
+    weights = FakeWeights(world, learner, generators)
+    return Scene(config, world, generators, FakeVerifiers(world), learner, weights, FakeProgress(), pool)
 
 
 def data_of(train: PromptSet, evaluation: Sequence[Prompt], pool_digest: str = "pool") -> TrainingData:

@@ -11,7 +11,7 @@ import pytest
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.weight_sync import GroupOptions, GroupSession
 from rlep.core.errors import LearnerLost, WeightSyncError
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Publication
+from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
 
 pytestmark = pytest.mark.asyncio
 
@@ -23,7 +23,7 @@ class Side:
     members: tuple[str, ...] = ("generator-0.0", "generator-1.0")
     opened: list[BroadcastGroup] = field(default_factory=list)
     taken: list[dict[str, tuple[int, int]]] = field(default_factory=list)
-    """By publication: who took part, in which group (its number) and as which first rank."""
+    """By weight update: who took part, in which group (its number) and as which first rank."""
     take_fails: list[Exception] = field(default_factory=list)
     send_fails: list[Exception] = field(default_factory=list)
     comes_back_as: tuple[str, ...] = ()
@@ -36,10 +36,10 @@ class Side:
 
     async def publish(
         self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
-    ) -> Publication:
+    ) -> WeightUpdate:
         assert group is not None
         self.members = tuple(member for member in self.members if member != self.leaves)
-        return Publication(version, (), group, (), 1e-4)
+        return WeightUpdate(version, (), group, (), 1e-4)
 
     async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None:
         assert group == self.opened[-1]
@@ -49,8 +49,8 @@ class Side:
     def living(self) -> tuple[str, ...]:
         return self.members
 
-    async def take(self, publications: Mapping[str, Publication], *, deadline_s: float) -> float:
-        sources = {name: one.source for name, one in publications.items()}
+    async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
+        sources = {name: one.source for name, one in weight_updates.items()}
         assert all(isinstance(source, BroadcastGroup) for source in sources.values())
         self.taken.append({n: (s.port, s.first_rank) for n, s in sources.items() if isinstance(s, BroadcastGroup)})
         if self.take_fails:

@@ -9,15 +9,15 @@ import pytest
 
 from rlep.core.errors import WeightSyncError
 from rlep.core.types import Float32Array
-from rlep.engines.weights.publication import Probe, Publication, Segment
+from rlep.engines.weights.publication import Probe, SharedMemoryWeights, WeightUpdate
 
 GIVEN = np.arange(3, dtype=np.int32)
 COUNTS = (8, 12)
 
 
-def publication() -> Publication:
+def weight_update() -> WeightUpdate:
     probes = [Probe(GIVEN, np.zeros(n, np.int32), np.full(n, -2.0, np.float32)) for n in COUNTS]
-    return Publication(7, (), Segment(Path("nowhere"), 0, "00"), tuple(probes), tolerance=0.25)
+    return WeightUpdate(7, (), SharedMemoryWeights(Path("nowhere"), 0, "00"), tuple(probes), tolerance=0.25)
 
 
 def scores(gaps: list[float]) -> list[Float32Array]:
@@ -25,8 +25,8 @@ def scores(gaps: list[float]) -> list[Float32Array]:
 
 
 def test_one_improbable_token_may_differ_by_ten_times_the_average() -> None:
-    assert publication().gap(scores([2.5, -0.5] + [0.0] * 18)) == 2.5  # 0.15 on average
-    assert publication().gap(scores([-0.25] * 20)) == 0.25
+    assert weight_update().max_logprob_difference(scores([2.5, -0.5] + [0.0] * 18)) == 2.5  # 0.15 on average
+    assert weight_update().max_logprob_difference(scores([-0.25] * 20)) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_one_improbable_token_may_differ_by_ten_times_the_average() -> None:
 )
 def test_other_weights_are_refused(gaps: list[float], said: str) -> None:
     with pytest.raises(WeightSyncError, match=f"version 7: log-probs differ.* {said}.* allowed are 0.25 and 2.5$"):
-        publication().gap(scores(gaps))
+        weight_update().max_logprob_difference(scores(gaps))

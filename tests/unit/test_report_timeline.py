@@ -14,7 +14,7 @@ from rlep.report import build_report
 from rlep.report.load import load_run
 from rlep.report.page import last_steps as rows_of
 from rlep.report.timeline_chart import bars_of, last_breakdown, last_steps, tracks
-from tests.unit.test_report import write_run
+from tests.unit.report_values import write_run
 
 T = 1_000_000.0
 

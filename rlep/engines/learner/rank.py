@@ -35,13 +35,13 @@ from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_f
 from rlep.engines.learner.weight_sender import (
     WeightDtype,
     WeightSender,
-    publication,
     scored_probes,
     send_weights,
+    weight_update,
     write_weights,
 )
-from rlep.engines.weights.publication import BroadcastGroup, Publication
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.publication import BroadcastGroup, WeightUpdate
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 _PartLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
 
@@ -161,28 +161,28 @@ class LearnerRank:
 
     def publish(
         self,
-        target: SegmentWriter | BroadcastGroup | None,
+        target: SharedMemoryWriter | BroadcastGroup | None,
         version: int,
         probes: Sequence[tuple[Int32Array, Int32Array]],
         dtype: WeightDtype | None = None,
-    ) -> Publication | None:
+    ) -> WeightUpdate | None:
         """The weights as policy ``version``, with this learner's log-probs of ``probes`` to check them by.
 
         Args:
-            target: on rank 0 the writer of segments, which writes them now; or, on all ranks, the group that ``send`` serves.
+            target: on rank 0 the writer to shared memory, which writes now; or, on all ranks, the group that ``send`` serves.
             version: the policy version.
             probes: (prompt ``[P]``, response ``[T]``) token ids, at least one.
             dtype: of the generators; None takes the learner's compute type.
 
         Returns:
-            The publication on rank 0, None on ranks without a target.
+            The weight update on rank 0, None on ranks without a target.
 
         Raises:
-            WeightSyncError: the segment cannot be written.
+            WeightSyncError: the weights cannot be written.
         """
         dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
-        return None if source is None else publication(self._shards, source, version, checks, dtype)
+        return None if source is None else weight_update(self._shards, source, version, checks, dtype)
 
     def save(self, directory: Path) -> None:
         """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.

@@ -13,8 +13,15 @@ from torch.distributed.tensor import DTensor
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Probe, Publication, Segment, TensorSpec
-from rlep.engines.weights.shared_memory import SegmentWriter
+from rlep.engines.weights.publication import (
+    BroadcastGroup,
+    GroupBackend,
+    Probe,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightUpdate,
+)
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 if TYPE_CHECKING:
     from rlep.engines.weights.nccl import NcclSender
@@ -42,24 +49,24 @@ def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tenso
             yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
 
 
-def publication(
+def weight_update(
     shards: Sequence[tuple[str, DTensor]],
-    source: Segment | BroadcastGroup,
+    source: SharedMemoryWeights | BroadcastGroup,
     version: int,
     probes: Sequence[Probe],
     dtype: WeightDtype,
-) -> Publication:
+) -> WeightUpdate:
     """What the generators need to take the weights from ``source`` and to check them."""
-    return Publication(version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype])
+    return WeightUpdate(version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype])
 
 
 def write_weights(
-    shards: Sequence[tuple[str, DTensor]], writer: SegmentWriter | None, version: int, dtype: WeightDtype
-) -> Segment | None:
-    """Write one policy version into a segment; collective. Rank 0 has the writer, and returns the segment.
+    shards: Sequence[tuple[str, DTensor]], writer: SharedMemoryWriter | None, version: int, dtype: WeightDtype
+) -> SharedMemoryWeights | None:
+    """Write one policy version into shared memory; collective. Rank 0 has the writer, and returns where they are.
 
     Raises:
-        WeightSyncError: the segment cannot be written (on rank 0; the other ranks are not held up).
+        WeightSyncError: they cannot be written (on rank 0; the other ranks are not held up).
     """
     stream = gathered(shards)
     try:

@@ -26,7 +26,7 @@ from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
 from rlep.engines.sampler.weight_loading import TIED_HEAD, WeightLoading
-from rlep.engines.weights.publication import BroadcastGroup, Publication, checkpoint_layout
+from rlep.engines.weights.publication import BroadcastGroup, WeightUpdate, checkpoint_layout
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -153,10 +153,10 @@ class Sampler:
             await asyncio.wait(tasks)
         return [_result(task) for task in tasks]
 
-    async def load_weights(self, publication: Publication) -> None:
+    async def load_weights(self, weight_update: WeightUpdate) -> None:
         """Replace all weights by the published ones; they are served only after ``confirm``.
 
-        What can be checked is checked before anything is touched: a refused publication leaves the old version served.
+        What can be checked is checked before anything is touched: a refused weight update leaves the old version served.
         After that no version is served; running ``generate`` calls are waited for, unless ``on_update`` says otherwise.
         A failure in the transfer itself leaves the engine paused until the weights are published again.
 
@@ -166,7 +166,7 @@ class Sampler:
         """
         engine = self._running()
         async with self._loading:
-            await self._weights.check(publication)
+            await self._weights.check(weight_update)
             self.policy_version = self._loaded = None
             self._pristine = False
             if self._in_flight is not None:
@@ -177,21 +177,21 @@ class Sampler:
             with engine_errors():
                 # Without its cache a response that continues is prefilled again under the new weights.
                 await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
-                if isinstance(publication.source, BroadcastGroup):
+                if isinstance(weight_update.source, BroadcastGroup):
                     self._among_peers.set()
                 try:
                     async with self._sleep.waking(engine):
-                        await self._weights.load(engine, publication)
+                        await self._weights.load(engine, weight_update)
                 except Exception as error:
                     if engine.errored:
                         raise
                     raise WeightSyncError(
-                        f"loading policy version {publication.version} failed and must be repeated: {error}"
+                        f"loading policy version {weight_update.version} failed and must be repeated: {error}"
                     ) from error
                 finally:
                     self._among_peers.clear()
                 await engine.resume_generation()
-            self._loaded = publication.version
+            self._loaded = weight_update.version
 
     async def sleep(self) -> None:
         """Free the device's memory. Until weights are loaded and confirmed again nothing is served.
@@ -206,7 +206,7 @@ class Sampler:
             with engine_errors():
                 await self._sleep.fall_asleep(self._running())
 
-    async def confirm(self, publication: Publication) -> float:
+    async def confirm(self, weight_update: WeightUpdate) -> float:
         """Serve the loaded version if its log-probs of the probes are the learner's.
 
         Returns the largest absolute difference.
@@ -214,22 +214,22 @@ class Sampler:
         Raises:
             WeightSyncError: another version is loaded, there are no probes, or the differences are above the tolerance.
         """
-        if self._loaded != publication.version or not publication.probes:
+        if self._loaded != weight_update.version or not weight_update.probes:
             raise WeightSyncError(
-                f"policy version {publication.version} with {len(publication.probes)} probes cannot be confirmed: "
+                f"policy version {weight_update.version} with {len(weight_update.probes)} probes cannot be confirmed: "
                 f"loaded is {self._loaded}"
             )
-        scores = await self.score([(probe.prompt, probe.response) for probe in publication.probes])
+        scores = await self.score([(probe.prompt, probe.response) for probe in weight_update.probes])
         try:
-            gap = publication.gap(scores)
+            difference = weight_update.max_logprob_difference(scores)
         except WeightSyncError:
             if self._in_flight is not None:
                 self._in_flight.reject()
             raise
-        self.policy_version = publication.version
+        self.policy_version = weight_update.version
         if self._in_flight is not None:
             self._in_flight.confirm()
-        return gap
+        return difference
 
     def serve_base(self, version: int = 0) -> None:
         """Serve the weights of the model directory as ``version``: evaluation and collection have no learner to ask.

@@ -25,7 +25,13 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.vllm_private import forget_weight_update, pack_cpu_matrix
 from rlep.engines.weights.broadcast import BroadcastMember
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, Segment, TensorSpec, check_segment
+from rlep.engines.weights.publication import (
+    BroadcastGroup,
+    GroupBackend,
+    SharedMemoryWeights,
+    TensorSpec,
+    check_shared_memory,
+)
 
 InitInfo = TypeVar("InitInfo", bound=WeightTransferInitInfo)
 UpdateInfo = TypeVar("UpdateInfo", bound=WeightTransferUpdateInfo)
@@ -47,7 +53,7 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
 
     def check(self) -> None:
         """Raise ``WeightSyncError`` unless the file holds exactly what was published."""
-        check_segment(Segment(Path(self.path), self.nbytes, self.stamp), self.version)
+        check_shared_memory(SharedMemoryWeights(Path(self.path), self.nbytes, self.stamp), self.version)
 
 
 class _LayerwiseEngine(WeightTransferEngine[InitInfo, UpdateInfo]):

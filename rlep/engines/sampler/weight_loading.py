@@ -10,11 +10,11 @@ from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.publication import (
     BroadcastGroup,
-    Publication,
-    Segment,
+    SharedMemoryWeights,
     TensorSpec,
+    WeightUpdate,
     check_layout,
-    check_segment,
+    check_shared_memory,
 )
 
 if TYPE_CHECKING:
@@ -35,28 +35,28 @@ class WeightLoading:
         self._group: BroadcastGroup | None = None
         self._barrier: Barrier | None = None
 
-    async def check(self, publication: Publication) -> None:
+    async def check(self, weight_update: WeightUpdate) -> None:
         """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
-        source, wanted = publication.source, self._options.transfer
+        source, wanted = weight_update.source, self._options.transfer
         if wanted != (source.backend if isinstance(source, BroadcastGroup) else "shared_memory"):
             raise WeightSyncError(f"this generator takes weights by {wanted}, published was {source!r:.80}")
-        layouts = [publication.layout]
-        if isinstance(source, Segment):
-            layouts.append(await asyncio.to_thread(check_segment, source, publication.version))
+        layouts = [weight_update.layout]
+        if isinstance(source, SharedMemoryWeights):
+            layouts.append(await asyncio.to_thread(check_shared_memory, source, weight_update.version))
         for layout in layouts:
             kept = [spec for spec in layout if spec.name != TIED_HEAD or TIED_HEAD in self._expected]
             check_layout(self._expected.values(), kept)
 
-    async def load(self, engine: AsyncLLMEngine, publication: Publication) -> None:
+    async def load(self, engine: AsyncLLMEngine, weight_update: WeightUpdate) -> None:
         """Replace the weights of a paused engine. Raises ``WeightSyncError``, or what vLLM raises for the transfer."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await engine.collective_rpc("abandon_weight_update")
-        if isinstance(publication.source, BroadcastGroup):
-            await self._join(engine, publication.source)
+        if isinstance(weight_update.source, BroadcastGroup):
+            await self._join(engine, weight_update.source)
         await engine.start_weight_update()
-        await engine.update_weights(WeightTransferUpdateRequest(update_info(publication)))
-        await engine.finish_weight_update(str(publication.version))
+        await engine.update_weights(WeightTransferUpdateRequest(update_info(weight_update)))
+        await engine.finish_weight_update(str(weight_update.version))
 
     async def _join(self, engine: AsyncLLMEngine, group: BroadcastGroup) -> None:
         """Be a member of ``group``; before a transfer over NCCL wait until every member is there."""
@@ -94,18 +94,18 @@ def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
     }
 
 
-def update_info(publication: Publication) -> dict[str, Any]:
-    """What the transfer engine is told about a publication."""
-    source = publication.source
-    if isinstance(source, Segment):
+def update_info(weight_update: WeightUpdate) -> dict[str, Any]:
+    """What the transfer engine is told about a weight update."""
+    source = weight_update.source
+    if isinstance(source, SharedMemoryWeights):
         return {
             "path": str(source.path),
             "nbytes": source.nbytes,
             "stamp": source.stamp,
-            "version": publication.version,
+            "version": weight_update.version,
         }
     return {
-        "names": [spec.name for spec in publication.layout],
-        "dtype_names": [spec.dtype for spec in publication.layout],
-        "shapes": [list(spec.shape) for spec in publication.layout],
+        "names": [spec.name for spec in weight_update.layout],
+        "dtype_names": [spec.dtype for spec in weight_update.layout],
+        "shapes": [list(spec.shape) for spec in weight_update.layout],
     }

@@ -1,7 +1,7 @@
 """What a learner publishes and a generator loads: where the weights are, their layout, and probes to check them by.
 
-A segment is a file in the safetensors format, usually in shared memory, that is whole exactly while its header carries the
-published stamp. This module needs neither vLLM nor torch to be imported, so that both sides of a transfer can use it.
+Weights in shared memory are a file in the safetensors format, which is complete exactly while its header carries the published
+stamp. This module needs neither vLLM nor torch to be imported, so that both sides of a transfer can use it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class SharedMemoryWeights:
     """Weights in a file on this machine, usually in shared memory: the ``shared_memory`` backend."""
 
     path: Path
@@ -101,26 +101,26 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Publication:
+class WeightUpdate:
     """One policy version as a learner hands it to the generators."""
 
     version: int
     layout: tuple[TensorSpec, ...]
     """Every weight of the model, in the order the source holds or sends them."""
-    source: Segment | BroadcastGroup
+    source: SharedMemoryWeights | BroadcastGroup
     probes: tuple[Probe, ...]
     """At least one: a generator serves this version only after its own log-probs of them agree."""
     tolerance: float
     """Allowed absolute log-prob difference (nats), on average over the probes' tokens, e.g. 1e-4 in float32."""
 
-    def gap(self, scores: Sequence[Float32Array]) -> float:
+    def max_logprob_difference(self, scores: Sequence[Float32Array]) -> float:
         """Largest absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.
 
         Raises:
             WeightSyncError: rounding does not explain the differences.
         """
-        gaps = np.abs(np.concatenate(scores) - np.concatenate([probe.logprobs for probe in self.probes]))
-        mean, largest = float(gaps.mean()), float(gaps.max())
+        differences = np.abs(np.concatenate(scores) - np.concatenate([probe.logprobs for probe in self.probes]))
+        mean, largest = float(differences.mean()), float(differences.max())
         if not (mean <= self.tolerance and largest <= OF_ONE_TOKEN * self.tolerance):
             raise WeightSyncError(
                 f"policy version {self.version}: log-probs differ from the learner's by {mean:.3g} on average and "
@@ -147,8 +147,8 @@ def read_layout(path: Path) -> tuple[dict[str, TensorSpec], dict[str, str]]:
         raise WeightSyncError(f"cannot read weights from {path}: {error!r}") from error
 
 
-def check_segment(segment: Segment, version: int) -> tuple[TensorSpec, ...]:
-    """The weights of a segment, after it was found to hold what was written, of this policy version.
+def check_shared_memory(shared: SharedMemoryWeights, version: int) -> tuple[TensorSpec, ...]:
+    """The layout of weights in shared memory, after a check that the file holds what was written for this policy version.
 
     What is copied from it counts only if this still holds after the last byte was copied.
 
@@ -156,18 +156,18 @@ def check_segment(segment: Segment, version: int) -> tuple[TensorSpec, ...]:
         WeightSyncError: missing, being written, of another size, or written again since.
     """
     try:
-        nbytes = segment.path.stat().st_size
+        nbytes = shared.path.stat().st_size
     except OSError as error:
-        raise WeightSyncError(f"cannot read weight segment {segment.path}: {error}") from error
-    if nbytes != segment.nbytes:
-        raise WeightSyncError(f"weight segment {segment.path} has {nbytes} bytes; published were {segment.nbytes}")
-    specs, written = read_layout(segment.path)
+        raise WeightSyncError(f"cannot read weight file {shared.path}: {error}") from error
+    if nbytes != shared.nbytes:
+        raise WeightSyncError(f"weight file {shared.path} has {nbytes} bytes; published were {shared.nbytes}")
+    specs, written = read_layout(shared.path)
     if int(written.get(VERSION_KEY, -1)) != version:
         raise WeightSyncError(
-            f"weight segment {segment.path} holds policy version {int(written.get(VERSION_KEY, -1))}, not {version}"
+            f"weight file {shared.path} holds policy version {int(written.get(VERSION_KEY, -1))}, not {version}"
         )
-    if written.get(STAMP_KEY) != segment.stamp:
-        raise WeightSyncError(f"weight segment {segment.path} was written again after policy version {version}")
+    if written.get(STAMP_KEY) != shared.stamp:
+        raise WeightSyncError(f"weight file {shared.path} was written again after policy version {version}")
     return tuple(specs.values())
 
 

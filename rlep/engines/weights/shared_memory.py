@@ -1,4 +1,4 @@
-"""The learner's end of the shared-memory transfer: two segment files, written in turn and kept mapped.
+"""The learner's end of the shared-memory transfer: two weight files, written in turn and kept mapped.
 
 Fresh pages of shared memory cost four times the copy into pages that are there, and a digest of all bytes ten times.
 So the files are written in place, and a stamp in the header guards them: it is taken away before the first byte changes
@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
-from rlep.engines.weights.publication import SAFETENSORS_NAMES, STAMP_KEY, VERSION_KEY, Segment, TensorSpec, in_order
+from rlep.engines.weights.publication import (
+    SAFETENSORS_NAMES,
+    STAMP_KEY,
+    VERSION_KEY,
+    SharedMemoryWeights,
+    TensorSpec,
+    in_order,
+)
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64
@@ -37,7 +44,7 @@ class _Slot:
     tensors: tuple[Tensor, ...]
 
 
-class SegmentWriter:
+class SharedMemoryWriter:
     """Writes policy versions into ``weights-0`` and ``weights-1`` of a directory, which should be in shared memory.
 
     The version before the present one stays whole while a new one is written, and if that fails. Files can be read by their
@@ -50,7 +57,9 @@ class SegmentWriter:
         self._slots: dict[Path, _Slot] = {}
         self._latest: Path | None = None
 
-    def write(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], version: int) -> Segment:
+    def write(
+        self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]], version: int
+    ) -> SharedMemoryWeights:
         """Copy ``tensors``, which come in the order of ``layout``, into the older file, in the layout's dtypes.
 
         Raises:
@@ -78,7 +87,7 @@ class SegmentWriter:
                 f"cannot write policy version {version} to {path} ({needed} bytes): {error}"
             ) from error
         self._latest = path
-        return Segment(path, len(slot.memory), stamp)
+        return SharedMemoryWeights(path, len(slot.memory), stamp)
 
     def close(self) -> None:
         """Let go of the files; what was published stays as long as they do."""

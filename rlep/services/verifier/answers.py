@@ -9,6 +9,8 @@ Profile = Literal["math", "math-bare", "strict-box"]
 
 MAX_ANSWER_CHARS = 4000
 """Longer answers are never graded (``unparsable``)."""
+MAX_DEPTH = 40
+"""Neither are answers with deeper nesting of brackets."""
 
 _BOX_TAIL = re.compile(r"\\boxed\s*\{([^{}\\]*)\}")
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
@@ -151,3 +153,20 @@ def reference_of(text: str) -> str:
     """The answer a reference states: its box if it has one, else all of it."""
     boxed = last_box(text)
     return clean(text if boxed is None else boxed)
+
+
+def is_too_large(reference: str, answer: str) -> bool:
+    """Whether a pair is beyond the contract's sizes and is ``unparsable`` without a worker."""
+    return len(answer) > MAX_ANSWER_CHARS or len(reference) > MAX_ANSWER_CHARS or depth_of(answer) > MAX_DEPTH
+
+
+def depth_of(text: str) -> int:
+    """How deep brackets of any kind are nested."""
+    depth = deepest = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")]}" and depth:
+            depth -= 1
+    return deepest

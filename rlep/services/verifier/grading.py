@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify.grader import should_treat_as_complex, verify
 
-from rlep.services.verifier import guards, notation, quantity, words
+from rlep.services.verifier import arithmetic, equations, guards, notation, quantity, words
 from rlep.services.verifier.quantity import Quantity
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -28,14 +28,16 @@ _NORMALISATION = NormalizationConfig(
 )
 _FUNCTION_LIKE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\s*\(")
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
-_NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
+_NAME = re.compile(r"[a-zA-Z]?|\\(?!infty)[a-zA-Z]+")
+_NO_VALUE = re.compile(r"\\infty|\{\s*\}|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])")
+"""An infinity, an empty operand or a division by zero, as it is written."""
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])\s*")
 _SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
 _NAMED = re.compile(r"([^=<>]*[^=<>\\s])\s*=\s*([^=<>]+)")
 _OR = re.compile(r"\\(?:text|mathrm|mbox)\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reading:
     """An answer as the full path sees it."""
 
@@ -44,18 +46,21 @@ class Reading:
     quantity: Quantity
     phrase: str | None
     """Its words, where it is nothing else."""
-    expression: Any | None
-    """Its symbolic form; None where the engine cannot read it."""
+
+    @cached_property
+    def expression(self) -> Any | None:
+        """Its symbolic form; None for words, and where the engine cannot read it."""
+        return _expression_of(self.quantity.body) if self.phrase is None else None
 
 
 def judge(reference: str, answer: str) -> tuple[Found, str | None]:
-    """``(status, answer)``. Raises MemoryError; may never return."""
+    """``(status, answer)``. Raises MemoryError and the engine's own failures; may never return."""
     gold, *_ = read_reference(reference)
     target, *others = read(answer)
     found = compare(gold, target)
-    if others and not guards.approximate([target.expression, *(other.expression for other in others)]):
+    if others and not equations.approximate([target.expression, *(other.expression for other in others)]):
         found = "wrong"
-    elif others and found == "wrong" and guards.exact_value(target.expression) is None:
+    elif others and found == "wrong" and arithmetic.exact_value(target.expression) is None:
         found = compare(gold, others[-1])
     return found, answer
 
@@ -69,25 +74,39 @@ def read_reference(text: str) -> tuple[Reading, ...]:
 def read(text: str) -> tuple[Reading, ...]:
     """The sides of ``≈`` in an answer, one as a rule; what is approximated comes first."""
     sides = [side.strip() for side in _APPROXIMATELY.split(notation.to_latex(text))]
-    named = len(sides) > 1 and (not sides[0] or _NAME.fullmatch(sides[0]) is not None)
+    named = len(sides) > 1 and _NAME.fullmatch(sides[0]) is not None
     return tuple(_read_side(side) for side in (sides[1:] if named else sides))
 
 
 def _read_side(latex: str) -> Reading:
-    """Take an answer apart and parse its body."""
+    """Take an answer apart."""
     parts = quantity.read(latex)
     phrase = words.phrase_of(latex) if parts.unit is None else None
     if phrase in words.MEANINGS:
         return _read_side(words.MEANINGS[phrase])
-    return Reading(latex, parts, phrase, _expression_of(parts.body) if phrase is None else None)
+    return Reading(latex, parts, phrase)
 
 
 def _expression_of(body: str) -> Any | None:
     """The symbolic form; of ``name = value`` that of the value, where the engine cannot read the name."""
-    expression = parse(_with_both_signs(body))
-    if expression is None and (match := _NAMED.fullmatch(body)) and parse(match.group(1)) is None:
-        return parse(match.group(2))
-    return expression
+    failure: AttributeError | None = None
+    try:
+        if (expression := parse(_with_both_signs(body))) is not None:
+            return expression
+    except AttributeError as error:  # the engine fails on some names, as ``\\max f``
+        failure = error
+    if (match := _NAMED.fullmatch(body)) and not _is_read(match.group(1)):
+        return None if _NO_VALUE.search(match.group(1)) else parse(match.group(2))
+    if failure is not None:
+        raise failure
+    return None
+
+
+def _is_read(name: str) -> bool:
+    try:
+        return parse(name) is not None
+    except AttributeError:
+        return False
 
 
 def _with_both_signs(body: str) -> str:
@@ -144,12 +163,12 @@ def _equal(gold: Reading, target: Reading) -> bool:
             if wanted is not None and found is not None:
                 return _same_set(wanted, found)
         return guards.stands(left, right, gold.expression, target.expression)
-    return guards.consistent(target.expression) and _missed(gold, target)
+    return equations.consistent(target.expression) and _missed(gold, target)
 
 
 def _missed(gold: Reading, target: Reading) -> bool:
     """Whether two answers are equal in a way the engine does not see; every way is exact."""
-    one, two = guards.exact_value(gold.expression), guards.exact_value(target.expression)
+    one, two = arithmetic.exact_value(gold.expression), arithmetic.exact_value(target.expression)
     if one is not None and two is not None:
         return one == two
     if _flipped(gold.expression, target.expression) or _as_sets(gold, target):
@@ -167,7 +186,7 @@ def _equal_as_written(gold: Reading, target: Reading) -> bool:
     decimals = any(power.exp.has(sympy.Float) for side in (left, right) for power in side.atoms(sympy.Pow))
     if not decimals and isinstance(left, sympy.Symbol) == isinstance(right, sympy.Symbol):
         return False
-    left, right = guards.with_exact_decimals(left).doit(), guards.with_exact_decimals(right).doit()
+    left, right = arithmetic.with_exact_decimals(left).doit(), arithmetic.with_exact_decimals(right).doit()
     same = bool(sympy.simplify(left - right).is_zero)
     return same and guards.stands(gold.quantity.body, target.quantity.body, left, right)
 
@@ -176,7 +195,7 @@ def _flipped(gold: Any, target: Any) -> bool:
     """``42 = x`` for 42."""
     if not (isinstance(target, sympy.Eq) and isinstance(target.rhs, sympy.Symbol)) or guards.is_relation(gold):
         return False
-    value, wanted = guards.exact_value(target.lhs), guards.exact_value(gold)
+    value, wanted = arithmetic.exact_value(target.lhs), arithmetic.exact_value(gold)
     return value is not None and value == wanted
 
 
@@ -199,20 +218,20 @@ def _solution_set(reading: Reading) -> Any | None:
 
 def _real_set(expression: Any) -> Any | None:
     if isinstance(expression, (sympy.Interval, sympy.Union, sympy.Complement)):
-        return guards.with_exact_decimals(expression)
+        return arithmetic.with_exact_decimals(expression)
     if isinstance(expression, sympy.FiniteSet) or not guards.is_relation(expression):
         return None
     if len(expression.free_symbols) != 1 or expression.has(sympy.Eq):
         return None
     try:
-        return guards.with_exact_decimals(expression).as_set()
+        return arithmetic.with_exact_decimals(expression).as_set()
     except (NotImplementedError, TypeError, ValueError, AttributeError):
         return None
 
 
 def _equal_complex(gold: Any, target: Any) -> bool:
     """``i`` as the imaginary unit: ``|3+4i|``, ``i^2``, ``e^{i\\pi}``."""
-    gold, target = guards.last_side(gold), guards.last_side(target)
+    gold, target = equations.last_side(gold), equations.last_side(target)
     if not (isinstance(gold, sympy.Expr) and isinstance(target, sympy.Expr)):
         return False
     names = gold.free_symbols | target.free_symbols
@@ -240,13 +259,13 @@ def _equal_products(gold: str, target: str) -> bool:
 
 
 def parse(text: str) -> Any | None:
-    """The symbolic form of plain LaTeX, or None where the engine cannot read it."""
+    """The symbolic form of plain LaTeX, or None where its grammar has no such thing. Raises the engine's own failures."""
     try:
         latex = normalize_latex(text, config=_NORMALISATION)
         return latex2sympy(
             latex, is_real=not should_treat_as_complex(latex), convert_degrees=False, normalization_config=None
         )
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - the grammar raises bare Exception for whatever it does not know
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
         return None

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlep.core.errors import ConfigError
 from rlep.core.types import Status, Verdict
-from rlep.services.verifier import answers, dapo, exact, gate
+from rlep.services.verifier import answers, dapo, exact
 from rlep.services.verifier.base import VERSION, BaseVerifier, Pair
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
@@ -84,4 +84,4 @@ class Verifier(BaseVerifier):
         status: Status | None = exact.decide(reference, answer)
         if status is not None:
             return "fast", status
-        return "gate", gate.verdict_of(reference, answer)
+        return "gate", "unparsable" if answers.is_too_large(reference, answer) else None

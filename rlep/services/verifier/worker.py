@@ -22,17 +22,20 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from rlep.core.errors import VerifierError
 from rlep.services.verifier import frames
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
 
 _WARM_UP = (
-    ("1/3", "\\frac{1}{3}"),
-    ("x^2-1", "(x-1)(x+1)"),
-    ("(1,2]", "1<x\\le 2"),
-    ("[-2,2]", "|x|\\le 2"),
-    ("\\cos x", "\\sin(x+\\frac{\\pi}{2})"),
-    ("1+i", "\\sqrt{2}e^{i\\pi/4}"),
+    ("1/3", "\\frac{1}{3}", "correct"),
+    ("1/3", "0.333333", "wrong"),
+    ("x^2-1", "(x-1)(x+1)", "correct"),
+    ("(1,2]", "1<x\\le 2", "correct"),
+    ("[-2,2]", "|x|\\le 2", "correct"),
+    ("\\cos x", "\\sin(x+\\frac{\\pi}{2})", "correct"),
+    ("1+i", "\\sqrt{2}e^{i\\pi/4}", "correct"),
 )
+"""Reference, answer, and the verdict without which a worker does not serve."""
 Judge = Callable[[str, str], tuple[str, str | None]]
 """``(reference, answer) -> (status, extracted)``; may run for ever, exhaust memory, or kill its process."""
 
@@ -67,12 +70,21 @@ def _take_pipes() -> tuple[int, int]:
 
 
 def load_judge(task: str) -> Judge:
-    """``math``, or the user's ``module:function``, imported and warmed up: each part of the engine's first use is slow."""
+    """``math``, or the user's ``module:function``, imported and warmed up: each part of the engine's first use is slow.
+
+    Raises VerifierError where the engine grades a known answer wrongly.
+    """
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
         judge: Judge = grading.judge
-        for reference, answer in _WARM_UP:
-            judge(reference, answer)
+        for reference, answer, wanted in _WARM_UP:
+            random.seed(0)
+            found, _ = judge(reference, answer)
+            if found != wanted:
+                raise VerifierError(
+                    f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
+                    "math-verify, latex2sympy2-extended and sympy in the versions of requirements/"
+                )
         return judge
     return user_judge(task)
 
@@ -143,19 +155,20 @@ def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
 
 
 def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> list[Any]:
-    """``[status, extracted, seconds]``. Raises MemoryError."""
+    """``[status, extracted, seconds, failure]``; failure is the kind and message of an exception. Raises MemoryError."""
     random.seed(0)  # the engine draws test points; equal jobs must see equal ones
     started = time.perf_counter()
+    failure = ""
     start_clock(limits.cpu_seconds)
     try:
         status, extracted = judge(reference, answer)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
-        status, extracted = "crashed", None
+    except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
+        status, extracted, failure = "crashed", None, f"{type(error).__name__}: {error}"[:_MAX_REASON]
     finally:
         stop_clock()
-    return [status, extracted, time.perf_counter() - started]
+    return [status, extracted, time.perf_counter() - started, failure]
 
 
 def _resident_mb() -> float:

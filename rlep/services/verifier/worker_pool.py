@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from rlep.core.errors import ConfigError, VerifierError
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_process import GradingJob, Reply, WorkerProcess
 
+_log = logging.getLogger(__name__)
 _CHUNK = 16
 """Most jobs that go to a worker at once."""
 
@@ -33,6 +35,9 @@ class WorkerPool:
             raise ConfigError(f"verifier workers must be at least 1, not {workers}")
         self._chunks: queue.SimpleQueue[_Chunk | None] = queue.SimpleQueue()
         self._workers = [WorkerProcess(task, limits) for _ in range(workers)]
+        self._task = task
+        self._failures: set[str] = set()
+        """Kinds of exceptions that were logged."""
         self._closed = False
         self._lock = threading.Lock()
         """No chunk is queued behind the marks that end the threads, where nobody would take it."""
@@ -56,7 +61,19 @@ class WorkerPool:
                 raise VerifierError("this verifier is closed")
             for chunk in chunks:
                 self._chunks.put(chunk)
-        return [reply for chunk in chunks for reply in chunk.replies.result()]
+        replies = [reply for chunk in chunks for reply in chunk.replies.result()]
+        self._log_failures(replies)
+        return replies
+
+    def _log_failures(self, replies: Sequence[Reply]) -> None:
+        """One warning for each kind of exception, however many answers it crashed; the verdicts count them all."""
+        for reply in replies:
+            kind = reply.failure.partition(":")[0]
+            with self._lock:
+                known = not kind or kind in self._failures
+                self._failures.add(kind)
+            if not known:
+                _log.warning("grading (%s) failed, the answer is crashed: %s", self._task, reply.failure)
 
     def _supervise(self, worker: WorkerProcess) -> None:
         with suppress(VerifierError):  # the first chunk tries again, and says so

@@ -37,6 +37,8 @@ class Reply:
     status: Status
     extracted: str | None
     seconds: float
+    failure: str = ""
+    """``Kind: message`` of the exception that a ``crashed`` job raised; empty where there was none."""
 
 
 class WorkerLost(RuntimeError):
