@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlep.engines.cpu import causal
-from rlep.engines.cpu.causal import causal_attention, plan_of, turns_of
+from rlep.engines.cpu.causal import causal_attention, plan_of, rotations_of
 
 CPU = torch.device("cpu")
 LENGTHS = np.array([11, 9, 7, 4, 4, 1], dtype=np.int64)
@@ -33,8 +33,8 @@ def random_row(heads: int, key_heads: int, size: int = 4) -> tuple[Tensor, tuple
 
 def ours(row: Tensor, rotation: tuple[Tensor, Tensor] | None, heads: tuple[int, int], reach: int | None) -> Tensor:
     plan = plan_of(LENGTHS, *heads, reach, CPU)
-    turns = None if rotation is None else turns_of(*rotation, plan, 0.7)
-    return causal_attention(row, turns, plan, 0.7)
+    rotations = None if rotation is None else rotations_of(*rotation, plan, 0.7)
+    return causal_attention(row, rotations, plan, 0.7)
 
 
 def plain(row: Tensor, rotation: tuple[Tensor, Tensor] | None, heads: tuple[int, int], reach: int | None) -> Tensor:

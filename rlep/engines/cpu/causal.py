@@ -163,23 +163,23 @@ def _inverse(indices: Int64Array, real: np.ndarray[Any, np.dtype[np.bool_]]) -> 
     return slots, np.flatnonzero(~real)
 
 
-def causal_attention(row: Tensor, turns: tuple[Tensor, Tensor] | None, plan: AttentionPlan, scale: float) -> Tensor:
+def causal_attention(row: Tensor, rotations: tuple[Tensor, Tensor] | None, plan: AttentionPlan, scale: float) -> Tensor:
     """Causal attention within each sequence.
 
     Args:
         row: query, key and value heads ``[N, H + 2 K, D]``.
-        turns: what ``turns_of`` gives, of the same plan and scale; None if queries and keys need no rotation.
+        rotations: what ``rotations_of`` gives, of the same plan and scale; None if queries and keys need no rotation.
         plan: of the row.
         scale: of the scores.
 
     Returns:
         ``[N, H, D]``
     """
-    result: Tensor = _Causal.apply(row, turns, plan, scale)
+    result: Tensor = _Causal.apply(row, rotations, plan, scale)
     return result
 
 
-def turns_of(cos: Tensor, sin: Tensor, plan: AttentionPlan, scale: float) -> tuple[Tensor, Tensor]:
+def rotations_of(cos: Tensor, sin: Tensor, plan: AttentionPlan, scale: float) -> tuple[Tensor, Tensor]:
     """Complex numbers ``[query and key slots, D / 2]`` that rotate a slot's pairs of neighbouring numbers, or gradients back.
 
     Args:
@@ -188,9 +188,9 @@ def turns_of(cos: Tensor, sin: Tensor, plan: AttentionPlan, scale: float) -> tup
         plan: of the row.
         scale: of the scores: queries take it with them.
     """
-    turns = torch.complex(cos, sin).index_select(0, plan.tokens)
-    turns[: len(plan.queries)] *= scale
-    return turns, turns.conj().resolve_conj()
+    rotations = torch.complex(cos, sin).index_select(0, plan.tokens)
+    rotations[: len(plan.queries)] *= scale
+    return rotations, rotations.conj().resolve_conj()
 
 
 class _Causal(torch.autograd.Function):
@@ -198,9 +198,9 @@ class _Causal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        row, turns, plan, scale = given
+        row, rotations, plan, scale = given
         slots = _heads(row).index_select(0, plan.sources)
-        _turn_(slots, None if turns is None else turns[0], plan, scale)
+        _rotate_(slots, None if rotations is None else rotations[0], plan, scale)
         queries, *by_bucket = _parts(slots, plan)
         attended, kept = torch.empty_like(queries), []
         for piece in plan.pieces:
@@ -211,12 +211,12 @@ class _Causal(torch.autograd.Function):
             if ctx.needs_input_grad[0] and _keeps(piece):
                 kept.append(probabilities)
         ctx.plan, ctx.scale, ctx.shape = plan, scale, row.shape
-        ctx.save_for_backward(slots, None if turns is None else turns[1], *kept)
+        ctx.save_for_backward(slots, None if rotations is None else rotations[1], *kept)
         return attended.index_select(0, plan.query_places).view(len(row), plan.heads[0], -1)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        slots, turns, *kept = ctx.saved_tensors
+        slots, rotations, *kept = ctx.saved_tensors
         plan, kept = ctx.plan, iter(kept)
         above = _heads(upstream).index_select(0, plan.queries).index_fill_(0, plan.pads, 0.0)
         grads = torch.empty_like(slots)
@@ -234,7 +234,7 @@ class _Causal(torch.autograd.Function):
             softmax_backward_(grad_scores, probabilities)
             torch.bmm(grad_scores, near_keys, out=grad_queries[piece.queries].view(of))
             near_grad_keys.add_(torch.bmm(grad_scores.transpose(1, 2), block))
-        _turn_(grads, turns, plan, ctx.scale)
+        _rotate_(grads, rotations, plan, ctx.scale)
         return grads.index_select(0, plan.places).view(ctx.shape), None, None, None
 
 
@@ -246,12 +246,12 @@ def _heads(row: Tensor) -> Tensor:
     return row.reshape(-1, row.shape[-1])
 
 
-def _turn_(slots: Tensor, turns: Tensor | None, plan: AttentionPlan, scale: float) -> None:
-    """Scale queries, and rotate queries and keys if there are ``turns``, which hold the scale."""
-    if turns is None:
+def _rotate_(slots: Tensor, rotations: Tensor | None, plan: AttentionPlan, scale: float) -> None:
+    """Scale queries, and rotate queries and keys if there are ``rotations``, which hold the scale."""
+    if rotations is None:
         slots[: len(plan.queries)].mul_(scale)
     else:
-        torch.view_as_complex(slots[: len(turns)].unflatten(1, (-1, 2))).mul_(turns)
+        torch.view_as_complex(slots[: len(rotations)].unflatten(1, (-1, 2))).mul_(rotations)
 
 
 def _parts(slots: Tensor, plan: AttentionPlan) -> tuple[Tensor, list[Tensor], list[Tensor]]:

@@ -17,7 +17,7 @@ from transformers.models.mistral.modeling_mistral import MistralAttention, Mistr
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2RMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
 
-from rlep.engines.cpu.causal import AttentionPlan, causal_attention, plan_of, turns_of
+from rlep.engines.cpu.causal import AttentionPlan, causal_attention, plan_of, rotations_of
 from rlep.engines.cpu.gated import compute_gated_in_blocks
 from rlep.engines.cpu.products import linear
 from rlep.engines.learner.attention import Layout
@@ -87,8 +87,8 @@ def _attention(
     window = module.config.sliding_window if isinstance(module, MistralAttention) else None
     plan = _plan(layout, heads, key_heads, layout.reach(getattr(module, "sliding_window", window)))
     cos, sin = (part[0, :, : size // 2] for part in position_embeddings)  # [1, N, D], both halves the same
-    turns = _turns(layout, cos, sin, plan, module.scaling)
-    attended = causal_attention(row, turns, plan, module.scaling)  # [N, H, D]
+    rotations = _rotations(layout, cos, sin, plan, module.scaling)
+    attended = causal_attention(row, rotations, plan, module.scaling)  # [N, H, D]
     return linear(attended.flatten(1), module.o_proj.weight, module.o_proj.bias).unsqueeze(0), None
 
 
@@ -101,13 +101,13 @@ def _plan(layout: Layout, heads: int, key_heads: int, reach: int | None) -> Atte
     return plan
 
 
-def _turns(layout: Layout, cos: Tensor, sin: Tensor, plan: AttentionPlan, scale: float) -> tuple[Tensor, Tensor]:
-    """``turns_of``, which are the same in all layers of a plan."""
+def _rotations(layout: Layout, cos: Tensor, sin: Tensor, plan: AttentionPlan, scale: float) -> tuple[Tensor, Tensor]:
+    """``rotations_of``, which are the same in all layers of a plan."""
     known, key = layout.memo.values, (plan, scale)
     if key not in known:
-        known[key] = turns_of(cos, sin, plan, scale)
-    turns: tuple[Tensor, Tensor] = known[key]
-    return turns
+        known[key] = rotations_of(cos, sin, plan, scale)
+    rotations: tuple[Tensor, Tensor] = known[key]
+    return rotations
 
 
 def _stacked(parts: list[Tensor | None], size: int) -> Tensor | None:
