@@ -29,7 +29,6 @@ MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.tomlâ€
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
 ]
-PROFILES = "math, dapo, strict-box, exact, regex:PATTERN or python:module:function."
 ActorKind = Literal["generators", "verifiers"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
