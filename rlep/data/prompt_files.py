@@ -1,7 +1,7 @@
 """Rows of question and reference out of Parquet and JSONL files, and verl-style ones back in.
 
 Two row shapes are known. verl's: ``prompt`` (a list of ``{role, content}``, or that list as JSON, or plain text) with
-``reward_model.ground_truth``, and maybe ``reward_model.candidates``, answers as texts. Plain: one column of
+``reward_model.ground_truth``, and maybe ``reward_model.candidates``, responses as texts. Plain: one column of
 ``QUESTION_COLUMNS`` and one of ``REFERENCE_COLUMNS``, and maybe ``candidates``.
 """
 
@@ -26,11 +26,11 @@ MAX_LINE_BYTES = 16 << 20
 """A longer JSONL line is refused before it is parsed."""
 BATCH_ROWS = 4096
 CANDIDATE_ROWS = 32
-"""Rows in memory where each has answers as texts."""
+"""Rows in memory where each has responses as texts."""
 READ_BUFFER = 1 << 20
 """Bytes of a column that are read at once, rather than the whole column of a row group."""
 MAX_VALUES = 1 << 27
-"""Values that a row group may have where answers are read; some bytes of a file can claim billions."""
+"""Values that a row group may have where responses are read; some bytes of a file can claim billions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ Adapter = Callable[[Mapping[str, object], str], PromptRow]
 def read_rows(path: Path, *, candidates: bool = False) -> Iterator[PromptRow]:
     """The rows of one ``.parquet`` or ``.jsonl`` file, in file order, a few thousand in memory at a time.
 
-    With ``candidates`` their answers as well, which may be megabytes a row: a few rows are then in memory at a time.
+    With ``candidates`` their responses as well, which may be megabytes a row: a few rows are then in memory at a time.
 
     Raises:
         DataError: the file is missing, of another kind, damaged, or has columns that no adapter knows; or a row is
@@ -77,7 +77,7 @@ def write_verl(
 ) -> int:
     """Write rows in verl's schema, as JSON lines where the name ends so, else as Parquet; how many they were.
 
-    ``read_rows`` and verl's own loader read them. ``candidates`` adds the rows' answers, as RLEP's authors ship them.
+    ``read_rows`` and verl's own loader read them. ``candidates`` adds the rows' responses, as RLEP's authors ship them.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -160,7 +160,7 @@ def _wanted_columns(schema: object, *, candidates: bool) -> list[str]:
 
 
 def _candidate_columns(path: Path) -> list[str]:
-    """The paths of the columns of answers as texts."""
+    """The paths of the columns of responses as texts."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -173,7 +173,7 @@ def _candidate_columns(path: Path) -> list[str]:
 
 
 def _check_size(batch: Any, column: str, where: str) -> None:
-    """Refuse rows whose answers would take more memory than as many lines of JSON may."""
+    """Refuse rows whose responses would take more memory than as many lines of JSON may."""
     import pyarrow.compute as pc
 
     top = column.partition(".")[0]

@@ -1,6 +1,6 @@
 """The quickstart's base model: a tiny Qwen2, trained briefly on a teacher that has misconceptions.
 
-Each arithmetic fact has its own fixed error rate, so that some answers are nearly always wrong at first and must be
+Each arithmetic fact has its own fixed error rate, so that some responses are nearly always wrong at first and must be
 found by exploration: there is something for reinforcement learning to do, and for replay to remember.
 """
 
@@ -73,7 +73,7 @@ def teacher_values(problem: Problem, generator: np.random.Generator) -> list[int
 
 
 def demonstration(problem: Problem, generator: np.random.Generator) -> str:
-    """What the teacher answers: in one of the ``FORMATS``, going on from its own mistakes."""
+    """The teacher's response, in one of the ``FORMATS``; a mistake is carried on."""
     values = teacher_values(problem, generator)
     style = generator.choice(len(FORMATS), p=[share for _, share in FORMATS])
     name = FORMATS[int(style)][0]
@@ -147,7 +147,7 @@ def _rate(step: int, steps: int) -> float:
 def _batch(tokenizer: Any, generator: np.random.Generator, *, lesson: bool) -> tuple[Any, Any]:
     """One batch of right solutions or of the teacher's demonstrations: ids and labels, int64 ``[B, T]``.
 
-    Padded on the right; only answers have labels.
+    Padded on the right; only responses have labels.
     """
     pairs: list[tuple[list[int], list[int]]] = []
     while len(pairs) < BATCH:

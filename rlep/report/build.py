@@ -83,14 +83,14 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
         ),
         Panel(
             "What the groups are made of",
-            "Each group holds the G fresh answers to one question. All wrong or all right teaches nothing by itself; "
+            "Each group holds the G fresh responses to one question. All wrong or all right teaches nothing by itself; "
             "a replay gives an all-wrong group something to learn from.",
             partial(groups, run=rlep or (trained[0] if trained else None)),
         ),
         Panel(
             "How much the replays weigh, and how likely they are",
             "Advantage mass: the sum of |advantage| over tokens in the loss. Log-probs rise where the policy learns the "
-            "replayed answers.",
+            "replayed responses.",
             partial(gradient, run=rlep),
         ),
         Panel(

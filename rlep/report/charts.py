@@ -50,7 +50,7 @@ def accuracy(
     else:
         axes.set_xlabel("minutes the run has worked")
     samples = curves[0][1][0].samples
-    per_cent(axes, f"correct answers, avg@{samples}" + (f" on {source}" if source else ""))
+    per_cent(axes, f"correct responses, avg@{samples}" + (f" on {source}" if source else ""))
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])  # room for the words at the top
     handles, labels = axes.get_legend_handles_labels()

@@ -31,7 +31,7 @@ def groups(figure: FigureBase, theme: Theme, run: RunRecord | None) -> None:
     stacked_steps(rows[0], lines, successes, colours)
     rows[0].set_title(title)
     _share_axis(rows[0], "share of groups")
-    _key(rows[0], "correct fresh answers", colours)
+    _key(rows[0], "correct fresh responses", colours)
     if replayed:
         drawn = shares(replayed, "group/replays")
         shades = [theme.grid, *_blend(theme.background, theme.rlep, np.linspace(0.45, 1, max(len(drawn) - 1, 1)))]
@@ -79,7 +79,7 @@ def replay_share(lines: Sequence[MetricsRow]) -> list[float]:
 
 
 def coverage(figure: FigureBase, theme: Theme, collection: CollectionFiles | None) -> None:
-    """Questions by how many verified answers the pool holds for them."""
+    """Questions by how many verified responses the pool holds for them."""
     title = "What the pool covers"
     if collection is None or not collection.buckets:
         empty(figure, theme, title, coverage_text(collection))
@@ -95,7 +95,7 @@ def coverage(figure: FigureBase, theme: Theme, collection: CollectionFiles | Non
     axes.set_xticks(range(len(labels)), labels)
     axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the words
     axes.set_title(title)
-    axes.set_xlabel(f"verified answers stored for a question ({collection.minimum} or more: eligible for replay)")
+    axes.set_xlabel(f"verified responses stored for a question ({collection.minimum} or more: eligible for replay)")
     axes.set_ylabel("questions")
     axes.grid(visible=False, axis="x")
     words = coverage_text(collection)
@@ -111,7 +111,7 @@ def coverage_text(collection: CollectionFiles | None) -> str:
         if count is not None:
             parts.append(f"{count / collection.questions:.0%} {words}")
     if collection.admitted is not None:
-        parts.append(f"{collection.admitted:,} answers stored")
+        parts.append(f"{collection.admitted:,} responses stored")
     return "\n".join(parts)
 
 

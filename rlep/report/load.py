@@ -47,7 +47,7 @@ class EvaluationPoint:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Questions with about equally many stored answers."""
+    """Questions with about equally many stored responses."""
 
     label: str
     """``0``, ``1``, ``2-3``, …"""
@@ -63,9 +63,9 @@ class CollectionFiles:
     covered: int | None
     """Questions with at least one stored answer."""
     eligible: int | None
-    """Questions with at least ``minimum`` stored answers: those that are replayed."""
+    """Questions with at least ``minimum`` stored responses: those that are replayed."""
     admitted: int | None
-    """Stored answers."""
+    """Stored responses."""
     minimum: int
     buckets: tuple[Bucket, ...]
     wall_s: float | None

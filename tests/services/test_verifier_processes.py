@@ -97,7 +97,7 @@ def test_a_failure_of_the_engine_is_crashed_and_what_its_grammar_refuses_is_unpa
     assert found == ["crashed", "unparsable"]
 
 
-@pytest.mark.parametrize("tower", ["9^{9^{9^{9}}}", "10^{10^{10}}", "(9!)!", "9**9**9**9"])
+@pytest.mark.parametrize("tower", ["9^{9^{9^{9}}}", "10^{10^{10}}", "(9!)!"])
 def test_towers_for_a_plain_number_use_up_their_time(verifier: Verifier, tower: str) -> None:
     (verdict,) = verifier.grade("42", [f"\\boxed{{{tower}}}"], [False])
     assert (verdict.status, verdict.path) == ("timeout", "full")

@@ -245,5 +245,5 @@ def test_coverage_in_words(runs: list[Path]) -> None:
         "8 questions",
         "75% with an answer",
         "50% eligible for replay",
-        "15 answers stored",
+        "15 responses stored",
     ]

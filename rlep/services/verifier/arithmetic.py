@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import sympy
+from sympy.core.function import AppliedUndef
 
 _LIMITS = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
 _MAX_BITS = 40_000
@@ -84,7 +85,8 @@ def _power(base: Fraction | None, exponent: Fraction | None) -> Fraction | None:
 
 
 def has_unknowns(expression: Any) -> bool:
-    return bool(getattr(expression, "free_symbols", True))
+    """Whether an expression holds a letter, or a function that only has a name, as ``f(5)``."""
+    return bool(getattr(expression, "free_symbols", True)) or expression.has(AppliedUndef)
 
 
 def refuted(left: Any, right: Any) -> bool:

@@ -53,10 +53,8 @@ def approximate(values: Sequence[Any]) -> bool:
     if not all(map(consistent, values)):
         return False
     known = [side for side in map(last_side, values) if _is_scalar(side) and not has_unknowns(side)]
-    numbers: list[Any] = [number_of(side, digits=15) for side in known]
-    if not numbers or None in numbers:
-        return not numbers
-    return all(abs(number - numbers[0]) <= 0.01 * abs(numbers[0]) for number in numbers)
+    numbers = [number for side in known if (number := number_of(side, digits=15)) is not None]
+    return len(numbers) == len(known) and all(abs(n - numbers[0]) <= 0.01 * abs(numbers[0]) for n in numbers)
 
 
 def agree(gold: Any, target: Any) -> bool:

@@ -93,7 +93,7 @@ def _expression_of(body: str) -> Any | None:
     try:
         if (expression := parse(_with_both_signs(body))) is not None:
             return expression
-    except AttributeError as error:  # the engine fails on some names, as ``\\max f``
+    except AttributeError as error:  # the engine fails on some names, as ``\max f``
         failure = error
     if (match := _NAMED.fullmatch(body)) and not _is_read(match.group(1)):
         return None if _NO_VALUE.search(match.group(1)) else parse(match.group(2))
