@@ -151,7 +151,7 @@ def hostile() -> dict[str, float]:
     from rlep.services.verifier.verifier import Verifier
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from tests.services.verifier_hostile import HOSTILE
+    from tests.services.verifier.verifier_hostile import HOSTILE
 
     slowest, next_slowest, right = 0.0, 0.0, 0
     with Verifier() as verifier:

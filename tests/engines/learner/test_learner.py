@@ -1,0 +1,271 @@
+"""One rank: gradients of the padded reference, AdamW's own weights, guards, resume, and what it hands to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rlep.algorithms.objective import LossOptions, high_entropy_mask
+from rlep.algorithms.packing import take
+from rlep.core.errors import ConfigError, ModelError, UpdateError
+from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.learner.update_report import peak_flops
+from tests.engines.learner.learner_cases import (
+    padded_gradients,
+    padded_logprobs,
+    ragged_batch,
+    relative_error,
+    with_near_old_logprobs,
+    write_tiny_model,
+)
+from tests.engines.learner.learner_process import KERNELS, gradients_of_first_update, same, single_ranks, weights_of
+
+Start = Callable[..., LearnerRank]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
+
+
+@pytest.fixture
+def start(model: Path, tmp_path: Path) -> Iterator[Start]:
+    with single_ranks(tmp_path, model) as begin:
+        yield begin
+
+
+@pytest.fixture(params=KERNELS)
+def start_either(start: Start, request: pytest.FixtureRequest) -> Start:
+    """With the model's own forward functions, and with those that replace them on CPUs."""
+    return partial(start, kernels=KERNELS[request.param])
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mistral-window"])
+def test_score_and_gradients_are_those_of_the_padded_reference(
+    architecture: str, start_either: Start, tmp_path: Path
+) -> None:
+    directory = write_tiny_model(tmp_path / "model", architecture)
+    learner = start_either(directory, micro_batch_tokens=64)
+    batch = ragged_batch()
+    scored = learner.score(batch)
+    reference = AutoModelForCausalLM.from_pretrained(directory).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(scored, torch.cat(padded_logprobs(reference, batch)[0]), atol=1e-5)
+    batch = with_near_old_logprobs(batch, scored)
+    report = learner.update(batch, rollout=0)
+    loss, gradients = padded_gradients(directory, batch)
+    assert report.loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    assert report.stats["fresh/clip_fraction_low"] > 0
+    assert report.stats["fresh/clip_fraction_high"] > 0
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 30, 100_000])
+@pytest.mark.parametrize(
+    "policy",
+    [PolicyOptions(), PolicyOptions(activation_checkpointing=True), PolicyOptions(reshard_after_forward=True)],
+    ids=["plain", "activation-checkpointing", "reshard"],
+)
+def test_neither_micro_batching_nor_memory_options_change_the_gradient(
+    policy: PolicyOptions, micro_batch_tokens: int, start_either: Start, model: Path
+) -> None:
+    learner = start_either(policy=policy, micro_batch_tokens=micro_batch_tokens)
+    batch = ragged_batch()
+    learner.update(batch, rollout=0)
+    assert relative_error(gradients_of_first_update(learner), padded_gradients(model, batch)[1]) < 1e-6
+
+
+def test_the_entropy_bonus_reaches_the_gradient(start_either: Start, model: Path) -> None:
+    learner = start_either(loss=LossOptions(entropy_coef=0.3))
+    batch = ragged_batch()
+    report = learner.update(batch, rollout=0)
+    loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
+    assert report.loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    assert report.stats["fresh/entropy"] > 0
+
+
+def test_the_entropy_of_each_source_is_told_without_being_in_the_loss(start: Start, model: Path) -> None:
+    batch = ragged_batch()
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    with torch.no_grad():
+        entropies = padded_logprobs(reference, batch)[1]
+    report = start(micro_batch_tokens=40).update(batch, rollout=0)
+    for source, replayed in (("fresh", False), ("replay", True)):
+        tokens = torch.cat([entropies[row] for row in np.flatnonzero(batch.trained & (batch.replayed == replayed))])
+        assert report.stats[f"{source}/entropy"] == pytest.approx(float(tokens.mean()), rel=1e-5)
+
+
+def test_only_the_tokens_of_highest_entropy_are_trained_when_asked(start: Start, model: Path) -> None:
+    batch = replace(ragged_batch(truncated=False), advantages=np.ones(12, dtype=np.float32))
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
+    with torch.no_grad():
+        logprobs, entropies = (torch.cat(values).numpy() for values in padded_logprobs(reference, batch))
+    assert batch.old_logprobs is not None
+    chosen = high_entropy_mask(entropies, np.ones(len(entropies)), 0.2)
+    ratio = np.exp(logprobs - batch.old_logprobs)
+    wanted = -np.minimum(ratio, ratio.clip(0.8, 1.28))[chosen].sum() / len(ratio)
+    learner = start(loss=LossOptions(high_entropy_fraction=0.2), micro_batch_tokens=40)
+    assert learner.update(batch, rollout=0).loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_the_distance_to_the_reference_policy_starts_at_zero_and_grows(start: Start, model: Path) -> None:
+    learner = start(loss=LossOptions(kl_coef=0.1), reference=model)
+    batch = ragged_batch()
+    first, second = learner.update(batch, rollout=0), learner.update(batch, rollout=0)
+    assert first.stats["fresh/reference_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert second.stats["fresh/reference_kl"] > 1e-4
+
+
+def test_weights_follow_torch_adamw_on_the_reference_gradients(start_either: Start, model: Path) -> None:
+    batches = [ragged_batch(seed=seed) for seed in range(3)]
+    learner = start_either(optimizer=OptimizerOptions(lr=1e-3, warmup=2, clip_norm=0.5))
+    reports = [learner.update(batch, rollout=step) for step, batch in enumerate(batches)]
+    assert [report.lr for report in reports] == [0.0005, 0.001, 0.001]  # factors 1/2, 2/2, then 1
+    assert all(report.clipped for report in reports)
+    reference = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager").eval()
+    adamw = torch.optim.AdamW(reference.parameters(), lr=0.0, weight_decay=0.1)
+    for batch, report in zip(batches, reports, strict=True):
+        reference.save_pretrained(model.parent / "reference")
+        gradients = padded_gradients(model.parent / "reference", batch, dtype=torch.float32)[1]
+        for name, parameter in reference.named_parameters():
+            parameter.grad = gradients[name]
+        torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+        adamw.param_groups[0]["lr"] = report.lr
+        adamw.step()
+    for name, weight in weights_of(learner).items():
+        torch.testing.assert_close(weight, reference.get_parameter(name).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_warm_up_counts_rollouts_or_updates_and_decays_reach_their_floor() -> None:
+    rollouts = OptimizerOptions(lr=1.0)  # the paper's: ten rollouts, first factor 1/10
+    assert [rollouts.lr_at(index) for index in (0, 4, 9, 10, 500)] == [0.1, 0.5, 1.0, 1.0, 1.0]
+    linear = OptimizerOptions(lr=1.0, warmup=2, schedule="linear", total=6, floor=0.2)
+    assert [linear.lr_at(index) for index in range(7)] == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    cosine = OptimizerOptions(lr=1.0, warmup=0, schedule="cosine", total=4)
+    assert [cosine.lr_at(index) for index in (1, 3)] == pytest.approx([0.5, 0.0], abs=1e-12)
+    with pytest.raises(ConfigError, match="total 3, warmup 5 rollouts"):
+        OptimizerOptions(warmup=5, schedule="cosine", total=3)
+
+
+def test_updates_of_one_rollout_share_its_rate_unless_updates_are_counted(start: Start) -> None:
+    batch = ragged_batch()
+    by_rollout = start(optimizer=OptimizerOptions(lr=1.0, warmup=4))
+    assert [by_rollout.update(batch, rollout=step).lr for step in (0, 0, 1)] == [0.25, 0.25, 0.5]
+    by_update = start(optimizer=OptimizerOptions(lr=1.0, warmup=4, unit="updates"))
+    assert [by_update.update(batch, rollout=step).lr for step in (0, 0, 1)] == [0.25, 0.5, 0.75]
+
+
+def test_an_update_without_trained_tokens_is_skipped_and_leaves_everything_alone(start: Start) -> None:
+    learner = start()
+    batch = ragged_batch()
+    before = weights_of(learner)
+    report = learner.update(replace(batch, trained=np.zeros(12, dtype=np.bool_)), rollout=0)
+    assert (report.skipped, report.trained_tokens) == ("no tokens", 0)
+    assert same(weights_of(learner), before)
+    assert learner._optimizer.steps == 0
+
+
+def test_a_non_finite_gradient_never_reaches_weights_or_moments(start: Start) -> None:
+    batch = ragged_batch()
+    undisturbed = start()
+    undisturbed.update(batch, rollout=0)
+    undisturbed.update(batch, rollout=1)
+    wanted = weights_of(undisturbed)
+    learner = start()
+    learner.update(batch, rollout=0)
+    broken = replace(batch, advantages=np.full(12, np.nan, dtype=np.float32))
+    report = learner.update(broken, rollout=1)
+    assert report.skipped == "non-finite gradient"
+    assert not np.isfinite(report.grad_norm)
+    learner.update(batch, rollout=1)
+    assert same(weights_of(learner), wanted)
+
+
+def test_an_update_needs_old_log_probs(start: Start) -> None:
+    with pytest.raises(UpdateError, match="12 sequences without old log-probs"):
+        start().update(replace(ragged_batch(), old_logprobs=None), rollout=0)
+
+
+def test_a_reference_policy_and_its_coefficient_go_together(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kl_coef = 0\.1 and reference = None"):
+        LearnerOptions(loss=LossOptions(kl_coef=0.1))
+    with pytest.raises(ConfigError, match=r"kl_coef = 0\.0"):
+        LearnerOptions(reference=model)
+
+
+def test_offloading_from_cpu_to_cpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cpu_offload"):
+        LearnerOptions(policy=PolicyOptions(cpu_offload=True))
+
+
+def test_a_learner_that_cannot_start_leaves_the_process_fit_for_another(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a causal language model"):
+        start(tmp_path / "nowhere")
+    assert len(start().score(ragged_batch())) == ragged_batch().response_lengths.sum()
+
+
+def test_arrays_that_cannot_be_written_are_taken(start: Start) -> None:
+    # Arrays out of an object store are read-only; torch warns about such, and warnings are errors here.
+    batch = ragged_batch()
+    for array in (
+        batch.tokens,
+        batch.offsets,
+        batch.prompt_lengths,
+        batch.advantages,
+        batch.trained,
+        batch.old_logprobs,
+    ):
+        assert array is not None
+        array.flags.writeable = False
+    learner = start()
+    learner.score(batch)
+    assert learner.update(batch, rollout=0).skipped == ""
+
+
+def test_supervised_updates_follow_the_mean_cross_entropy(start_either: Start, model: Path) -> None:
+    learner = start_either(micro_batch_tokens=50)
+    batch = ragged_batch()
+    report = learner.sft_update(batch, rollout=0)
+    loss, gradients = padded_gradients(model, batch, sft=True)
+    assert report.loss == pytest.approx(loss, rel=1e-6)
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+
+
+def test_model_flops_by_hand(start: Start) -> None:
+    batch = take(ragged_batch(), [0])
+    report = start().update(batch, rollout=0)
+    tokens = len(batch.tokens)
+    # Tied embedding 37·32; per layer q, o 32·32, k, v 32·16, biases 32+16+16, feed-forward 3·32·48, norms 2·32; last norm.
+    weights = 37 * 32 + 2 * (2 * 1024 + 2 * 512 + 64 + 4608 + 64) + 32
+    assert report.cost.model_flops == 6 * weights * tokens + 6 * 2 * 32 * tokens**2
+    assert report.cost.tokens == tokens
+    assert report.cost.seconds > 0
+    assert report.cost.peak_flops == 0  # nobody knows a CPU's
+    assert report.cost.peak_memory_bytes > 50 * 2**20  # torch alone is larger
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 0),  # less than the whole device's, and unknown
+        ("NVIDIA H20", 148),
+        ("NVIDIA T4", 0),
+    ],
+)
+def test_the_peak_is_that_of_the_device_by_its_name(
+    name: str, teraflops: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert peak_flops(torch.device("cuda", 0), "bfloat16", 2) == 2 * teraflops * 1e12

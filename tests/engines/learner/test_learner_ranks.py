@@ -1,0 +1,92 @@
+"""Several ranks are one learner: same gradients, same weights, checkpoints of any width, and failure as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlep.algorithms.packing import take
+from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
+from tests.engines.learner.learner_process import Spec, log_of, run_ranks, save_batch, start_ranks
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
+
+
+@pytest.mark.parametrize("accelerated", [False, True], ids=["plain", "accelerated"])
+def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_reference(
+    accelerated: bool, model: Path, tmp_path: Path
+) -> None:
+    batch = ragged_batch()
+    path = save_batch(tmp_path / "batch.npz", batch)
+    # 40 tokens: most micro-batches hold two sequences.
+    commands = [("update", path, 0), ("gradients", str(tmp_path / "gradients.pt"))]
+    settings = {"micro_batch_tokens": 40, "clip_norm": 0.0, "accelerated": accelerated}
+    report, _ = run_ranks(tmp_path, model, 2, commands, **settings)
+    loss, gradients = padded_gradients(model, batch)
+    assert report["loss"] == pytest.approx(loss, rel=1e-6)
+    assert relative_error(torch.load(tmp_path / "gradients.pt", weights_only=True), gradients) < 1e-6
+    wanted = float(sum(gradient.square().sum() for gradient in gradients.values())) ** 0.5
+    assert report["grad_norm"] == pytest.approx(wanted, rel=1e-6)
+    trained = batch.trained & ~batch.replayed
+    assert report["stats"]["fresh/tokens"] == batch.response_lengths[trained].sum()
+
+
+def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Path, tmp_path: Path) -> None:
+    batch = take(ragged_batch(), [5])
+    path = save_batch(tmp_path / "batch.npz", batch)
+    commands = [("score", path), ("update", path, 0), ("gradients", str(tmp_path / "gradients.pt"))]
+    scored, report, _ = run_ranks(tmp_path, model, 3, commands, clip_norm=0.0)
+    assert len(scored) == batch.response_lengths.sum()
+    loss, gradients = padded_gradients(model, batch)
+    assert report["loss"] == pytest.approx(loss, rel=1e-6)
+    assert relative_error(torch.load(tmp_path / "gradients.pt", weights_only=True), gradients) < 1e-6
+
+
+def test_a_killed_run_goes_on_to_the_bit_and_other_widths_go_on_within_rounding(model: Path, tmp_path: Path) -> None:
+    paths = [save_batch(tmp_path / f"batch-{seed}.npz", ragged_batch(seed=seed)) for seed in range(4)]
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    rest = [("random",), ("update", paths[2], 2), ("update", paths[3], 3), ("score", paths[0])]
+    # The state of the save is what is written, though the ranks train on before they ask for it.
+    begun = [("update", paths[0], 0), ("update", paths[1], 1), ("save", str(checkpoint))]
+    undisturbed = run_ranks(tmp_path, model, 2, [*begun, *rest, ("written",)])[:-1]
+    resumed = run_ranks(tmp_path, model, 2, [("load", str(checkpoint)), *rest])
+    assert resumed[1:] == undisturbed[3:]
+    for world_size in (1, 4):
+        other = run_ranks(tmp_path, model, world_size, [("load", str(checkpoint)), *rest])
+        np.testing.assert_allclose(other[-1], undisturbed[-1], atol=1e-4)
+        assert other[2]["grad_norm"] == pytest.approx(undisturbed[4]["grad_norm"], rel=1e-5)
+
+
+def test_a_dead_rank_fails_its_peer_at_once(model: Path, tmp_path: Path) -> None:
+    path = save_batch(tmp_path / "batch.npz", ragged_batch())
+    commands = [("score", path), ("die", 1), ("update", path, 0)]
+    spec = Spec(str(model), 2, f"file://{tmp_path}/meeting", commands, str(tmp_path / "results.json"))
+    survivor, dead = start_ranks(tmp_path, spec)
+    dead.join()
+    survivor.join()
+    errors = log_of(tmp_path, 0).read_text()
+    assert (survivor.exitcode, dead.exitcode) == (1, 17)
+    assert "Connection closed by peer" in errors or "Connection reset by peer" in errors
+    assert "Timed out" not in errors
+
+
+def test_a_silent_rank_fails_its_peer_after_the_collective_timeout(model: Path, tmp_path: Path) -> None:
+    path = save_batch(tmp_path / "batch.npz", ragged_batch())
+    commands = [("score", path), ("sleep", 1, 600), ("update", path, 0)]
+    spec = Spec(
+        str(model), 2, f"file://{tmp_path}/meeting", commands, str(tmp_path / "results.json"), collective_timeout_s=5.0
+    )
+    waiting, silent = start_ranks(tmp_path, spec)
+    waiting.join()
+    assert waiting.exitcode == 1
+    assert "Timed out waiting" in log_of(tmp_path, 0).read_text()
+    assert silent.is_alive()
+    silent.kill()
+    silent.join()

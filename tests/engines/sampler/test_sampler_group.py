@@ -1,0 +1,160 @@
+"""A real vLLM that takes its weights from a learner's broadcast: over gloo, and over NCCL where two GPUs are.
+
+python -m pytest tests/engines/sampler/test_sampler_group.py -k nccl
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from transformers import Qwen2ForCausalLM
+
+from rlep.core.errors import WeightSyncError
+from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
+from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.weights.publication import BroadcastGroup, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
+from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
+from tests.waiting import until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+GLOO = SamplerOptions(
+    max_model_len=CONTEXT, kv_cache_gib=0.0625, max_num_seqs=8, max_num_batched_tokens=CONTEXT, transfer="gloo"
+)
+NCCL = replace(GLOO, transfer="nccl", device="cuda", dtype="bfloat16", gpu_memory_utilization=0.3, enforce_eager=True)
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs: one for each side")
+
+
+@dataclass
+class Rig:
+    """A started sampler, and the model whose weights it is sent."""
+
+    options: SamplerOptions
+    sampler: Sampler
+    model: Qwen2ForCausalLM
+
+    @property
+    def layout(self) -> tuple[TensorSpec, ...]:
+        """What is sent, in this order."""
+        weights = self.model.named_parameters()
+        return tuple(TensorSpec(name, self.options.dtype, tuple(weight.shape)) for name, weight in weights)
+
+    @property
+    def tolerance(self) -> float:
+        """Of the log-prob check."""
+        return LOGPROB_TOLERANCE[self.options.dtype]
+
+    def offer(self, group: BroadcastGroup, version: int) -> WeightUpdate:
+        """The present weights."""
+        probes = tuple(
+            Probe(prompt, response, true_logprobs(self.model, prompt, response))
+            for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
+        )
+        return WeightUpdate(version, self.layout, group, probes, self.tolerance)
+
+    def new_group(self, deadline_s: float = 60.0) -> WeightSender:
+        """Of the learner and this generator."""
+        assert self.options.transfer != "shared_memory"
+        return WeightSender("127.0.0.1", self.options.transfer, 2, deadline_s)
+
+    def send(self, sender: WeightSender, count: int | None) -> None:
+        """The learner's side, of the first ``count`` weights or all; it is on the second GPU, where there are any."""
+        if self.options.device == "cuda":
+            torch.cuda.set_device(1)
+        home = "cuda:1" if self.options.device == "cuda" else "cpu"
+        weights = itertools.islice(self.model.named_parameters(), count)
+        sender.send(self.layout, ((name, weight.to(home)) for name, weight in weights))
+
+    async def transfer(self, sender: WeightSender, version: int, count: int | None = None) -> None:
+        """Both sides at once."""
+        sent, loaded = await asyncio.gather(
+            asyncio.to_thread(self.send, sender, count),
+            self.sampler.load_weights(self.offer(sender.group, version)),
+            return_exceptions=True,
+        )
+        for outcome in (loaded, sent):
+            if outcome is not None:
+                raise outcome
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[pytest.param(GLOO, id="gloo"), pytest.param(NCCL, id="nccl", marks=TWO_GPUS)],
+)
+async def rig(
+    request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Rig]:
+    options: SamplerOptions = request.param
+    directory = tmp_path_factory.mktemp("model")
+    model = build_model(directory, tied=True)
+    prepare_environment(options)
+    sampler = Sampler(directory, options)
+    await sampler.start(deadline_s=500)
+    yield Rig(options, sampler, model)
+    await sampler.close()
+
+
+async def test_versions_follow_each_other_through_one_group_and_are_confirmed(rig: Rig) -> None:
+    sender = rig.new_group()
+    for version in (1, 2, 3):
+        perturb(rig.model, 0.05)
+        await rig.transfer(sender, version)
+        assert await rig.sampler.confirm(rig.offer(sender.group, version)) <= rig.tolerance
+        assert rig.sampler.policy_version == version
+    sender.close()
+
+
+async def test_what_cannot_be_taken_is_refused_before_the_old_weights_are_touched(rig: Rig, tmp_path: Path) -> None:
+    served, group = rig.sampler.policy_version, rig.new_group().group
+    with pytest.raises(WeightSyncError, match=f"takes weights by {rig.options.transfer}"):
+        await rig.sampler.load_weights(
+            replace(rig.offer(group, 9), source=SharedMemoryWeights(tmp_path / "weights-0", 1, ""))
+        )
+    with pytest.raises(WeightSyncError, match=f"takes weights by {rig.options.transfer}"):
+        await rig.sampler.load_weights(
+            rig.offer(replace(group, backend="nccl" if group.backend == "gloo" else "gloo"), 9)
+        )
+    with pytest.raises(WeightSyncError, match="1 missing"):
+        await rig.sampler.load_weights(replace(rig.offer(group, 9), layout=rig.layout[1:]))
+    assert rig.sampler.policy_version == served is not None
+
+
+async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group_repeats_it(rig: Rig) -> None:
+    if rig.options.transfer == "nccl":
+        pytest.skip("a generator that NCCL holds is ended by its supervisor: tests/cluster/test_weight_group.py")
+    broken = rig.new_group(deadline_s=5.0)
+    with pytest.raises(WeightSyncError, match="failed and must be repeated"):
+        await rig.transfer(broken, 4, count=5)
+    broken.close()
+    assert rig.sampler.policy_version is None
+    with pytest.raises(WeightSyncError, match="loaded is None"):
+        await rig.sampler.confirm(rig.offer(broken.group, 4))
+    perturb(rig.model, 0.05)
+    sender = rig.new_group()
+    await rig.transfer(sender, 4)
+    assert await rig.sampler.confirm(rig.offer(sender.group, 4)) <= rig.tolerance
+    sender.close()
+
+
+async def test_a_learner_that_never_comes_is_an_error_after_the_deadline_and_the_engine_is_no_less_alive(
+    rig: Rig,
+) -> None:
+    absent = rig.new_group(deadline_s=10.0)
+    loading = asyncio.create_task(rig.sampler.load_weights(rig.offer(absent.group, 5)))
+    await until(rig.sampler._among_peers.is_set, "the engine to wait for its peers")
+    for _ in range(20):  # each within milliseconds, or it would wait out the group's deadline
+        assert (await rig.sampler.health()).policy_version is None
+    assert not loading.done()
+    with pytest.raises(WeightSyncError, match=r"ranks? \[?1\]? of 2 did not meet the others"):
+        await loading
+    sender = rig.new_group()
+    await rig.transfer(sender, 5)
+    assert await rig.sampler.confirm(rig.offer(sender.group, 5)) <= rig.tolerance
+    sender.close()

@@ -1,0 +1,285 @@
+"""Grading a pool again, pruning it, examining it, and measuring what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlep.core.errors import ConfigError, PoolError, RecordRefused
+from rlep.core.types import Status, Trajectory, Verdict
+from rlep.services.pool.files.records import export_records, import_records
+from rlep.services.pool.maintenance.check_records import check_records
+from rlep.services.pool.maintenance.measure import distinctness, measure
+from rlep.services.pool.maintenance.prune import Criteria, prune
+from rlep.services.pool.maintenance.reverify import Difference, reverify
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.storage.scan import find, scan
+from rlep.services.pool.storage.store import NewRecord
+from rlep.services.verifier.base import BaseVerifier
+from tests.services.pool.pool_texts import Letters
+
+MakeTrajectory = Callable[..., Trajectory]
+OpenPool = Callable[..., Pool]
+LETTERS = Letters()
+
+
+@pytest.fixture(scope="module")
+def binary(any_binary: Path) -> Path:
+    """Any server program."""
+    return any_binary
+
+
+def answer(make: MakeTrajectory, prompt_id: str, text: str, extracted: str = "42") -> Trajectory:
+    """An answer with this text, which a verifier of version 1 found correct."""
+    one = make(prompt_id, LETTERS.encode_response(text).tolist(), tokenizer=LETTERS.digest)
+    return replace(one, verdict=replace(one.verdict, extracted=extracted))
+
+
+def test_verify_quarantines_what_no_longer_passes_and_reports_every_difference(
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest)
+    good, bad, reread, unknown = (
+        answer(trajectory, "q0", r"\boxed{42}"),
+        answer(trajectory, "q0", r"\boxed{41}"),
+        answer(trajectory, "q1", r"\boxed{1/2}", extracted="0.5"),
+        answer(trajectory, "q2", r"\boxed{5}"),
+    )
+    pool.add([good, bad, reread, unknown])
+    references = {"q0": "42", "q1": "0.5"}  # the reference of q2 was changed: a question of another id now
+    looked = reverify(pool, references, LETTERS, grader, quarantine=False, report=lambda _: None)
+    assert (looked.failed, looked.quarantined, pool.stats().trajectories) == (1, 0, 4)
+    differences: list[Difference] = []
+    done: list[int] = []
+    result = reverify(
+        pool, references, LETTERS, grader, quarantine=True, report=differences.append, advance=done.append
+    )
+    assert (result.graded, dict(result.statuses), result.reread) == (3, {"correct": 2, "wrong": 1}, 1)
+    assert (result.quarantined, result.unknown, result.unknown_questions) == (1, 1, 1)
+    assert sum(done) == 4
+    changed = {
+        d.content_id: (d.before.extracted, d.after.status, d.after.extracted, d.quarantined) for d in differences
+    }
+    assert changed == {
+        bad.content_id: ("42", "wrong", "41", True),
+        reread.content_id: ("0.5", "correct", "1/2", False),
+    }
+    assert pool.content_ids("q0") == [good.content_id]
+    assert pool.content_ids("q2") == [unknown.content_id]
+    assert pool.add([bad]).refused[0][1].startswith("quarantined")
+    again = reverify(pool, references, LETTERS, grader, quarantine=True, report=lambda _: None)
+    assert (again.graded, again.failed, again.quarantined) == (2, 0, 0)
+
+
+class Fixed:
+    """A verifier that always finds the same."""
+
+    def __init__(self, status: Status) -> None:
+        self._verdict = Verdict(status, None, "math", "2")
+
+    def grade_pairs(self, pairs):  # type: ignore[no-untyped-def]
+        return [self._verdict for _ in pairs]
+
+
+@pytest.mark.parametrize(
+    ("status", "quarantined"),
+    [("wrong", 1), ("no_answer", 1), ("unparsable", 1), ("timeout", 0), ("out_of_memory", 0), ("crashed", 0)],
+)
+def test_only_verdicts_on_the_answer_itself_quarantine_it(
+    open_pool: OpenPool, trajectory: MakeTrajectory, status: Status, quarantined: int
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest)
+    pool.add([answer(trajectory, "q0", "x")])
+    differences: list[Difference] = []
+    result = reverify(pool, {"q0": "42"}, LETTERS, Fixed(status), quarantine=True, report=differences.append)
+    assert (result.quarantined, result.failed, len(differences)) == (quarantined, quarantined, 1)
+    assert pool.stats().trajectories == 1 - quarantined
+
+
+def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest, holds="wrong")
+    wrong, right = (
+        replace(one, verdict=replace(one.verdict, status="wrong", extracted="41"))
+        for one in (answer(trajectory, "q0", r"\boxed{41}"), answer(trajectory, "q0", r"\boxed{42}"))
+    )
+    assert pool.add([wrong, right]).inserted == 2
+    result = reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=True, report=lambda _: None)
+    assert (dict(result.statuses), result.failed, result.quarantined) == ({"wrong": 1, "correct": 1}, 1, 1)
+    assert pool.content_ids("q0") == [wrong.content_id]
+
+
+def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest)
+    pool.add([answer(trajectory, "q0", r"\boxed{1}")])
+    pool.seal()
+    with pytest.raises(PoolError, match=r"is sealed: nothing can be set aside in it; only look \(--dry-run\)"):
+        reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=True, report=lambda _: None)
+    assert reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=False, report=lambda _: None).failed == 1
+
+
+def test_texts_of_another_tokenizer_are_not_graded(open_pool: OpenPool, grader: BaseVerifier) -> None:
+    pool = open_pool(tokenizer="another")
+    with pytest.raises(PoolError, match=r"the tokenizer is letters; pool .* has another"):
+        reverify(pool, {}, LETTERS, grader, quarantine=False, report=lambda _: None)
+
+
+@pytest.fixture
+def aged(open_pool: OpenPool, trajectory: MakeTrajectory) -> tuple[Pool, dict[str, Trajectory]]:
+    """Question q0 with six answers named by policy version and age, q1 with one."""
+    pool = open_pool()
+    made = {
+        f"{version}{'old' if old else 'new'}{k}": replace(
+            trajectory("q0", [version, old, k], policy_version=version, verifier_version=str(version)),
+            created_at=100.0 if old else 200.0,
+        )
+        for version, old, k in [(1, 1, 0), (1, 1, 1), (1, 0, 0), (2, 1, 0), (2, 0, 0), (2, 0, 1)]
+    }
+    pool.add([*made.values(), replace(trajectory("q1", [1], policy_version=1), created_at=100.0)])
+    return pool, made
+
+
+@pytest.mark.parametrize(
+    ("criteria", "gone", "emptied"),
+    [
+        (Criteria(policy="policy@1"), {"1old0", "1old1", "1new0"}, 1),
+        (Criteria(policy="policy@*", before=150.0), {"1old0", "1old1", "2old0"}, 1),
+        (Criteria(verifier="math@2", before=200.0), {"2old0"}, 0),
+        (Criteria(verifier="math@2", before=200.1), {"2old0", "2new0", "2new1"}, 0),
+        (Criteria(policy="policy@1", keep=3), {"1old0", "1old1", "1new0"}, 0),  # q1 has fewer than 3
+        (Criteria(policy="other@*"), set(), 0),
+    ],
+)
+def test_pruning_takes_what_meets_every_criterion(
+    aged: tuple[Pool, dict[str, Trajectory]], criteria: Criteria, gone: set[str], emptied: int
+) -> None:
+    pool, made = aged
+    before = pool.digest()
+    planned = prune(pool, criteria, dry_run=True)
+    assert pool.digest() == before
+    assert prune(pool, criteria, dry_run=False) == planned
+    left = set(pool.content_ids("q0"))
+    assert {name for name, one in made.items() if one.content_id not in left} == gone
+    assert (planned.examined, planned.removed, planned.emptied) == (7, len(gone) + emptied, emptied)
+    assert pool.add([made[name] for name in gone]).inserted == len(gone)  # removed, not quarantined
+
+
+def test_pruning_to_a_number_keeps_pinned_ones_then_the_smallest_ids(
+    aged: tuple[Pool, dict[str, Trajectory]],
+) -> None:
+    pool, made = aged
+    ids = sorted(one.content_id for one in made.values())
+    pool.pin("q0", ids[-1:])
+    result = prune(pool, Criteria(keep=3), dry_run=False)
+    assert pool.content_ids("q0") == [*ids[:2], ids[-1]]
+    assert (result.examined, result.removed, result.pinned, result.emptied) == (7, 3, 1, 0)
+
+
+def test_pruning_without_a_criterion_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing says what to prune"):
+        Criteria()
+
+
+def test_a_check_names_damaged_records_and_a_repair_removes_them(
+    open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_pool()
+    good, aside = trajectory("q0", [1]), trajectory("q0", [2])
+    pool.add([good, aside])
+    pool.remove("q0", [aside.content_id], quarantine=True)
+    (blob,) = pool.store.fetch([("q0", [bytes.fromhex(good.content_id)])])
+    assert blob is not None
+    flipped = blob[:-1] + bytes([blob[-1] ^ 1])
+    pool.add_entries([NewRecord("q1", b"\1" * 16, "p@1\nm@1", flipped), NewRecord("q1", b"\2" * 16, "p@1\nm@1", blob)])
+    pool.store.set_aside([NewRecord("q2", b"\3" * 16, "p@1\nm@1", b"nothing")])
+    found = check_records(pool, repair=False)
+    assert (found.records, found.quarantined, found.counted, found.damaged, found.removed) == (3, 2, 3, 3, 0)
+    assert [(prompt_id, content_id[:2]) for prompt_id, content_id, _ in found.examples] == [
+        ("q1", "01"),
+        ("q1", "02"),
+        ("q2", "03"),
+    ]
+    assert [reason.split(" ", 2)[1] for _, _, reason in found.examples] == ["checksum", "stored", "of"]
+    with pytest.raises(RecordRefused, match=f"trajectory {'01' * 16} of prompt q1: record's checksum"):
+        measure(pool, questions=0)
+    repaired = check_records(pool, repair=True)
+    assert (repaired.damaged, repaired.removed) == (3, 3)
+    assert check_records(pool, repair=False).damaged == 0
+    assert pool.content_ids("q0") == [good.content_id]
+
+
+def test_what_is_only_quarantined_survives_two_exports(
+    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
+) -> None:
+    pool = open_pool()
+    bad = trajectory("q0", [1])
+    pool.add([bad])
+    pool.remove("q0", [bad.content_id], quarantine=True)
+    one = export_records(pool, tmp_path / "one", "jsonl")
+    assert import_records(twin, tmp_path / "one").quarantined == 1
+    two = export_records(twin, tmp_path / "two", "jsonl")
+    assert (one.records, one.shards) == (1, two.shards)  # shards are equal where their hashes are
+
+
+def test_a_scan_gives_every_record_once_question_by_question(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool = open_pool(cap=1000)
+    made = [trajectory(f"q{i % 3}", [i]) for i in range(600)]  # more than a read takes
+    pool.add(made)
+    aside = [one.content_id for one in made[:30]]
+    for one in made[:30]:
+        pool.remove(one.prompt_id, [one.content_id], quarantine=True)
+    prompts = pool.store.all_prompts()
+    held = list(scan(pool.store, prompts))
+    assert [(h.prompt_id, h.content_id.hex()) for h in held] == sorted((t.prompt_id, t.content_id) for t in made[30:])
+    every = list(scan(pool.store, prompts, quarantined=True))
+    assert [(h.prompt_id, h.quarantined, h.content_id.hex()) for h in every] == sorted(
+        (t.prompt_id, t.content_id in aside, t.content_id) for t in made
+    )
+    assert [h.content_id.hex() for h in find(pool.store, made[0].content_id)] == [made[0].content_id]
+    assert find(pool.store, made[0].content_id)[0].quarantined
+    assert len(find(pool.store, "q1")) == 200
+    assert find(pool.store, "nobody") == find(pool.store, "ff" * 16) == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        ([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6]], 3 / 4),  # 1234 2345 1234 2346
+        ([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]], 1 / 3),
+        ([[1, 2, 3, 4, 1, 2, 3, 4]], 4 / 5),  # 1234 2341 3412 4123 1234
+        ([[1, 2], [3, 4], [1, 2, 3, 4]], 1.0),  # no piece spans two answers
+        ([[2**31 - 1] * 5, [2**31 - 2] * 4], 2 / 3),
+        ([[1, 2, 3]], None),
+        ([[1], [2]], None),
+    ],
+)
+def test_distinctness_is_the_share_of_different_pieces(answers: list[list[int]], share: float | None) -> None:
+    assert distinctness([np.array(answer, np.int32) for answer in answers]) == share
+
+
+def test_measured_quantiles_are_values_that_occur(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
+    pool = open_pool()
+    pool.add([trajectory(f"q{n}", [7] * n) for n in range(1, 11)])  # lengths 1 to 10, one answer each
+    pool.add([trajectory("q9", [8] * 9), trajectory("q10", [7] * 9)])
+    found = measure(pool, questions=0)
+    assert (found.questions, found.trajectories) == (10, 12)
+    # 1 2 3 4 5 6 7 8 9 9 9 10: a tenth of 12 is reached by the 2nd, half by the 6th, nine tenths by the 11th
+    assert dict(found.length) == {0.0: 1, 0.1: 2, 0.25: 3, 0.5: 6, 0.75: 9, 0.9: 9, 1.0: 10}
+    # q9: 6 pieces 7777 and 6 pieces 8888; q10: 7 + 6 pieces 7777
+    assert found.distinctness[0.0] == pytest.approx(1 / 13)
+    assert found.distinctness[1.0] == pytest.approx(2 / 12)
+    some = measure(pool, questions=3)
+    assert some.questions == 3
+    assert measure(pool, questions=3) == some
+
+
+def test_an_empty_pool_has_nothing_to_measure(open_pool: OpenPool) -> None:
+    found = measure(open_pool(), questions=8)
+    assert (found.questions, dict(found.length), dict(found.distinctness)) == (0, {}, {})

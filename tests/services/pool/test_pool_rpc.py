@@ -1,0 +1,344 @@
+"""The verbs of the pool over gRPC do what they do on the pool itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+from rlep import AsyncPoolClient, PoolClient
+from rlep.core.errors import ConfigError, PoolError, RecordRefused
+from rlep.core.types import Trajectory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.rpc.server import PoolServer
+from rlep.services.pool.storage.codec import encode
+from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.storage.store import Store, Wanted
+from rlep.services.pool.values import PoolOptions
+from tests.services.pool.pool_servers import serving, stub
+
+MakeTrajectory = Callable[..., Trajectory]
+Connect = Callable[..., PoolClient]
+TOKENIZER = "tokenizer-digest"
+
+
+@pytest.fixture(scope="module")
+def server(one_redis: EmbeddedRedis) -> Iterator[PoolServer]:
+    with serving(one_redis) as running:
+        yield running
+
+
+@pytest.fixture
+def connected(server: PoolServer, request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """``connected(pool=…, **options)``: a client of this test's own pool unless it names one."""
+    clients: list[PoolClient] = []
+
+    def connect(pool: str = request.node.name[:64].replace("[", "-").replace("]", ""), **options: object) -> PoolClient:
+        clients.append(PoolClient(server.address, pool=pool, **options))  # type: ignore[arg-type]
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.close()
+
+
+def opened(redis: EmbeddedRedis, name: str, **options: object) -> Pool:
+    """The pool itself, without a server."""
+    return Pool.open(
+        redis.url,
+        name,
+        tokenizer_digest=TOKENIZER,
+        password_file=redis.password_file,
+        options=PoolOptions(**options),  # type: ignore[arg-type]
+    )
+
+
+def columns_of(sample: Sample) -> list[object]:
+    """Everything in a sample, as values that compare by their bits."""
+    arrays = (sample.counts, sample.offsets, sample.tokens, sample.logprobs, sample.finished)
+    return [sample.prompt_ids, sample.ids, sample.details, *((a.dtype, a.tobytes()) for a in arrays)]
+
+
+def test_add_reports_what_the_pool_itself_reports(
+    connected: Connect, one_redis: EmbeddedRedis, trajectory: MakeTrajectory
+) -> None:
+    nan = trajectory("q0", [4])
+    assert nan.logprobs is not None
+    nan.logprobs[0] = np.nan
+    batch = [
+        trajectory("q0", [1]),
+        trajectory("q1", [1]),
+        trajectory("q0", [1]),
+        trajectory("q0", [2], status="wrong"),
+        trajectory("q0", [3], tokenizer="another"),
+        nan,
+    ]
+    report = connected().add(batch)
+    assert (report.inserted, report.duplicates, report.evicted) == (2, 1, 0)
+    with opened(one_redis, "compared") as pool:
+        assert sorted(report.refused) == sorted(pool.add(batch).refused)
+    again = connected().add(batch[:2])
+    assert (again.inserted, again.duplicates, again.refused) == (0, 2, ())
+
+
+def test_an_empty_add_makes_no_pool(connected: Connect, trajectory: MakeTrajectory) -> None:
+    client = connected()
+    assert client.add([]).inserted == 0
+    assert client.add([trajectory(tokenizer="x", tokens=[])]).refused == (
+        (trajectory(tokens=[]).content_id, "response has 0 tokens; a record holds 1 to 1048576"),
+    )
+    with pytest.raises(PoolError, match="there is no pool test_an_empty_add"):
+        client.stats()
+
+
+@pytest.fixture
+def filled(connected: Connect, trajectory: MakeTrajectory) -> PoolClient:
+    """200 prompts with 0 to 4 answers of 1 to 7 tokens; some with float32 log-probs, some without any."""
+    client = connected()
+    batch = [trajectory(f"q{n:03}", [n, i, *range(n % 6)]) for n in range(200) for i in range(n % 5)]
+    for at, one in enumerate(batch):
+        if at % 7 == 0:
+            object.__setattr__(one, "logprobs", None)
+    assert connected(precision="float32").add(batch[:30]).inserted == 30
+    assert client.add(batch[30:]).inserted == 370
+    return client
+
+
+PROMPTS = [f"q{n:03}" for n in range(200)]
+
+
+def test_a_sample_is_bit_equal_to_the_pools_own(
+    filled: PoolClient, one_redis: EmbeddedRedis, connected: Connect
+) -> None:
+    with opened(one_redis, filled._pool, read_only=True) as pool:
+        for step in range(3):
+            own = pool.sample(PROMPTS, 2, seed=7, step=step)
+            assert own.counts.tolist() == [0, 0, 2, 2, 2] * 40
+            assert columns_of(filled.sample(PROMPTS, 2, seed=7, step=step)) == columns_of(own)
+            assert columns_of(connected().sample(PROMPTS, 2, seed=7, step=step)) == columns_of(own)
+    with serving(one_redis) as other, PoolClient(other.address, pool=filled._pool) as client:
+        assert columns_of(client.sample(PROMPTS, 2, seed=7, step=2)) == columns_of(own)
+        back = client.sample(PROMPTS[::-1], 2, seed=7, step=2).trajectories()
+        assert {p: [t.content_id for t in back[p]] for p in PROMPTS} == {
+            p: [t.content_id for t in ts] for p, ts in own.trajectories().items()
+        }
+
+
+def test_a_sample_of_nothing_is_empty(filled: PoolClient) -> None:
+    nothing = filled.sample([], 2, seed=0, step=0)
+    assert (nothing.counts.shape, nothing.tokens.shape, nothing.offsets.tolist()) == ((0,), (0,), [0])
+    none = filled.sample(["q000", "unknown"], 2, seed=0, step=0)
+    assert (none.counts.tolist(), none.ids) == ([0, 0], ())
+    assert none.logprobs.dtype == np.float32
+
+
+def test_a_frame_holds_64_prompts_and_4_mib_at_most(filled: PoolClient, server: PoolServer) -> None:
+    with stub(server.address) as bare:
+        asked = pb.SampleRequest(pool=filled._pool, prompt_ids=PROMPTS, count=3, seed=0, step=0)
+        frames = list(bare.Sample(asked, timeout=30))
+    # Prompts give 0 0 2 3 3, over and over. 12 rounds (96) and 60 … 63: 5; 64, 12 rounds and 125 … 127: 5; and so on.
+    assert [len(frame.ids) // 16 for frame in frames] == [101, 101, 102, 16]
+    assert [len(frame.counts) for frame in frames] == [800, 0, 0, 0]
+
+
+def test_a_frame_of_long_answers_is_divided(connected: Connect, server: PoolServer, trajectory: MakeTrajectory) -> None:
+    client = connected(precision="float32")
+    long = [trajectory("q", [i] * 400_000) for i in range(3)]  # 3.2 MB each, 1.6 of them as stored
+    assert client.add(long).inserted == 3
+    with stub(server.address) as bare:
+        request = pb.SampleRequest(pool=client._pool, prompt_ids=["q"], count=3)
+        frames = list(bare.Sample(request, timeout=30))
+    assert [len(frame.ids) // 16 for frame in frames] == [2, 1]
+    sample = client.sample(["q"], 3, seed=0, step=0)
+    assert sorted(sample.tokens[sample.offsets[:-1]].tolist()) == [0, 1, 2]
+    assert sorted(t.content_id for t in client.export()) == sorted(t.content_id for t in long)
+
+
+def test_a_redraw_follows_where_a_drawn_record_was_removed(
+    filled: PoolClient, one_redis: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = columns_of(filled.sample(PROMPTS, 2, seed=1, step=1))
+    fetch, gone = Store.fetch, iter([False, True])
+
+    def fetch_less(store: Store, wanted: Wanted) -> list[bytes | None]:
+        found = fetch(store, wanted)
+        return [*found[:-1], None] if next(gone, False) else found
+
+    monkeypatch.setattr(Store, "fetch", fetch_less)
+    with serving(one_redis) as fresh, PoolClient(fresh.address, pool=filled._pool) as client:
+        assert columns_of(client.sample(PROMPTS, 2, seed=1, step=1)) == wanted
+    assert next(gone, "used up") == "used up"
+
+
+def test_what_cannot_be_sampled_is_refused_with_the_reason(filled: PoolClient) -> None:
+    with pytest.raises(ConfigError, match="count = -1"):
+        filled.sample(PROMPTS, -1, seed=0, step=0)
+    with pytest.raises(ConfigError, match="200 prompts x 5243: at most 1024 a prompt"):
+        filled.sample(PROMPTS, 5243, seed=0, step=0)
+    with pytest.raises(ConfigError, match="seed 9223372036854775808"):
+        filled.sample(PROMPTS, 1, seed=1 << 63, step=0)
+
+
+def test_single_records(connected: Connect, trajectory: MakeTrajectory) -> None:
+    client = connected()
+    one, two, three = (trajectory("q0", [i]) for i in range(3))
+    client.add([one, two])
+    found = client.get(one.content_id, "q0")
+    assert found is not None
+    assert (found.tokens.tolist(), found.verdict, found.provenance) == ([0], one.verdict, one.provenance)
+    assert client.get(three.content_id, "q0") is None
+    with pytest.raises(RecordRefused, match="32 hex digits"):
+        client.get("xyz", "q0")
+    assert client.pin("q0", [one.content_id, three.content_id]) == 1
+    assert client.content_ids("q0") == sorted([one.content_id, two.content_id])
+    assert client.remove("q0", [two.content_id], quarantine=True) == 1
+    assert client.add([two]).refused == ((two.content_id, "quarantined: it did not pass a later verification"),)
+    assert client.prompt_ids() == ["q0"]
+    assert client._pool in client.names()
+
+
+def test_a_pool_is_sealed_over_the_wire(
+    connected: Connect, one_redis: EmbeddedRedis, trajectory: MakeTrajectory
+) -> None:
+    client = connected()
+    client.add([trajectory("q0", [1]), trajectory("q0", [2])])
+    assert client.stats().sealed is None
+    digest = client.digest()
+    assert client.seal() == digest
+    assert client.stats().sealed == digest
+    with pytest.raises(PoolError, match="is sealed"):
+        client.add([trajectory("q0", [3])])
+    with opened(one_redis, client._pool) as pool:
+        assert pool.sealed == digest
+
+
+def test_a_seal_by_somebody_else_is_seen(
+    connected: Connect, one_redis: EmbeddedRedis, trajectory: MakeTrajectory
+) -> None:
+    client = connected()
+    client.add([trajectory("q0", [1])])
+    assert client.stats().sealed is None
+    with opened(one_redis, client._pool) as pool:
+        assert pool.seal() == client.stats().sealed
+
+
+def test_stats_are_the_pools_own(filled: PoolClient, one_redis: EmbeddedRedis) -> None:
+    with opened(one_redis, filled._pool, read_only=True) as pool:
+        assert filled.stats() == pool.stats()
+    assert filled.stats().questions_with[2] == 120
+
+
+def test_export_gives_everything_by_prompts_and_goes_on_where_told(
+    connected: Connect, trajectory: MakeTrajectory
+) -> None:
+    client = connected()
+    batch = [trajectory(f"q{n:03}", [n, i]) for n in range(600) for i in range(1 + n % 2)]
+    assert client.add(batch[::-1]).inserted == 900
+    found = list(client.export())
+    assert [t.prompt_id for t in found] == [t.prompt_id for t in batch]
+    assert {t.content_id for t in found} == {t.content_id for t in batch}
+    page, following = client.export_page("")
+    assert (len(page), following) == (384, "q255")
+    assert [t.prompt_id for t in client.export(after="q597")] == ["q598", "q599", "q599"]
+    assert client.export_page("q599") == ([], None)
+
+
+def test_a_listing_comes_in_pages(filled: PoolClient, server: PoolServer) -> None:
+    with stub(server.address) as bare:
+        pages, after = [], ""
+        while True:
+            reply = bare.ListPrompts(pb.ListRequest(pool=filled._pool, after=after, limit=70), timeout=30)
+            pages.append(list(reply.names))
+            if not (after := reply.next):
+                break
+    assert [len(page) for page in pages] == [70, 70, 20]
+    assert [name for page in pages for name in page] == filled.prompt_ids()
+
+
+def test_a_repeated_insert_gets_the_first_answer_from_another_server_too(
+    connected: Connect, one_redis: EmbeddedRedis, server: PoolServer, trajectory: MakeTrajectory
+) -> None:
+    pool = connected()._pool
+    records = [pb.Record(prompt_id="q0", record=encode(trajectory("q0", [i]))) for i in range(3)]
+    first = pb.AddFrame(pool=pool, call="0123456789abcdef", records=records[:2], total=3)
+    frames = [first, pb.AddFrame(records=records[2:])]
+    replies = []
+    with serving(one_redis) as other:
+        for address in (server.address, server.address, other.address):
+            with stub(address) as bare:
+                replies.append(bare.Add(iter(frames), timeout=30))
+    assert [(reply.inserted, reply.duplicates) for reply in replies] == [(3, 0)] * 3
+    assert connected().stats().trajectories == 3
+
+
+def test_an_insert_that_was_cut_off_stores_nothing_and_may_come_again(
+    connected: Connect, server: PoolServer, trajectory: MakeTrajectory
+) -> None:
+    pool = connected()._pool
+    records = [pb.Record(prompt_id="q0", record=encode(trajectory("q0", [i]))) for i in range(3)]
+    first = pb.AddFrame(pool=pool, call="0123456789abcdef", records=records[:2], total=3)
+    with stub(server.address) as bare:
+        with pytest.raises(grpc.RpcError, match="only 2 of 3 records arrived, none is stored") as caught:
+            bare.Add(iter([first]), timeout=30)
+        assert caught.value.code() is grpc.StatusCode.ABORTED
+        with pytest.raises(grpc.RpcError, match="an insert of 4 records whose first frame says 3"):
+            bare.Add(iter([first, pb.AddFrame(records=records[1:])]), timeout=30)
+        assert pool not in connected().names()
+        assert bare.Add(iter([first, pb.AddFrame(records=records[2:])]), timeout=30).inserted == 3
+
+
+def test_a_fenced_writer_is_refused(connected: Connect, trajectory: MakeTrajectory) -> None:
+    old, new = connected(writer="run", writer_epoch=1), connected(writer="run", writer_epoch=2)
+    assert old.add([trajectory("q0", [1])]).inserted == 1
+    assert new.add([trajectory("q0", [2])]).inserted == 1
+    with pytest.raises(PoolError, match="epoch 2"):
+        old.add([trajectory("q0", [3])])
+    assert connected(writer="other", writer_epoch=1).add([trajectory("q0", [4])]).inserted == 1
+
+
+def test_many_clients_at_once_insert_each_once_and_draw_the_same(
+    connected: Connect, trajectory: MakeTrajectory
+) -> None:
+    batch = [trajectory(f"q{i % 7}", [i]) for i in range(700)]
+    barrier = threading.Barrier(4)
+
+    def work(client: PoolClient) -> tuple[int, list[object]]:
+        barrier.wait()
+        inserted = sum(client.add(batch[start : start + 100]).inserted for start in range(0, 700, 100))
+        barrier.wait()
+        return inserted, columns_of(client.sample([f"q{i}" for i in range(7)], 8, seed=1, step=2))
+
+    with ThreadPoolExecutor(4) as threads:
+        done = list(threads.map(work, [connected() for _ in range(4)]))
+    # 100 answers a prompt, of which the 64 with the smallest ids stay: some were inserted and had to go again.
+    assert connected().stats().trajectories == 7 * 64
+    assert sum(inserted for inserted, _ in done) >= 7 * 64
+    assert all(drawn == done[0][1] for _, drawn in done)
+
+
+async def test_the_verbs_can_be_awaited(server: PoolServer, trajectory: MakeTrajectory) -> None:
+    async with AsyncPoolClient(server.address, pool="awaited") as client:
+        batch = [trajectory(f"q{n}", [n, i]) for n in range(3) for i in range(2)]
+        assert (await client.add(batch)).inserted == 6
+        sample = await client.sample(["q0", "q1"], 1, seed=0, step=0)
+        with PoolClient(server.address, pool="awaited") as blocking:
+            assert columns_of(sample) == columns_of(blocking.sample(["q0", "q1"], 1, seed=0, step=0))
+        assert [t.prompt_id async for t in client.export(after="q0")] == ["q1", "q1", "q2", "q2"]
+        ids = await client.content_ids("q2")
+        assert (await client.pin("q2", ids), await client.remove("q2", ids[:1])) == (2, 1)
+        found = await client.get(ids[1], "q2")
+        assert found is not None
+        assert found.content_id == ids[1]
+        assert await client.prompt_ids() == ["q0", "q1", "q2"]
+        assert "awaited" in await client.names()
+        digest = await client.digest()
+        assert await client.seal() == digest
+        assert (await client.stats()).sealed == digest
+        with pytest.raises(PoolError, match="is sealed"):
+            await client.add(batch)

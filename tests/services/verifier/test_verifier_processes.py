@@ -1,0 +1,274 @@
+"""Worker processes: killed when they must be, replaced at once, no job lost, nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlep.core.errors import ConfigError, VerifierError
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.user_function import FunctionVerifier, source_version
+from rlep.services.verifier.verifier import Verifier
+from rlep.services.verifier.worker_pool import WorkerPool
+from rlep.services.verifier.worker_process import GradingJob
+
+FUNCTIONS = "verifier_functions"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def functions(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return FUNCTIONS
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(limits=Limits(cpu_seconds=0.5)) as made:
+        yield made
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def statuses(verifier: FunctionVerifier, *responses: str) -> list[str]:
+    return [verdict.status for verdict in verifier.grade("x", responses, [False] * len(responses))]
+
+
+def test_a_job_that_ends_its_process_is_reported_once_and_the_others_are_graded(functions: str) -> None:
+    limits = Limits(cpu_seconds=0.3, memory_mb=512)
+    with FunctionVerifier(f"{functions}:misbehave", limits=limits) as verifier:
+        found = statuses(
+            verifier, "x", "loop", "y", "die", "leave", "desert", "segfault", "memory", "raise", "truthy", "x"
+        )
+        restarts = verifier.stats().restarts
+    expected = ["correct", "timeout", "wrong", *["crashed"] * 4, "out_of_memory", "crashed", "wrong", "correct"]
+    assert found == expected
+    assert restarts >= 6  # loop, die, leave, desert, segfault, memory; an exception ends nothing
+
+
+def break_engine(monkeypatch: pytest.MonkeyPatch, directory: Path, verdict: str) -> None:
+    """Workers find a math-verify whose ``verify`` is this expression."""
+    package = directory / "math_verify"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "grader.py").write_text(
+        f"def should_treat_as_complex(latex): return False\n\ndef verify(*_, **__): return {verdict}\n"
+    )
+    monkeypatch.syspath_prepend(str(directory))
+
+
+def test_a_broken_engine_is_refused_by_the_answer_it_grades_wrongly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_engine(monkeypatch, tmp_path, "False")
+    with (
+        Verifier() as verifier,
+        pytest.raises(
+            VerifierError, match=r"cannot serve: .*the answer \(x-1\)\(x\+1\) to x\^2-1 as wrong, which is correct"
+        ),
+    ):
+        verifier.grade("x+1", ["\\boxed{1+x}"], [False])
+
+
+def test_exceptions_are_crashed_counted_and_logged_once_for_each_kind(
+    functions: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+        assert statuses(verifier, "raise", "raise", "x") == ["crashed", "crashed", "correct"]
+        assert statuses(verifier, "raise") == ["crashed"]
+        assert verifier.stats().by_status["crashed"] == 3
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
+    assert messages == [f"grading ({functions}:misbehave) failed, the answer is crashed: ValueError: no"]
+
+
+def test_a_failure_of_the_engine_is_crashed_and_what_its_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
+    # latex2sympy fails on a function without an argument by an AttributeError; "1+/2" is no expression.
+    answers = ["\\boxed{43=\\max f}", "\\boxed{1+/2}"]
+    found = [verdict.status for verdict in verifier.grade("42", answers, [False, False])]
+    assert found == ["crashed", "unparsable"]
+
+
+@pytest.mark.parametrize("tower", ["9^{9^{9^{9}}}", "10^{10^{10}}", "(9!)!"])
+def test_towers_for_a_plain_number_use_up_their_time(verifier: Verifier, tower: str) -> None:
+    (verdict,) = verifier.grade("42", [f"\\boxed{{{tower}}}"], [False])
+    assert (verdict.status, verdict.path) == ("timeout", "full")
+
+
+def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:
+    with FunctionVerifier(f"{functions}:misbehave", limits=Limits(wall_seconds=3)) as verifier:
+        assert statuses(verifier, "sleep", "x") == ["timeout", "correct"]
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no system call filter for this machine")
+@pytest.mark.parametrize("attempt", ["network", "process", "thread", "signal", "signal through a descriptor"])
+def test_the_jail_refuses(functions: str, attempt: str) -> None:
+    with FunctionVerifier(f"{functions}:escape") as verifier:
+        assert statuses(verifier, attempt) == ["correct"]
+
+
+def test_a_worker_cannot_write_files(functions: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with FunctionVerifier(f"{functions}:escape") as verifier:
+        verifier.grade(str(path), ["file"], [False])
+    assert not path.exists() or path.read_text() == ""
+
+
+def test_the_users_function_says_what_it_extracted(functions: str) -> None:
+    with build_verifier(f"python:{functions}:same_length") as verifier:
+        verdicts = verifier.grade("abc", ["xyz", "toolong", "xyz"], [False, False, True])
+    assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer"]
+    assert [verdict.extracted for verdict in verdicts] == ["3", "7", None]
+    assert verdicts[0].verifier == f"python:{functions}:same_length"
+
+
+@pytest.mark.parametrize("profile", ["maths", "python:module", "python::f", "regex:", "regex:(", ""])
+def test_an_unknown_profile_is_refused(profile: str) -> None:
+    with pytest.raises(ConfigError):
+        build_verifier(profile)
+
+
+def test_a_module_that_is_not_on_the_path_is_refused_before_any_process_starts() -> None:
+    with pytest.raises(ConfigError, match="no module no_such_module on the path"):
+        FunctionVerifier("no_such_module:f")
+
+
+def test_a_function_that_cannot_be_imported_is_an_error_that_says_why(functions: str) -> None:
+    with (
+        FunctionVerifier(f"{functions}:no_such_function") as verifier,
+        pytest.raises(VerifierError, match=r"AttributeError.*no_such_function"),
+    ):
+        verifier.grade("x", ["x"], [False])
+
+
+def test_the_version_of_the_users_function_is_that_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "rewards_of_a_user.py"
+    module.write_text("one")
+    first = source_version("rewards_of_a_user:f")
+    module.write_text("two")
+    assert first != source_version("rewards_of_a_user:f")
+    module.write_text("one")
+    assert first == source_version("rewards_of_a_user:f")
+
+
+def test_no_process_outlives_the_verifier() -> None:
+    before = children()
+    with Verifier(workers=2) as verifier:
+        assert verifier.grade("x^2-1", ["\\boxed{(x-1)(x+1)}"], [False])[0].status == "correct"
+        assert len(children() - before) >= 2
+    assert children() == before
+    verifier.close()
+    with pytest.raises(VerifierError):
+        verifier.grade("x^2-1", ["\\boxed{(x-1)(x+1)}"], [False])
+
+
+def test_a_call_that_meets_the_end_of_the_pool_is_refused_and_does_not_wait() -> None:
+    pool = WorkerPool("math", Limits(), 1)
+
+    class EndsThePool(list[GradingJob]):
+        """Jobs that close the pool while they are being queued."""
+
+        def __len__(self) -> int:
+            pool.close()
+            return super().__len__()
+
+    with pytest.raises(VerifierError, match="closed"):
+        pool.grade(EndsThePool([GradingJob("x+1", "1+x")]))
+
+
+def test_a_process_that_cannot_be_started_is_an_error_and_the_next_call_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as without_python:
+        without_python.setattr(sys, "executable", "/no/such/python")
+        verifier = Verifier()
+        with pytest.raises(VerifierError, match=r"no verifier process .* can be started: .*/no/such/python"):
+            verifier.grade("x+1", ["\\boxed{1+x}"], [False])
+    with verifier:
+        assert verifier.grade("x+1", ["\\boxed{1+x}"], [False])[0].status == "correct"
+
+
+def test_workers_die_with_a_parent_that_is_killed() -> None:
+    script = (
+        "import signal\n"
+        "from rlep.services.verifier.verifier import Verifier\n"
+        "verifier = Verifier()\n"
+        "verifier.grade('x^2-1', ['\\\\boxed{(x-1)(x+1)}'], [False])\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        family = psutil.Process(parent.pid).children(recursive=True)
+        assert len(family) == 2  # the host and its runner
+        parent.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_worker_killed_from_outside_loses_no_job() -> None:
+    before = children()
+    with Verifier() as verifier:
+        for _ in range(3):
+            assert verifier.grade("x^2-1", ["\\boxed{(x-1)(x+1)}"], [False])[0].status == "correct"
+            for pid in children() - before:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_processes_are_recycled_after_their_number_of_jobs() -> None:
+    texts = [f"\\boxed{{x+{number}}}" for number in range(40)]
+    with Verifier(limits=Limits(recycle_jobs=5)) as verifier:
+        found = [verdict.status for verdict in verifier.grade("7+x", texts, [False] * 40)]
+        assert verifier.stats().restarts == 0
+    assert found == ["correct" if number == 7 else "wrong" for number in range(40)]
+
+
+def test_grading_from_many_threads_at_once(verifier: Verifier) -> None:
+    results: dict[int, list[str]] = {}
+
+    def grade(number: int) -> None:
+        texts = [f"\\boxed{{{number}+x}}", f"\\boxed{{x-{number}}}", f"\\boxed{{{number}}}"]
+        results[number] = [verdict.status for verdict in verifier.grade(f"x+{number}", texts, [False] * 3)]
+
+    threads = [threading.Thread(target=grade, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: ["correct", "wrong", "wrong"] for number in range(1, 9)}
+
+
+def test_verdicts_do_not_depend_on_the_number_of_workers_or_the_order() -> None:
+    references = ["x^2-1", "\\sqrt{8}", "(1,2]", "42", "\\frac{1}{3}"]
+    answers = ["(x-1)(x+1)", "2\\sqrt{2}", "1<x\\le 2", "42", "0.\\overline{3}", "\\frac{", "9^{9^{9^9}}", "6\\cdot 7"]
+    pairs = [(reference, f"\\boxed{{{answer}}}", False) for reference in references for answer in answers]
+    limits = Limits(cpu_seconds=2.0)
+    with Verifier(workers=1, limits=limits) as one, Verifier(workers=4, limits=limits) as four:
+        forward = [verdict.status for verdict in one.grade_pairs(pairs)]
+        backward = [verdict.status for verdict in four.grade_pairs(pairs[::-1])]
+    assert forward == backward[::-1]
+    assert forward.count("correct") == 6  # one per reference, and 6·7
+
+
+def test_equal_answers_are_compared_once_and_all_are_counted() -> None:
+    with Verifier() as verifier:
+        verdicts = verifier.grade("x+1", ["\\boxed{1+x}"] * 100 + ["\\boxed{7}"], [False] * 101)
+        verifier.grade("7", ["\\boxed{7}", "none"], [False, False])
+        stats = verifier.stats()
+    assert [verdict.status for verdict in verdicts] == ["correct"] * 100 + ["wrong"]
+    assert stats.total == 103
+    assert stats.by_status == dict.fromkeys(stats.by_status, 0) | {"correct": 101, "wrong": 1, "no_answer": 1}
+    assert stats.by_path == {"fast": 2, "full": 101, "gate": 0}
+    assert sum(stats.latency_counts) == 103

@@ -1,0 +1,77 @@
+"""Groups without signal are dropped by their verdicts and refilled within a bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlep.algorithms.dynamic_sampling import Refill, RefillReport, keep_group
+from rlep.core.errors import ConfigError
+from tests.unit.algorithms.algorithm_values import group_of
+
+
+@pytest.mark.parametrize(
+    ("statuses", "replays", "kept"),
+    [
+        ("+-", 0, True),
+        ("++", 0, False),
+        ("--", 0, False),
+        ("--", 1, True),  # a correct replay beside wrong answers is signal
+        ("++", 2, False),
+    ],
+)
+def test_a_group_is_kept_where_verdicts_differ(statuses: str, replays: int, kept: bool) -> None:
+    assert keep_group(group_of("q", statuses, replays)) is kept
+
+
+def test_verdicts_decide_even_where_the_length_penalty_tells_scores_apart() -> None:
+    short, long = group_of("q", "+", length=2), group_of("q", "+", length=3000)
+    both = type(short)(short.prompt, 7, (*short.fresh, *long.fresh), ())
+    assert keep_group(both) is False
+
+
+def test_the_report_counts_why_groups_were_dropped() -> None:
+    first = RefillReport.of([group_of("a", "+-"), group_of("b", "++"), group_of("c", "--"), group_of("d", "--")])
+    assert first == RefillReport(rounds=1, kept=1, all_correct=1, all_wrong=2)
+    assert first + first == RefillReport(rounds=2, kept=2, all_correct=2, all_wrong=4)
+    assert (first + first).sampled == 8
+
+
+def test_a_step_asks_for_what_is_missing_at_the_share_kept_so_far() -> None:
+    plan = Refill(target=8, max_prompts=40, prompts_per_update=4)
+    assert plan.ask(RefillReport()) == 8
+    assert plan.ask(RefillReport(1, kept=4, all_correct=2, all_wrong=2)) == 8  # 4 missing at 1/2
+    assert plan.ask(RefillReport(1, kept=0, all_correct=8, all_wrong=0)) == 32  # at no less than 1/4
+    assert plan.ask(RefillReport(2, kept=7, all_correct=31, all_wrong=0)) == 2  # 4 wanted, 2 left
+    assert plan.ask(RefillReport(2, kept=9, all_correct=3, all_wrong=0)) == 0
+
+
+def test_the_bound_ends_the_search_with_whole_updates_and_a_fix() -> None:
+    plan = Refill(target=8, max_prompts=16, prompts_per_update=4)
+    report = RefillReport(rounds=3, kept=6, all_correct=7, all_wrong=3)
+    assert plan.exhausted(report)
+    assert plan.ask(report) == 0
+    assert plan.usable(report) == 4
+    assert plan.describe(report) == (
+        "dynamic sampling kept 6 of 16 groups in 3 rounds (7 all correct, 3 all wrong), wanted 8; stopped at"
+        " max_prompts = 16 and trains on 4: raise max_prompts, drop solved prompts, or lower the prompts per step"
+    )
+
+
+def test_a_full_step_uses_its_target_and_no_more() -> None:
+    plan = Refill(target=8, max_prompts=16, prompts_per_update=4)
+    report = RefillReport(rounds=2, kept=11, all_correct=5, all_wrong=0)
+    assert (plan.usable(report), plan.exhausted(report)) == (8, False)
+    assert "stopped" not in plan.describe(report)
+
+
+@pytest.mark.parametrize(
+    ("target", "limit", "size", "message"),
+    [
+        (8, 16, 3, "target = 8 groups is not a multiple of prompts_per_update = 3"),
+        (8, 7, 4, "max_prompts = 7 is below target = 8"),
+        (0, 4, 1, "target = 0"),
+    ],
+)
+def test_plans_that_cannot_be_met_are_refused(target: int, limit: int, size: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Refill(target, limit, size)

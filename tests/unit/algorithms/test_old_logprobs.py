@@ -1,0 +1,76 @@
+"""What a replayed token's ratio is taken against, and when stored log-probs are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlep.algorithms.old_logprobs import incomparable, old_logprobs
+from rlep.algorithms.packing import sequence_batch
+from rlep.core.errors import ConfigError, MixingError
+from rlep.core.types import Group, Sampling
+from tests.unit.algorithms.algorithm_values import TOKENIZER, fresh_of, prompt_of, trajectory_of
+
+PROMPT = prompt_of()
+RECOMPUTED = np.array([-1, -2, -3, -4, -5], dtype=np.float32)
+
+
+def old_of(choice: Any, **replay: Any) -> list[float]:
+    """Old log-probs of a fresh answer of 2 tokens and a replay of 3 whose stored log-probs are −0.25."""
+    stored = trajectory_of(PROMPT, 3, **({"logprob": -0.25} | replay))
+    group = Group(PROMPT, 7, tuple(fresh_of(PROMPT, "+", length=2)), (stored,))
+    batch = sequence_batch([group], [0.0, 0.0])
+    before = RECOMPUTED.copy()
+    result = old_logprobs(choice, batch, group.members, RECOMPUTED, tokenizer_digest=TOKENIZER)
+    assert (before == RECOMPUTED).all()
+    return result.tolist()
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("recompute", [-1, -2, -3, -4, -5]),
+        ("behaviour", [-1, -2, -0.25, -0.25, -0.25]),
+        ("unit", [-1, -2, 0, 0, 0]),
+    ],
+)
+def test_the_modes_differ_on_replayed_tokens_only(mode: str, expected: list[float]) -> None:
+    assert old_of(mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("replay", "reason"),
+    [
+        ({"logprob": None}, "none were stored"),
+        ({"tokenizer": "other"}, "tokenizer 'other'"),
+        ({"mode": "processed"}, "mode 'processed', not raw"),
+        ({"dtype": "bfloat16"}, "computed in bfloat16"),
+        ({"sampling": Sampling(temperature=0.7)}, r"sampled at temperature 0\.7, not 1"),
+        ({"sampling": Sampling(top_p=0.95)}, r"sampled with top_p 0\.95, not 1"),
+        ({"sampling": Sampling(top_k=20)}, "sampled with top_k 20, not off"),
+    ],
+)
+def test_stored_log_probs_that_are_not_comparable_are_refused_with_the_reason(
+    replay: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(MixingError, match=rf"prompt {PROMPT.id}: .* not comparable: {reason}; use .*'recompute'"):
+        old_of("behaviour", **replay)
+    assert old_of("recompute", **replay) == RECOMPUTED.tolist()
+
+
+def test_all_reasons_are_named_at_once() -> None:
+    stored = trajectory_of(PROMPT, dtype="bfloat16", sampling=Sampling(temperature=0.7, top_p=0.95))
+    assert incomparable(stored, TOKENIZER) == (
+        "computed in bfloat16, sampled at temperature 0.7, not 1, sampled with top_p 0.95, not 1"
+    )
+    assert incomparable(trajectory_of(PROMPT), TOKENIZER) == ""
+
+
+def test_unknown_modes_and_lengths_that_disagree_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'stored': must be one of recompute, behaviour, unit"):
+        old_of("stored")
+    batch = sequence_batch([Group(PROMPT, 7, tuple(fresh_of(PROMPT, "+", length=2)), ())], [0.0])
+    with pytest.raises(ValueError, match="1 members and 5 log-probs for a batch of 1 sequences and 2 response tokens"):
+        old_logprobs("recompute", batch, fresh_of(PROMPT, "+"), RECOMPUTED, tokenizer_digest=TOKENIZER)

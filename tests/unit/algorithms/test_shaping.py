@@ -1,0 +1,78 @@
+"""Rewards: the verdict, the soft overlong penalty, and the two kept apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlep.algorithms.shaping import Shaping, overlong_penalty, rewards, status_rewards
+from rlep.core.errors import ConfigError
+from rlep.core.types import STATUSES
+from tests.unit.algorithms.algorithm_values import prompt_of, trajectory_of
+
+PROMPT = prompt_of()
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (0, 0.0),
+        (2560, 0.0),  # 3072 − 512: the last free length
+        (2561, -1 / 512),
+        (2816, -0.5),
+        (3072, -1.0),
+        (4000, -1.0),  # clamped
+    ],
+)
+def test_the_overlong_penalty_of_the_paper(length: int, expected: float) -> None:
+    assert overlong_penalty(length, max_length=3072, buffer=512) == expected
+    assert overlong_penalty(length, max_length=3072, buffer=512, factor=0.4) == pytest.approx(0.4 * expected)
+
+
+@pytest.mark.parametrize(("buffer", "factor"), [(0, 1.0), (-1, 1.0), (3073, 1.0), (512, -1.0), (512, float("nan"))])
+def test_a_penalty_that_means_nothing_is_refused(buffer: int, factor: float) -> None:
+    with pytest.raises(ConfigError, match=r"buffer = |factor = "):
+        overlong_penalty(10, max_length=3072, buffer=buffer, factor=factor)
+
+
+def test_the_verdict_and_the_shaped_score_stay_apart() -> None:
+    shaping = Shaping(max_length=10, buffer=4)
+    graded = rewards(
+        [
+            trajectory_of(PROMPT, 6),
+            trajectory_of(PROMPT, 8),  # (10 − 4 − 8) / 4 = −0.5
+            trajectory_of(PROMPT, 10, status="wrong", finish="length"),
+            trajectory_of(PROMPT, 3, status="timeout"),
+        ],
+        shaping,
+    )
+    assert graded.accuracy.tolist() == [True, True, False, False]
+    assert graded.scores.tolist() == [1.0, 0.5, -2.0, -1.0]
+    assert graded.trained.all()
+
+
+def test_zero_one_rewards_and_no_penalty() -> None:
+    shaping = Shaping(rewards=status_rewards(wrong=0.0), buffer=0)
+    graded = rewards([trajectory_of(PROMPT, 4000), trajectory_of(PROMPT, 1, status="no_answer")], shaping)
+    assert graded.scores.tolist() == [1.0, 0.0]
+
+
+def test_masked_truncated_responses_keep_their_score() -> None:
+    shaping = Shaping(max_length=10, buffer=4, mask_truncated=True)
+    graded = rewards([trajectory_of(PROMPT, 10, status="wrong", finish="length"), trajectory_of(PROMPT, 3)], shaping)
+    assert graded.trained.tolist() == [False, True]
+    assert graded.scores.tolist() == [-2.0, 1.0]
+
+
+def test_every_status_has_a_reward_and_only_correct_earns() -> None:
+    assert {status: status_rewards()[status] for status in STATUSES} == dict.fromkeys(STATUSES, -1.0) | {"correct": 1.0}
+
+
+def test_a_reward_map_with_holes_or_strangers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown statuses \['maybe'\], missing statuses \['crashed'"):
+        Shaping(rewards={"correct": 1.0, "maybe": 0.0})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"rewards\['wrong'\] = nan: must be a finite number"):
+        Shaping(rewards=status_rewards() | {"wrong": float("nan")})
+
+
+def test_no_trajectories_give_empty_arrays() -> None:
+    assert rewards([], Shaping()).scores.shape == (0,)

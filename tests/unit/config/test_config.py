@@ -1,0 +1,134 @@
+"""The config tree itself: frozen, documented, and refusing settings that contradict each other."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from rlep.config.roles import Section
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
+from rlep.driver.run_directory import CHANGEABLE
+
+ROOT = Path(__file__).parents[3]
+
+
+def fields(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """(dotted key, field) of every leaf."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from fields(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+KEYS = dict(fields(Config))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_field_says_what_it_is(key: str) -> None:
+    description = KEYS[key].description
+    assert description, f"{key} has no docstring"
+    assert description.rstrip().endswith((".", "1.")), f"{key}: {description!r} is not a sentence"
+
+
+@pytest.mark.parametrize("section", [field.annotation for field in Config.model_fields.values()])
+def test_every_section_says_what_it_is(section: type[Section]) -> None:
+    assert section.__doc__
+
+
+def test_the_json_schema_carries_the_descriptions() -> None:
+    schema = json.loads(json.dumps(Config.model_json_schema()))
+    properties = schema["$defs"]["RolloutConfig"]["properties"]
+    assert properties["fresh"]["description"] == "G: fresh rollouts of the current policy for each prompt."
+    assert properties["fresh"]["default"] == 16
+    assert schema["$defs"]["RolloutConfig"]["additionalProperties"] is False
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = Config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run.steps = 1  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.run = config.run  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["update.prompts=100"], r"update\.prompts = 100 does not divide rollout\.prompts = 512"),
+        (["rollout.prompts=32"], r"update\.prompts = 64 does not divide rollout\.prompts = 32"),
+        (["rollout.max_tokens=512"], r"reward\.overlong_buffer = 512 must be smaller than rollout\.max_tokens = 512"),
+        (["rollout.fresh=1"], r"rollout\.fresh = 1 without replays"),
+        (["replay.require=true"], r"replay\.require is set but replay\.count = 0"),
+        (["model.chat_template=false", "model.system_prompt=x"], r"model\.system_prompt needs model\.chat_template"),
+        (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["reward.correct", "reward.otherwise", "reward.overlong_factor", "advantage.eps", "update.lr", "loss.clip_high"],
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key} = {value}: Input should be a finite number"):
+        load_config([], [f"{key}={value}"])
+
+
+COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
+ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["update.stream=true"], "update.stream = true: it updates while responses are generated"),
+        (["rollout.max_staleness=1", "loss.tis_cap=2"], "rollout.max_staleness = 1: it generates responses while"),
+        (["generator.transfer=gloo"], "generator.transfer = gloo: learner and generators never work at the same time"),
+        (
+            ["learner.ranks=2"],
+            "learner.ranks = 2: generator.count = 2 with generator.tensor_parallel = 2 has the devices of 4",
+        ),
+        (["learner.gpus=1"], "generator.gpus = 0 and learner.gpus = 1: a rank has one GPU, and a generator those of"),
+        ([*ON_GPUS, "generator.gpus=1"], "generator.gpus = 1 and learner.gpus = 1: .* set them to 2 and 1"),
+        ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: a sleeping learner keeps"),
+        (["generator.label_selector.rlep-role=generator"], "generator.label_selector: it differs from learner"),
+    ],
+)
+def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f'^cluster.placement = "colocated" with .*{message}'):
+        load_config([], [*COLOCATED, *overrides])
+    load_config([], [*COLOCATED, *overrides, "cluster.placement=split"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*COLOCATED],
+        [*COLOCATED, *ON_GPUS, "generator.memory_utilization=0.9"],
+        [*COLOCATED, "learner.label_selector.zone=a", "generator.label_selector.zone=a"],
+        ["rollout.fresh=1", "replay.count=1"],  # a group of two
+        ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
+        ["rollout.prompts=6", "update.prompts=3"],
+    ],
+)
+def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:
+    load_config([], overrides)
+
+
+def test_what_may_change_on_resume_names_real_keys() -> None:
+    for name in CHANGEABLE:
+        assert any(key == name or (name.endswith(".") and key.startswith(name)) for key in KEYS), name
+
+
+def test_no_key_is_made_for_a_secret() -> None:
+    assert not [key for key in KEYS if any(word in key for word in ("password", "secret", "token_"))]

@@ -1,0 +1,112 @@
+"""The presets against the paper's numbers (arXiv 2507.07451, section 4), written out here a second time."""
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
+QUICKSTART = ROOT / "rlep" / "quickstart"
+
+# table 1, and section 4 for RLEP: (dynamic sampling, prompts per update, M)
+TRAINING = {
+    "dapo": (True, 32, 0),
+    "dapo-nodyn-bs32": (False, 32, 0),
+    "dapo-nodyn-bs64": (False, 64, 0),
+    "rlep": (False, 64, 2),
+}
+
+
+def preset(name: str) -> Config:
+    return load_config([CONFIGS / f"{name}.toml"])
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_presets_have_the_paper_s_numbers(name: str) -> None:
+    config = preset(name)
+    dynamic, update, replays = TRAINING[name]
+    assert config.rollout.dynamic_sampling is dynamic
+    assert config.update.prompts == update
+    assert config.replay.count == replays
+    assert (config.rollout.prompts, config.rollout.fresh) == (512, 16)
+    assert (config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) == (1.0, 1.0, 0)
+    assert (config.data.max_prompt_tokens, config.rollout.max_tokens) == (1024, 3072)
+    assert (config.update.lr, config.update.weight_decay, config.update.betas) == (1e-6, 0.1, (0.9, 0.999))
+    assert (config.update.warmup, config.update.clip_norm) == (10, 1.0)
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.dual_clip) == (0.2, 0.28, 10.0)
+    assert (config.loss.aggregation, config.loss.kl_coef, config.loss.entropy_coef) == ("token-mean", 0.0, 0.0)
+    assert (config.reward.correct, config.reward.otherwise) == (1.0, -1.0)
+    assert (config.reward.overlong_buffer, config.reward.overlong_factor) == (512, 1.0)
+    assert config.reward.mask_truncated is False
+    assert (config.advantage.ddof, config.advantage.eps, config.advantage.scale) == (1, 1e-6, True)
+    assert (config.evaluation.samples, config.evaluation.temperature, config.evaluation.top_p) == (32, 1.0, 1.0)
+    assert config.model.path.name == "Qwen2.5-Math-7B"
+
+
+def test_dapo_refills_at_most_ten_times() -> None:
+    assert preset("dapo").rollout.refill_limit == 10
+
+
+def test_replays_are_drawn_as_in_the_paper() -> None:
+    replay = preset("rlep").replay
+    assert (replay.selection, replay.schedule, replay.minimum) == ("uniform", "constant", 2)
+    assert (replay.only_below, replay.old_logprobs) == (None, "recompute")
+
+
+def test_collection_asks_64_times_at_0_7_and_0_95() -> None:
+    config = preset("collect")
+    assert (config.collection.samples, config.collection.temperature, config.collection.top_p) == (64, 0.7, 0.95)
+    assert (config.replay.minimum, config.rollout.max_tokens, config.data.max_prompt_tokens) == (2, 3072, 1024)
+
+
+def test_phases_hand_over_to_each_other() -> None:
+    phase1, collect, phase2 = preset("dapo-nodyn-bs64"), preset("collect"), preset("rlep")
+    assert collect.model.path == phase1.run.directory / "checkpoints" / "step-000400" / "model"
+    assert phase1.run.steps == 400
+    assert phase2.pool.directory == collect.run.directory / "pool"
+    assert phase2.data == phase1.data
+    assert phase2.model == phase1.model
+
+
+def test_evaluation_is_32_answers_at_temperature_1() -> None:
+    config = preset("evaluate")
+    assert (config.evaluation.samples, config.evaluation.temperature, config.evaluation.top_p) == (32, 1.0, 1.0)
+    assert (config.rollout.max_tokens, config.data.max_prompt_tokens) == (3072, 1024)
+
+
+@pytest.mark.parametrize("name", [*TRAINING, "collect", "evaluate"])
+def test_presets_run_in_bfloat16_on_gpus_without_labels(name: str) -> None:
+    config = preset(name)
+    assert (config.generator.gpus, config.generator.dtype) == (1, "bfloat16")
+    assert all(not role.label_selector for role in (config.generator, config.verifier, config.learner))
+    if name in TRAINING:
+        assert (config.learner.gpus, config.learner.dtype) == (1, "bfloat16")
+        assert config.learner.activation_checkpointing
+        assert config.generator.count + config.learner.ranks == 8
+
+
+def test_every_training_preset_writes_into_its_own_directory() -> None:
+    assert [preset(name).run.directory for name in TRAINING] == [Path("runs") / name for name in TRAINING]
+    assert all(preset(name).run.name == name for name in TRAINING)
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.toml")), ids=lambda file: file.name)
+def test_every_config_in_the_repository_parses(file: Path) -> None:
+    load_config([file])
+
+
+@pytest.mark.parametrize("name", ["phase1", "phase2", "collect"])
+def test_the_quickstart_s_layers_parse(name: str) -> None:
+    config = load_config([QUICKSTART / "base.toml", QUICKSTART / f"{name}.toml"])
+    assert config.replay.count == (2 if name == "phase2" else 0)
+    assert config.data.max_prompt_tokens == load_config([QUICKSTART / "base.toml"]).data.max_prompt_tokens
+
+
+def test_no_config_lies_anywhere_else() -> None:
+    known = {file.resolve() for file in chain(CONFIGS.glob("*.toml"), QUICKSTART.glob("*.toml"))}
+    inside = chain((ROOT / "rlep").rglob("*.toml"), (ROOT / "deploy").rglob("*.toml"), CONFIGS.rglob("*.toml"))
+    assert {file.resolve() for file in inside} == known

@@ -1,0 +1,328 @@
+"""One training step behind its ports: what happens when, and what reaches the learner, to the bit."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlep.core.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
+from rlep.core.types import Group, Prompt, Status, UpdateCost, UpdateOutcome
+from rlep.driver.replays import replays_at
+from rlep.driver.step import StepOutcome, mixed_groups, run_step
+from rlep.driver.step_metrics import step_metrics, update_metrics
+from rlep.driver.wings.refill import refilled
+from tests.unit.driver.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
+from tests.unit.driver.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
+
+PROMPTS = prompts_of(P)
+
+
+def with_pool(order: int | None = None, **sections: dict[str, object]) -> Scene:
+    """A scene whose pool has four answers to every prompt."""
+    return scene_of(config_of(**sections), pool=filled_pool(World(), PROMPTS), order=order)
+
+
+async def stepped(scene: Scene, prompts: Sequence[Prompt] = PROMPTS) -> StepOutcome:
+    """Run step 0 and look for what it left behind."""
+    outcome = await run_step(scene.step(), prompts)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    return outcome
+
+
+def batches(scene: Scene) -> list[bytes]:
+    """What was trained on."""
+    return [batch_bytes(batch) for batch in scene.learner.batches]
+
+
+async def test_order_of_events() -> None:
+    scene = with_pool()
+    await stepped(scene)
+    world = scene.world
+    happened = [entry.split()[0] for entry in world.happened]
+    completions = [at for at, name in enumerate(happened) if name == "completion"]
+    assert (len(completions), happened.count("grade"), happened.count("sample")) == (P * G, P, 1)
+    assert (happened.count("score"), happened.count("update"), happened.count("publish")) == (P // B, P // B, 1)
+    assert happened.index("sample") < completions[0]
+    assert happened.index("score") > completions[-1], "the plain step has a barrier after its rollout"
+    last_score = len(happened) - 1 - happened[::-1].index("score")
+    assert last_score < happened.index("update"), "no update before every set is scored at the same weights"
+    assert happened[-1] == "publish"
+    assert scene.weights.versions == [1]
+    assert scene.learner.rollouts == [0, 0]
+
+
+async def test_next_step_begins_only_after_publication() -> None:
+    scene = with_pool()
+    await stepped(scene)
+    before = len(scene.world.happened)
+    await run_step(scene.step(1), PROMPTS)
+    assert scene.world.happened[before - 1] == "publish 1"
+    assert scene.weights.versions == [1, 2]
+    groups = [len(batch) for batch in scene.learner.batches]
+    assert groups == [B * (G + M)] * 4
+
+
+@pytest.mark.parametrize("order", range(6))
+@pytest.mark.parametrize("redeliver", [0, 5])
+async def test_batches_are_the_same_to_the_bit_in_any_order_of_completion(order: int, redeliver: int) -> None:
+    plain, shuffled = with_pool(), with_pool(order=order)
+    shuffled.generators.redeliver = redeliver
+    await stepped(plain)
+    outcome = await stepped(shuffled)
+    assert batches(shuffled) == batches(plain)
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
+    assert [group.prompt.id for group in groups] == [prompt.id for prompt in PROMPTS]
+    for group in groups:
+        expected = [f"train/0/{group.prompt.id}/{sample}" for sample in range(G)]
+        assert [member.sample_id for member in group.fresh] == expected
+    assert [len(group.replays) for group in groups] == [M] * P
+
+
+async def test_no_replays_equals_a_run_without_a_pool() -> None:
+    asked, without = with_pool(replay={"count": 0}), scene_of(config_of(replay={"count": 0}))
+    await stepped(asked)
+    await stepped(without)
+    assert asked.world.count("sample") == 0
+    assert batches(asked) == batches(without)
+    assert not any(batch.replayed.any() for batch in asked.learner.batches)
+
+
+async def test_metrics_show_that_every_replay_reached_the_loss() -> None:
+    scene = with_pool()
+    values = step_metrics(await stepped(scene))
+    assert scene.pool is not None
+    tokens = sum(len(member.tokens) for member in scene.pool.handed_out)
+    assert len(scene.pool.handed_out) == values["replay/trajectories"] == values["loss/trajectories/replay"] == P * M
+    assert values["replay/tokens"] == values["loss/tokens/replay"] == tokens == P * M * 3
+    fresh = sum(int(batch.response_lengths[~batch.replayed].sum()) for batch in scene.learner.batches)
+    assert values["rollout/tokens"] == values["loss/tokens/fresh"] == fresh
+    assert values["rollout/samples"] == values["loss/trajectories/fresh"] == P * G
+    assert values["group/replays"] == [0, 0, P]
+    assert (values["pool/hit"], values["pool/short"], values["update/count"]) == (1.0, 0, P // B)
+    assert values["logprob/replay_behaviour"] == -0.25
+    assert values["weights/logprob_gap"] == 0.125
+    assert {name for name in values if name.startswith("time/")} >= {
+        "time/step",
+        "time/generate",
+        "time/verify",
+        "time/score",
+        "time/update",
+        "time/publish",
+    }
+
+
+async def test_short_pool_gives_smaller_groups() -> None:
+    world = World()
+    stored = {PROMPTS[0].id: [answer_of(PROMPTS[0], 0)], PROMPTS[1].id: [answer_of(PROMPTS[1], n) for n in range(3)]}
+    scene = scene_of(pool=FakePool(world, stored))
+    values = step_metrics(await stepped(scene))
+    assert [len(batch) for batch in scene.learner.batches] == [2 * G + 1 + 2, 2 * G]
+    assert values["group/replays"] == [2, 1, 1]
+    assert (values["pool/hit"], values["pool/short"]) == (0.5, 3)
+
+
+async def test_require_refuses_a_short_pool() -> None:
+    scene = scene_of(config_of(replay={"require": True}), pool=filled_pool(World(), PROMPTS, answers=1))
+    with pytest.raises(MixingError, match="1 replays where 2 are required"):
+        await stepped(scene)
+    assert scene.world.count("update") == 0
+
+
+async def test_only_below_leaves_replays_out_where_fresh_answers_succeed() -> None:
+    scene = with_pool(replay={"only_below": 0.5})
+    scene.verifiers.verdicts = {
+        PROMPTS[0].id: ["correct", "wrong", "wrong"],
+        PROMPTS[1].id: ["correct", "correct", "wrong"],
+        PROMPTS[2].id: ["wrong"] * 3,
+        PROMPTS[3].id: ["correct"] * 3,
+    }
+    outcome = await stepped(scene)
+    assert [len(group.replays) for ready in outcome.mini_batches for group in ready.groups] == [2, 0, 2, 0]
+    assert step_metrics(outcome)["group/solved_by_replay"] == 0.25
+
+
+async def test_stale_completion_is_refused_and_nothing_goes_on() -> None:
+    scene = with_pool()
+    scene.generators.stale = 1
+    with pytest.raises(StaleRolloutError, match="rollout from policy 6, step trains 7"):
+        await run_step(scene.step(7), PROMPTS)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert scene.world.count("update") == scene.world.count("publish") == 0
+
+
+async def test_an_error_of_the_pool_ends_the_generation() -> None:
+    scene = with_pool()
+    assert scene.pool is not None
+    scene.pool.fail = PoolError("the pool is gone")
+    with pytest.raises(PoolError, match="the pool is gone"):
+        await stepped(scene)
+    assert scene.world.count("completion") < P * G
+
+
+async def test_missing_pool_is_named() -> None:
+    with pytest.raises(MixingError, match="step 0 wants 2 replays per prompt, but the run has no pool"):
+        await stepped(scene_of())
+
+
+async def test_deadline_says_what_is_missing() -> None:
+    scene = with_pool()
+    scene.generators.missing = 5
+    with pytest.raises(DeadlineExceeded, match="5 of 12 completions missing after 3600 s"):
+        await stepped(scene)
+
+
+@pytest.mark.parametrize("role", ["verifiers", "pool"])
+async def test_errors_arrive_as_themselves(role: str) -> None:
+    scene = with_pool()
+    error = VerifierError("no verifier is left") if role == "verifiers" else PoolError("the pool is gone")
+    getattr(scene, role).fail = error
+    with pytest.raises(type(error)) as raised:
+        await stepped(scene)
+    assert raised.value is error
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("events", [1, 8, 16, 21, 22])
+async def test_cancellation_leaves_no_task(events: int) -> None:
+    scene = with_pool()
+    running = asyncio.create_task(run_step(scene.step(), PROMPTS))
+    while len(scene.world.happened) < events:
+        assert not running.done()
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert scene.world.count("publish") == 0
+
+
+@pytest.mark.parametrize(("mode", "old"), [("recompute", None), ("behaviour", -0.25), ("unit", 0.0)])
+async def test_old_logprobs_of_replays(mode: str, old: float | None) -> None:
+    scene = with_pool(replay={"old_logprobs": mode})
+    outcome = await stepped(scene)
+    for ready in outcome.mini_batches:
+        replayed = np.repeat(ready.batch.replayed, ready.batch.response_lengths)
+        assert ready.batch.old_logprobs is not None
+        np.testing.assert_array_equal(ready.batch.old_logprobs[~replayed], ready.current_logprobs[~replayed])
+        expected = ready.current_logprobs[replayed] if old is None else old
+        np.testing.assert_array_equal(ready.batch.old_logprobs[replayed], expected)
+
+
+async def test_drop_constant_takes_groups_without_signal_out_of_the_token_count() -> None:
+    scene = with_pool(advantage={"drop_constant": True}, replay={"count": 0})
+    scene.verifiers.verdicts = {
+        PROMPTS[0].id: ["correct"] * 3,
+        PROMPTS[1].id: ["correct", "wrong", "wrong"],
+        PROMPTS[2].id: ["wrong"] * 3,
+        PROMPTS[3].id: ["correct"] * 3,
+    }
+    outcome = await stepped(scene)
+    assert [batch.trained.tolist() for batch in scene.learner.batches] == [[False] * 3 + [True] * 3, [False] * 6]
+    values = step_metrics(outcome)
+    assert (values["update/count"], values["update/skipped"]) == (1, 1)
+    assert values["loss/trajectories/fresh"] == 3
+    assert values["group/informative"] == 0.25
+
+
+async def test_mask_truncated_takes_answers_without_eos_out_of_the_loss() -> None:
+    scene = with_pool(reward={"mask_truncated": True})
+    outcome = await stepped(scene)
+    for ready in outcome.mini_batches:
+        members = [member for group in ready.groups for member in group.members]
+        assert ready.batch.trained.tolist() == [len(member.tokens) < MAX_TOKENS for member in members]
+    assert any(not ready.batch.trained.all() for ready in outcome.mini_batches)
+
+
+def dynamic(statuses: str, spare: int, limit: int = 4) -> tuple[Scene, tuple[Prompt, ...]]:
+    """P prompts and ``spare`` further ones; prompt i is solved always (+), never (-) or sometimes (~)."""
+    everyone = prompts_of(P + spare)
+    scene = scene_of(config_of(rollout={"dynamic_sampling": True, "refill_limit": limit}, replay={"count": 0}))
+    verdicts: dict[str, list[Status]] = {
+        "+": ["correct"] * 3,
+        "-": ["wrong"] * 3,
+        "~": ["correct", "wrong", "wrong"],
+    }
+    scene.verifiers.verdicts = {prompt.id: verdicts[kind] for prompt, kind in zip(everyone, statuses, strict=True)}
+    return scene, everyone
+
+
+async def refilled_step(scene: Scene, everyone: tuple[Prompt, ...]) -> tuple[StepOutcome, list[Group]]:
+    outcome = await run_step(scene.step(spare=everyone), everyone[:P], refilled(mixed_groups))
+    return outcome, [group for ready in outcome.mini_batches for group in ready.groups]
+
+
+async def test_dynamic_sampling_refills_until_p_groups_have_a_signal() -> None:
+    scene, everyone = dynamic("~+~-" + "~-~~", spare=4)
+    outcome, groups = await refilled_step(scene, everyone)
+    # 2 of 4 kept: 2 missing at a share of 1/2 ask for 4 more, of which the first two with a signal are used
+    assert [group.prompt.question for group in groups] == ["q0", "q2", "q4", "q6"]
+    values = step_metrics(outcome)
+    assert (values["selection/rounds"], values["selection/discarded"]) == (2, 3)
+    assert values["rollout/prompts"] == P
+
+
+async def test_dynamic_sampling_stops_at_its_bound_and_trains_whole_updates() -> None:
+    scene, everyone = dynamic("~--+" + "~-~-" + "~~~~", spare=8, limit=2)
+    _, groups = await refilled_step(scene, everyone)
+    assert [group.prompt.question for group in groups] == ["q0", "q4"]  # 3 kept of 8, B = 2
+    assert scene.progress.notes == [
+        "step 0: dynamic sampling kept 3 of 8 groups in 2 rounds (1 all correct, 4 all wrong), wanted 4; stopped at"
+        " max_prompts = 8 and trains on 2: raise max_prompts, drop solved prompts, or lower the prompts per step"
+    ]
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+async def test_dynamic_sampling_that_keeps_nothing_goes_on(spare: int) -> None:
+    scene, everyone = dynamic("-" * (P + spare), spare=spare)
+    outcome, groups = await refilled_step(scene, everyone)
+    assert groups == []
+    values = step_metrics(outcome)
+    assert (values["update/count"], values["loss/tokens/fresh"]) == (0, 0)
+    assert values["selection/discarded"] == P + spare
+    assert scene.weights.versions == [1]
+
+
+async def test_linear_schedule_lowers_the_replays() -> None:
+    config = config_of(replay={"schedule": "linear"})
+    assert [replays_at(config, step) for step in range(5)] == [2, 2, 1, 1, 0]  # 2 - step/2, rounded half up
+    scene = scene_of(config, pool=filled_pool(World(), PROMPTS))
+    for step in range(5):
+        groups = await mixed_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)
+        assert {len(group.replays) for group in groups} == {replays_at(config, step)}
+    assert scene.world.count("sample") == 4
+
+
+def test_the_parts_of_the_loss_add_up_to_it_where_updates_were_skipped() -> None:
+    def update(loss: float, fresh: float, replay: float | None, skipped: str = "") -> UpdateOutcome:
+        sources = {"fresh/tokens": 6.0, "fresh/trajectories": 2.0, "fresh/loss": fresh}
+        sources |= {"fresh/advantage_mass": 1.0, "fresh/ratio_max": 1.0}
+        if replay is not None:
+            sources |= {name.replace("fresh", "replay"): value for name, value in sources.items()}
+            sources["replay/loss"] = replay
+        return UpdateOutcome(loss, 1.0, 0.5, skipped, sources)
+
+    nothing = UpdateOutcome(0.0, 0.0, 0.5, "no tokens", {})
+    torn = update(math.nan, math.nan, math.nan, "non-finite gradient")
+    values = update_metrics([update(0.5, 0.25, 0.25), nothing, update(1.0, 1.0, None), torn])
+    assert values["loss/policy"] == (0.5 + 1.0) / 2
+    assert (values["loss/part/fresh"], values["loss/part/replay"]) == ((0.25 + 1.0) / 2, 0.25 / 2)
+    assert (values["update/count"], values["update/skipped"]) == (2, 2)
+
+
+def test_speed_and_memory_of_updates_by_hand() -> None:
+    # 300 tokens and 9e9 operations in 1.5 s, on devices that can do 24e9 a second.
+    first = UpdateCost(tokens=100, seconds=0.5, model_flops=3e9, peak_flops=24e9, peak_memory_bytes=7)
+    second = UpdateCost(tokens=200, seconds=1.0, model_flops=6e9, peak_flops=24e9, peak_memory_bytes=9)
+    skipped = UpdateOutcome(0.0, 0.0, 0.5, "no tokens", {})
+    values = update_metrics([UpdateOutcome(1.0, 2.0, 0.5, "", {}, cost) for cost in (first, second)] + [skipped])
+    assert values["update/tokens_per_second"] == 200.0
+    assert values["update/flops_per_second"] == 6e9
+    assert values["update/flop_utilization"] == 0.25
+    assert values["update/peak_memory"] == 9
+    unknown = update_metrics([UpdateOutcome(1.0, 2.0, 0.5, "", {}, replace(first, peak_flops=0.0))])
+    assert "update/flop_utilization" not in unknown

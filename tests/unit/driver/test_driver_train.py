@@ -1,0 +1,336 @@
+"""A training run over a real run directory: what it writes, and that being killed anywhere changes none of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep.config.schema import Config
+from rlep.core.errors import CheckpointError, ConfigError, DataError, LearnerLost
+from rlep.core.jsonl import read_lines
+from rlep.driver.checkpoint import Checkpoint
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.train import Training, rlep_step
+from tests.unit.driver.driver_fakes import Killed, Scene, World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_values import P, batch_bytes, config_of, prompt_set, prompts_of
+
+TRAIN = prompt_set(10)
+HELD_OUT = prompts_of(1, prefix="held", source="aime")
+FACTS = Facts("train", "model", "tok", TRAIN.digest)
+
+
+def new_scene(config: Config | None = None) -> Scene:
+    """Fresh fakes over one and the same pool content: what a new process finds."""
+    return scene_of(config or config_of(), pool=filled_pool(World(), TRAIN.prompts))
+
+
+async def trained(directory: Path, scene: Scene, **data: Any) -> Checkpoint:
+    """Train as a process of its own would."""
+    store = RunDirectory(directory, scene.config, FACTS)
+    try:
+        values = data_of(data.get("train", TRAIN), HELD_OUT, data.get("pool_digest", "pool"))
+        return await Training(scene.run, scene.trainers, values, store, rlep_step).run()
+    finally:
+        store.close()
+
+
+def untimed(directory: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    """(step, metrics) of every line, without what a clock says."""
+    timed = ("time/", "rollout/tokens_per_second")
+    return [
+        (line["step"], {name: value for name, value in line["metrics"].items() if not name.startswith(timed)})
+        for line in read_lines(directory / "metrics.jsonl")
+    ]
+
+
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    """Every row, without what a clock says."""
+    rows = read_lines(directory / "evaluations.jsonl")
+    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows]
+
+
+def events(directory: Path) -> list[str]:
+    """Names of what happened."""
+    return [line["event"] for line in read_lines(directory / "events.jsonl")]
+
+
+def kept(directory: Path) -> list[str]:
+    """Checkpoints on disk."""
+    return sorted(path.name for path in (directory / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Scene]:
+    """A run of four steps that nothing happened to."""
+    directory, scene = tmp_path_factory.mktemp("run") / "whole", new_scene()
+    asyncio.run(trained(directory, scene))
+    return directory, scene
+
+
+def test_evaluates_at_the_beginning_every_so_often_and_at_the_end(undisturbed: tuple[Path, Scene]) -> None:
+    directory, _ = undisturbed
+    assert [(row["step"], row["n"]) for row in evaluations(directory)] == [(0, 2), (2, 2), (4, 4)]
+    lines = dict(untimed(directory))
+    assert [step for step, metrics in lines.items() if "evaluation/aime/avg" in metrics] == [1, 3]
+    assert lines[3]["evaluation/aime/samples"] == 4
+    assert sorted(path.name for path in (directory / "samples").iterdir()) == [
+        f"step-{step:06d}.parquet" for step in (0, 2, 4)
+    ]
+
+
+def test_line_k_is_of_version_k_and_the_prompts_follow_epochs(undisturbed: tuple[Path, Scene]) -> None:
+    directory, scene = undisturbed
+    lines = untimed(directory)
+    assert [(step, line["weights/version"], line["prompts/epoch"]) for step, line in lines] == [
+        (0, 0, 0),
+        (1, 1, 0),
+        (2, 2, 1),  # 10 prompts, 4 a step: two steps an epoch
+        (3, 3, 1),
+    ]
+    assert scene.weights.versions == [0, 1, 2, 3, 4]
+    asked = [request for request in scene.generators.asked if request.id.startswith("train/")]
+    assert len({request.seed for request in asked}) == len(asked) == 4 * P * 3
+
+
+def test_times_of_evaluation_and_checkpoint_are_recorded(undisturbed: tuple[Path, Scene]) -> None:
+    lines = {line["step"]: line["metrics"] for line in read_lines(undisturbed[0] / "metrics.jsonl")}
+    assert [step for step, metrics in lines.items() if "time/evaluate" in metrics] == [1, 3]
+    assert [step for step, metrics in lines.items() if "time/checkpoint" in metrics] == [1, 2, 3]  # of the step before
+
+
+def test_keeps_the_newest_checkpoints(undisturbed: tuple[Path, Scene]) -> None:
+    assert kept(undisturbed[0]) == ["step-000003", "step-000004"]
+    assert events(undisturbed[0])[0] == "run_started"
+    assert events(undisturbed[0])[-1] == "run_finished"
+
+
+async def test_saves_every_so_often_and_at_the_end(tmp_path: Path) -> None:
+    scene = new_scene(config_of(checkpoint={"every": 3, "keep": 5}))
+    final = await trained(tmp_path, scene)
+    assert kept(tmp_path) == ["step-000003", "step-000004"]
+    assert (final.path.name, final.state.step) == ("step-000004", 4)
+    assert (final.model / "state").read_bytes() == scene.learner.state
+
+
+async def test_evaluation_only_at_the_ends_or_not_at_all(tmp_path: Path) -> None:
+    await trained(tmp_path / "ends", new_scene(config_of(evaluation={"every": 0, "final_samples": None})))
+    assert [(row["step"], row["n"]) for row in evaluations(tmp_path / "ends")] == [(0, 2), (4, 2)]
+    store = RunDirectory(tmp_path / "none", config_of(), FACTS)
+    scene = new_scene()
+    await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store, rlep_step).run()
+    store.close()
+    assert evaluations(tmp_path / "none") == []
+
+
+EVENTS = 119
+KILLS = [(1, kill_at) for kill_at in sorted({*range(0, EVENTS, 8), *range(23, 33)})]
+KILLS += [(3, kill_at) for kill_at in range(1, 110, 13)]
+"""(steps between checkpoints, number of the event that does not happen any more)."""
+
+
+@pytest.mark.parametrize(("every", "kill_at"), KILLS)
+async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], every: int, kill_at: int
+) -> None:
+    whole, expected = undisturbed
+    config = config_of(checkpoint={"every": every})
+    first = new_scene(config)
+    first.world.kill_at = kill_at
+    with pytest.raises(Killed):
+        await trained(tmp_path, first)
+    second = new_scene(config)
+    await trained(tmp_path, second)
+    assert untimed(tmp_path) == untimed(whole)
+    assert evaluations(tmp_path) == evaluations(whole)
+    assert second.learner.state == expected.learner.state
+    assert second.learner.updates == expected.learner.updates == 8
+    again = [batch_bytes(batch) for batch in second.learner.batches]
+    assert (
+        again
+        == [batch_bytes(batch) for batch in expected.learner.batches][len(expected.learner.batches) - len(again) :]
+    )
+
+
+async def test_the_kills_cover_the_whole_run(undisturbed: tuple[Path, Scene]) -> None:
+    happened = [entry.split()[0] for entry in undisturbed[1].world.happened]
+    hit = {happened[kill_at] for every, kill_at in KILLS if every == 1}
+    assert hit == set(happened)
+    assert len(happened) == EVENTS
+
+
+async def test_killed_twice(tmp_path: Path, undisturbed: tuple[Path, Scene]) -> None:
+    for kill_at in (60, 45):
+        scene = new_scene(config_of(checkpoint={"every": 1}))
+        scene.world.kill_at = kill_at
+        with pytest.raises(Killed):
+            await trained(tmp_path, scene)
+    await trained(tmp_path, new_scene())
+    assert untimed(tmp_path) == untimed(undisturbed[0])
+    assert evaluations(tmp_path) == evaluations(undisturbed[0])
+
+
+@pytest.mark.parametrize("at", ["score/0", "update/0", "publish/0", "update/3", "publish/2", "save/2", "score/7"])
+async def test_a_lost_learner_is_restarted_and_restored(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], at: str
+) -> None:
+    scene = new_scene()
+    scene.learner.restarts = 1
+    scene.world.lose_learner_at = (at,)
+    await trained(tmp_path, scene)
+    assert untimed(tmp_path) == untimed(undisturbed[0])
+    assert evaluations(tmp_path) == evaluations(undisturbed[0])
+    assert scene.learner.state == undisturbed[1].learner.state
+    happened = events(tmp_path)
+    assert [happened.count(name) for name in ("run_started", "run_resumed", "actor_lost", "actor_restarted")] == [1] * 4
+
+
+async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
+    scene = new_scene()
+    scene.world.lose_learner_at = ("update/1",)
+    with pytest.raises(LearnerLost, match="out of restarts"):
+        await trained(tmp_path, scene)
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove", "torn state", "no manifest"])
+@pytest.mark.parametrize("keep", [1, 2])
+async def test_a_broken_newest_checkpoint_is_passed_over(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], damage: str, keep: int
+) -> None:
+    first = new_scene(config_of(run={"steps": 3}, checkpoint={"keep": 3}))
+    await trained(tmp_path, first)
+    newest = tmp_path / "checkpoints" / "step-000003"
+    match damage:
+        case "flip":
+            state = newest / "model" / "state"
+            state.write_bytes(bytes([state.read_bytes()[0] ^ 1]) + state.read_bytes()[1:])
+        case "remove":
+            (newest / "trainer" / "updates").unlink()
+        case "torn state":
+            (newest / "state.json").write_text('{"step": 3, "da')
+        case "no manifest":
+            (newest / "files.json").write_text("[]")
+    second = new_scene(config_of(checkpoint={"keep": keep}))
+    await trained(tmp_path, second)
+    assert second.world.happened[0] == "load step-000002"
+    assert events(tmp_path).count("checkpoint_refused") == 1
+    assert second.learner.state == undisturbed[1].learner.state
+    assert [step for step, _ in untimed(tmp_path)] == [0, 1, 2, 3]
+    assert kept(tmp_path) == ["step-000003", "step-000004"][2 - keep :]
+
+
+async def test_a_broken_later_checkpoint_does_not_push_out_the_good_one(tmp_path: Path) -> None:
+    await trained(tmp_path, new_scene(config_of(checkpoint={"keep": 3})))
+    for step in (3, 4):
+        (tmp_path / "checkpoints" / f"step-{step:06d}" / "state.json").unlink()
+    second = new_scene(config_of(checkpoint={"keep": 1}))
+    second.world.kill_at = 50
+    with pytest.raises(Killed):
+        await trained(tmp_path, second)
+    assert kept(tmp_path)[-1] == "step-000003"
+    third = new_scene()
+    await trained(tmp_path, third)
+    assert third.world.happened[0] == "load step-000003"
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [({"train": prompt_set(10, prefix="other")}, "data_digest"), ({"pool_digest": "grown"}, "pool_digest")],
+)
+async def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
+    await trained(tmp_path, new_scene(config_of(run={"steps": 1})))
+    scene = new_scene()
+    with pytest.raises(CheckpointError, match=f"made with {name}"):
+        await trained(tmp_path, scene, **changed)
+    assert scene.world.happened == []
+
+
+@pytest.mark.parametrize("name", ["model_digest", "tokenizer_digest", "data_digest"])
+def test_a_directory_of_another_model_tokenizer_or_dataset_is_refused(tmp_path: Path, name: str) -> None:
+    RunDirectory(tmp_path, config_of(), FACTS).close()
+    facts: dict[str, Any] = {
+        "model_digest": "model",
+        "tokenizer_digest": "tok",
+        "data_digest": TRAIN.digest,
+        name: "other",
+    }
+    with pytest.raises(CheckpointError, match=f"{name} .* now it is other"):
+        RunDirectory(tmp_path, config_of(), Facts("train", **facts))
+    RunDirectory(tmp_path, config_of(), FACTS).close()  # a refusal leaves nothing locked
+
+
+def test_a_directory_of_another_config_is_refused_by_its_keys(tmp_path: Path) -> None:
+    RunDirectory(tmp_path, config_of(), FACTS).close()
+    before = (tmp_path / "config.json").read_text()
+    with pytest.raises(ConfigError) as refused:
+        RunDirectory(tmp_path, config_of(replay={"count": 1}, update={"lr": 1.0}, run={"steps": 9}), FACTS)
+    assert "replay.count: 2 → 1" in str(refused.value)
+    assert "update.lr: 1e-06 → 1.0" in str(refused.value)
+    assert "run.steps" not in str(refused.value)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_directory_of_another_command_is_refused(tmp_path: Path) -> None:
+    RunDirectory(tmp_path, config_of(), FACTS).close()
+    with pytest.raises(ConfigError, match="holds a 'train' run"):
+        RunDirectory(tmp_path, config_of(), Facts("sft", "model", "tok", TRAIN.digest))
+
+
+def test_what_does_not_change_the_steps_may_change(tmp_path: Path) -> None:
+    RunDirectory(tmp_path, config_of(), FACTS).close()
+    changed = config_of(
+        run={"steps": 9, "name": "other"},
+        rollout={"deadline_s": 7},
+        evaluation={"every": 1},
+        checkpoint={"every": 2},
+        generator={"count": 2},
+        learner={"restarts": 5},
+    )
+    store = RunDirectory(tmp_path, changed, FACTS)
+    assert store.resumed
+    assert json.loads((tmp_path / "config.json").read_text())["run"]["steps"] == 9
+    store.close()
+
+
+def test_steps_may_not_change_where_the_replay_schedule_depends_on_them(tmp_path: Path) -> None:
+    linear = {"schedule": "linear"}
+    RunDirectory(tmp_path, config_of(replay=linear), FACTS).close()
+    with pytest.raises(ConfigError, match=r"run\.steps: 4 → 9"):
+        RunDirectory(tmp_path, config_of(replay=linear, run={"steps": 9}), FACTS)
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    store = RunDirectory(tmp_path, config_of(), FACTS)
+    with pytest.raises(DataError, match="already running"):
+        RunDirectory(tmp_path, config_of(), FACTS)
+    store.close()
+
+
+async def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
+    await trained(tmp_path, new_scene())
+    before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "evaluations.jsonl")}
+    scene = new_scene()
+    final = await trained(tmp_path, scene)
+    assert final.state.step == 4
+    assert scene.world.happened == ["load step-000004"]
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+
+
+async def test_a_finished_run_goes_on_with_more_steps(tmp_path: Path, undisturbed: tuple[Path, Scene]) -> None:
+    await trained(tmp_path, new_scene(config_of(run={"steps": 2})))
+    scene = new_scene()
+    await trained(tmp_path, scene)
+    assert [step for step, _ in untimed(tmp_path)] == [0, 1, 2, 3]
+    assert scene.learner.state == undisturbed[1].learner.state
+
+
+async def test_more_prompts_than_there_are(tmp_path: Path) -> None:
+    store = RunDirectory(tmp_path, config_of(), FACTS)
+    scene = new_scene()
+    with pytest.raises(DataError, match="a step uses 4 prompts, the dataset has 3"):
+        Training(scene.run, scene.trainers, data_of(prompt_set(3), HELD_OUT), store, rlep_step)
+    store.close()

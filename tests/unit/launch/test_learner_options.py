@@ -1,0 +1,49 @@
+"""From the config's keys to what a learner rank is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlep.core.errors import ConfigError
+from rlep.launch.engine_options import learner_options
+from tests.unit.driver.driver_values import config_of
+
+
+def rates(steps: int, **update: Any) -> list[float]:
+    """Learning rate of every rollout or update of a run of 4 prompts a step, 2 an update."""
+    options = learner_options(config_of(run={"steps": steps}, update={"lr": 1.0, **update})).optimizer
+    return [options.lr_at(index) for index in range(options.total)]
+
+
+def test_a_linear_decay_ends_with_the_last_rollout() -> None:
+    # Warm-up 1/2, 2/2; then four equal steps from 1 down to the floor.
+    wanted = [0.5, 1.0, 0.775, 0.55, 0.325, 0.1]
+    assert rates(6, warmup=2, schedule="linear", floor=0.1) == pytest.approx(wanted)
+
+
+def test_counted_in_updates_a_cosine_ends_with_the_last_update() -> None:
+    # 2 steps of 2 updates; after the warm-up of one: half a cosine over three, 3/4, 1/4, 0.
+    assert rates(2, warmup=1, schedule="cosine", unit="updates") == pytest.approx([1.0, 0.75, 0.25, 0.0])
+
+
+def test_a_warm_up_longer_than_the_run_leaves_no_room_for_a_decay() -> None:
+    with pytest.raises(ConfigError, match="total 4, warmup 10 rollouts"):
+        learner_options(config_of(update={"schedule": "cosine"}))
+
+
+@pytest.mark.parametrize("key", ["compile", "reshard_after_forward", "activation_checkpointing", "cpu_offload"])
+def test_each_memory_and_speed_switch_reaches_the_policy(key: str) -> None:
+    for wanted in (True, False):
+        options = learner_options(config_of(learner={key: wanted, "gpus": 1}))
+        assert getattr(options.policy, key) is wanted
+        assert (options.device, options.policy.dtype) == ("cuda", "bfloat16")
+
+
+@pytest.mark.parametrize(("stream", "prompts", "kept"), [(False, 2, False), (True, 4, False), (True, 2, True)], ids=str)
+def test_start_weights_are_kept_only_where_a_step_scores_after_its_first_update(
+    stream: bool, prompts: int, kept: bool
+) -> None:
+    options = learner_options(config_of(update={"stream": stream, "prompts": prompts}))  # 4 prompts a step
+    assert options.keep_start_weights is kept

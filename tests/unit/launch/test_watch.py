@@ -1,0 +1,111 @@
+"""What is recorded of a step's actors, and what ``rlep status`` and ``rlep top`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from rlep.actors.control import RunStatus
+from rlep.actors.replicas import ActorStatus, RoleStatus
+from rlep.actors.run_progress import Phase, RunProgress
+from rlep.actors.timeline import Timeline
+from rlep.cli.top import frame
+from rlep.core.errors import LearnerLost
+from rlep.core.types import Prompt, Reissued
+from rlep.driver.context import Step
+from rlep.driver.train import Trained
+from rlep.launch.watch import Watch
+from rlep.metrics.catalogue import metric_for
+from rlep.metrics.spans import Span, breakdown_of
+from tests.unit.driver.driver_fakes import scene_of
+from tests.unit.driver.driver_values import prompts_of
+
+GENERATOR = ActorStatus("generator-0", "serving", version=41, in_flight=96, tokens_per_second=1234.4, restarts=2)
+STARTING = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU")
+ROLES = (
+    RoleStatus("generator", (GENERATOR, STARTING), backlog=7, reissued=Reissued(3, 1)),
+    RoleStatus("verifier", (ActorStatus("verifier-0", "leaving"), ActorStatus("verifier-1", "serving"))),
+    RoleStatus("learner", (ActorStatus("learner-0", "serving"),)),
+    RoleStatus("pool", (ActorStatus("pool", "serving"),)),
+    RoleStatus("pool", (ActorStatus("failures", "lost", restarts=3, error="Traceback\nred"),)),
+)
+
+
+def test_actors_are_counted_by_role_and_restarts_do_not_go_with_those_who_leave() -> None:
+    watch = Watch(3, tuple)
+    expected = {
+        "actors/alive/generator": 1,
+        "actors/alive/verifier": 2,
+        "actors/alive/learner": 1,
+        "actors/alive/pool": 1,
+        "actors/restarts/generator": 2,
+        "actors/restarts/verifier": 0,
+        "actors/restarts/learner": 0,
+        "actors/restarts/pool": 3,
+    }
+    assert watch.actors(ROLES) == expected
+    assert all(metric_for(name) for name in expected)
+    later = replace(ROLES[0], actors=(replace(STARTING, state="serving", restarts=1),))
+    after = watch.actors([later])
+    assert (after["actors/alive/generator"], after["actors/restarts/generator"]) == (1, 3)
+
+
+async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() -> None:
+    now = iter(range(10))
+    timeline, watch = Timeline(lambda: float(next(now))), Watch(3, lambda: (Phase("update", 1, 2, "updates"),))
+
+    async def train(step: Step, prompts: Sequence[Prompt]) -> Trained:
+        assert (watch.progress().done, len(prompts)) == (1, 2)
+        step.clock.seconds["step"] = 2.5
+        return Trained((), {"rollout/prompts": 2}, ("a",))
+
+    async def fail(step: Step, prompts: Sequence[Prompt]) -> Trained:
+        raise LearnerLost("gone")
+
+    assert watch.progress() == RunProgress(None, 3, (Phase("update", 1, 2, "updates"),))
+    trained = await watch.watched(train, timeline, lambda: ROLES)(scene_of().step(1), prompts_of(2))
+    assert trained == Trained((), {"rollout/prompts": 2} | Watch(3, tuple).actors(ROLES), ("a",))
+    assert (watch.progress().done, watch.progress().seconds) == (2, {"step": 2.5})
+    with pytest.raises(LearnerLost):
+        await watch.watched(fail, timeline, lambda: ROLES)(scene_of().step(2), prompts_of(2))
+    assert timeline.spans == (Span("driver", "step", 0.0, 1.0, 1),)
+
+
+def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
+    spans = [Span("generator-0", "generate", 1, 7), Span("learner", "update", 7, 9), Span("learner", "publish", 9, 10)]
+    progress = RunProgress(
+        41, 200, (Phase("rollout", 312, 512, "answers"),), {"step": 10.0, "update": 2, "generate": 6}
+    )
+    step = breakdown_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
+    console = Console(width=120, highlight=False)
+    with console.capture() as captured:
+        console.print(frame(RunStatus("name", ROLES, progress, step)))
+    lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
+    assert lines[:5] == [
+        "name: 41 of 200 steps done, policy version 41",
+        "now: rollout 312 of 512 answers",
+        "last step: 10.00 s; generate 6.00 s, update 2.00 s",
+        "critical path: update 2.00 s (20 %), publish 1.00 s (10 %), waiting 7.00 s (70 %)",
+        "idle: generator 70 %, learner 70 %",
+    ]
+    rows = {line.split()[0]: line.split() for line in lines[7:13]}
+    assert rows["generator-0"] == ["generator-0", "serving", "41", "96", "1,234", "2"]
+    assert rows["generator-1"] == ["generator-1", "placing", "0", "0"]
+    assert set(rows) == {"generator-0", "generator-1", "verifier-0", "verifier-1", "learner-0", "pool"}
+    assert lines[13].split()[:2] == ["failures", "lost"]
+    assert lines[14:] == [
+        "requests: 7 waiting for a generator, 3 re-dispatched, 1 completions dropped",
+        "verdicts: 0 calls waiting for a verifier",
+        "generator-1: needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU",
+        "failures: red",
+    ]
+
+
+def test_a_run_without_a_step_yet_says_what_there_is() -> None:
+    console = Console(width=120, highlight=False)
+    with console.capture() as captured:
+        console.print(frame(RunStatus("name", ROLES[2:4])))
+    assert captured.get().splitlines()[:2] == ["name: policy version none yet", "now: between two phases"]
