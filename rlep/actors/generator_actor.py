@@ -12,7 +12,7 @@ from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
 from rlep.engines.sampler.setup import STOCK
-from rlep.engines.weights.publication import WeightUpdate
+from rlep.engines.weights.weight_update import WeightUpdate
 
 
 @ray.remote

@@ -25,7 +25,7 @@ from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
-from rlep.engines.weights.publication import WeightUpdate
+from rlep.engines.weights.weight_update import WeightUpdate
 
 
 class GeneratorPool:

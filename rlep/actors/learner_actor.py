@@ -19,7 +19,7 @@ from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 if TYPE_CHECKING:
     from rlep.engines.learner.weight_sender import WeightSender

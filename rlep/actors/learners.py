@@ -22,7 +22,7 @@ from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 WRITTEN_POLL_S = 0.2
 """How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""

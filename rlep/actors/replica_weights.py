@@ -14,7 +14,7 @@ from rlep.actors.cluster import call
 from rlep.actors.generator_replica import GeneratorReplica
 from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, RlepError, WeightSyncError
-from rlep.engines.weights.publication import WeightUpdate
+from rlep.engines.weights.weight_update import WeightUpdate
 
 
 class EngineWeights:

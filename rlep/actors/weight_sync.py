@@ -16,7 +16,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.learners import Learners
 from rlep.core.errors import LearnerLost, WeightSyncError
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 ATTEMPTS = 3
 _POLL_S = 0.1

@@ -169,7 +169,7 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         ("  activations, roughly", _size(memory.learner_activations)),
         ("KV cache", f"{memory.kv_token:,} bytes a token, {_size(memory.kv_sequence)} a longest sequence"),
         ("KV cache, a generator", f"{_size(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
-        ("weight update", _size(memory.publication)),
+        ("weight update", _size(memory.weight_update)),
         *_shared_lines(memory.shared),
     ]
 

@@ -89,7 +89,7 @@ class MemoryPlan:
     """KV cache of one generator, 0 where weights alone fill the memory; on GPUs worked out for 80 GiB each."""
     kv_sequences: int
     """Sequences of greatest length that fit into it (a number)."""
-    publication: int
+    weight_update: int
     """One weight update to the generators."""
     shared: SharedPlan | None = None
     """Of one GPU that a learner rank and a generator time-share; None where each has its own."""
@@ -165,7 +165,7 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
         kv_sequence=sequence,
         kv_cache=cache,
         kv_sequences=cache // sequence,
-        publication=weights * served,
+        weight_update=weights * served,
         shared=SharedPlan(
             generate=int(GPU_GIB * GIB * generator.memory_utilization) + ASLEEP_BYTES,
             learn=on_gpu + ASLEEP_BYTES,

@@ -33,7 +33,7 @@ class RunSummary:
     final_step: int | None
     final_samples: int | None
     area: float | None
-    """Mean height of the accuracy curve over its steps (trapezoids)."""
+    """Mean accuracy over steps (trapezoids)."""
     seconds_per_step: float | None
     """Median of ``time/step``."""
     wall_s: float | None
@@ -60,7 +60,7 @@ class Summary:
     runs: tuple[RunSummary, ...]
     crossing: BaselineReached | None
     area_gain: float | None
-    """Mean height of RLEP's curve minus the baseline's, over the steps at which both were evaluated."""
+    """RLEP's mean accuracy minus the baseline's, over the steps at which both were evaluated."""
     notes: tuple[str, ...]
 
     def rows(self) -> list[dict[str, str]]:
@@ -164,7 +164,7 @@ def crossing(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint
 
 
 def area(points: Sequence[EvaluationPoint]) -> float | None:
-    """Mean height of a curve over its steps by trapezoids; None without at least two points."""
+    """Mean of a curve over its steps by trapezoids; None without at least two points."""
     if len(points) < 2:
         return None
     pairs = itertools.pairwise(points)

@@ -40,8 +40,8 @@ from rlep.engines.learner.weight_sender import (
     weight_update,
     write_weights,
 )
-from rlep.engines.weights.publication import BroadcastGroup, WeightUpdate
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
 _PartLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
 

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
-from rlep.engines.weights.publication import (
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
+from rlep.engines.weights.weight_update import (
     BroadcastGroup,
     GroupBackend,
     Probe,
@@ -21,7 +22,6 @@ from rlep.engines.weights.publication import (
     TensorSpec,
     WeightUpdate,
 )
-from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 if TYPE_CHECKING:
     from rlep.engines.weights.nccl import NcclSender

@@ -26,7 +26,7 @@ from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
 from rlep.engines.sampler.weight_loading import TIED_HEAD, WeightLoading
-from rlep.engines.weights.publication import BroadcastGroup, WeightUpdate, checkpoint_layout
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine

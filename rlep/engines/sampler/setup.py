@@ -29,7 +29,7 @@ from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
 from rlep.engines.sampler.vllm_private import SOCKET_NAME_BYTES, in_every_process
 from rlep.engines.sampler.weight_change import OnUpdate
-from rlep.engines.weights.publication import Transfer
+from rlep.engines.weights.weight_update import Transfer
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs, AsyncLLMEngine

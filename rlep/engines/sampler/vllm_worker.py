@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.vllm_private import forget_weight_update, pack_cpu_matrix
 from rlep.engines.weights.broadcast import BroadcastMember
-from rlep.engines.weights.publication import (
+from rlep.engines.weights.weight_update import (
     BroadcastGroup,
     GroupBackend,
     SharedMemoryWeights,
@@ -106,7 +106,7 @@ class SharedMemoryEngine(_LayerwiseEngine[SharedMemoryInitInfo, SharedMemoryUpda
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """The fields of ``rlep.engines.weights.publication.BroadcastGroup``."""
+    """The fields of ``rlep.engines.weights.weight_update.BroadcastGroup``."""
 
     backend: GroupBackend
     host: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.setup import SamplerOptions
-from rlep.engines.weights.publication import (
+from rlep.engines.weights.weight_update import (
     BroadcastGroup,
     SharedMemoryWeights,
     TensorSpec,

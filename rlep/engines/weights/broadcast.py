@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
 from rlep.engines.torch_private import gloo_group
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, TensorSpec, in_order
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, TensorSpec, in_order
 
 _POLL_S = 0.0005
 _TOKEN_BYTES = 16

@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rlep.core.errors import WeightSyncError
 from rlep.engines.weights.broadcast import Barrier, first_line
-from rlep.engines.weights.publication import BroadcastGroup, TensorSpec, in_order
+from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec, in_order
 
 
 class NcclSender:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
-from rlep.engines.weights.publication import (
+from rlep.engines.weights.weight_update import (
     SAFETENSORS_NAMES,
     STAMP_KEY,
     VERSION_KEY,
@@ -90,7 +90,7 @@ class SharedMemoryWriter:
         return SharedMemoryWeights(path, len(slot.memory), stamp)
 
     def close(self) -> None:
-        """Let go of the files; what was published stays as long as they do."""
+        """Close the files; published weights stay as long as the files do."""
         for path in list(self._slots):
             self._drop(path)
 

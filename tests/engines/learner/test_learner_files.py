@@ -20,8 +20,8 @@ from rlep.core.types import Int32Array, SequenceBatch
 from rlep.engines.learner import trainer_state
 from rlep.engines.learner.options import OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.weights.publication import SharedMemoryWeights, check_shared_memory, read_layout
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
+from rlep.engines.weights.weight_update import SharedMemoryWeights, check_shared_memory, read_layout
 from tests.engines.learner.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
 from tests.engines.learner.learner_process import same, single_ranks, weights_of
 

@@ -20,8 +20,8 @@ from transformers import Qwen2ForCausalLM
 from rlep.core.errors import ActorLost, ModelError, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.weights.publication import Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
+from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
 from tests.engines.sampler.sampler_cases import (
     CONTEXT,
     EOS,

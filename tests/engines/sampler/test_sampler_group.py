@@ -19,7 +19,7 @@ from transformers import Qwen2ForCausalLM
 from rlep.core.errors import WeightSyncError
 from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from rlep.engines.weights.publication import BroadcastGroup, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
 from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.waiting import until
 

@@ -21,8 +21,8 @@ from rlep.core.errors import WeightSyncError
 from rlep.core.types import Completion, Int32Array, Request, Sampling
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.sampler.weight_change import OnUpdate
-from rlep.engines.weights.publication import Probe, TensorSpec, WeightUpdate
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
+from rlep.engines.weights.weight_update import Probe, TensorSpec, WeightUpdate
 from tests.engines.sampler.sampler_cases import CONTEXT, PARTS, VOCABULARY, build_model, perturb, true_logprobs
 from tests.waiting import DEADLINE_S
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlep.core.errors import WeightSyncError
 from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.weights.broadcast import BroadcastMember
-from rlep.engines.weights.publication import BroadcastGroup, TensorSpec
+from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec
 
 CPU = torch.device("cpu")
 WEIGHTS: dict[str, Tensor] = {

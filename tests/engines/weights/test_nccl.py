@@ -18,7 +18,7 @@ from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.weight_loading import init_info, update_info
 from rlep.engines.weights.broadcast import Barrier, Meeting
 from rlep.engines.weights.nccl import GatheredWeights, NcclSender
-from rlep.engines.weights.publication import BroadcastGroup, TensorSpec, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec, WeightUpdate
 
 pytestmark = pytest.mark.timeout(300)
 LAYOUT = (TensorSpec("matrix", "float32", (4, 3)), TensorSpec("half", "bfloat16", (3,)))

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlep.core.errors import ModelError, WeightSyncError
-from rlep.engines.weights.publication import (
+from rlep.engines.weights.shared_memory import SharedMemoryWriter
+from rlep.engines.weights.weight_update import (
     SharedMemoryWeights,
     TensorSpec,
     check_layout,
@@ -22,7 +23,6 @@ from rlep.engines.weights.publication import (
     checkpoint_layout,
     read_layout,
 )
-from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 WEIGHTS: dict[str, Tensor] = {
     "matrix": torch.arange(12, dtype=torch.float32).reshape(3, 4).t(),  # not contiguous

@@ -11,7 +11,7 @@ import pytest
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.weight_sync import GroupOptions, GroupSession
 from rlep.core.errors import LearnerLost, WeightSyncError
-from rlep.engines.weights.publication import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 pytestmark = pytest.mark.asyncio
 

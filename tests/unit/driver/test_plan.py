@@ -158,7 +158,7 @@ def test_memory_of_the_rlep_preset() -> None:
     assert memory.kv_sequence == 234_881_024  # 224 MiB for 4096 tokens
     # 0.85 x 80 GiB = 73,014,444,032, less the weights: 57,783,211,008 / 234,881,024 = 246.01
     assert memory.kv_sequences == 246
-    assert memory.publication == 15_231_233_024
+    assert memory.weight_update == 15_231_233_024
     assert memory.learner == memory.learner_state + memory.learner_copy + memory.learner_activations
 
 

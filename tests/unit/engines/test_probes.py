@@ -9,7 +9,7 @@ import pytest
 
 from rlep.core.errors import WeightSyncError
 from rlep.core.types import Float32Array
-from rlep.engines.weights.publication import Probe, SharedMemoryWeights, WeightUpdate
+from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, WeightUpdate
 
 GIVEN = np.arange(3, dtype=np.int32)
 COUNTS = (8, 12)
