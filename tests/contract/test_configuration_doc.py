@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rlep.config.schema import Config
 from rlep.driver.run_directory import CHANGEABLE
+from rlep.metrics import catalogue
 from rlep.metrics.catalogue import EVENTS, METRICS
 from scripts import metrics_table
 from scripts.config_table import DOCUMENT, document
@@ -50,3 +51,12 @@ def test_the_tables_of_metrics_and_events_are_the_present_ones() -> None:
     text = metrics_table.DOCUMENT.read_text(encoding="utf-8")
     assert metrics_table.document(text) == text, "run: python scripts/metrics_table.py"
     assert text.count("\n| `") == len(METRICS) + len(EVENTS)
+
+
+def test_every_metric_and_event_is_recorded_somewhere() -> None:
+    own = Path(catalogue.__file__)
+    code = "".join(file.read_text(encoding="utf-8") for file in own.parents[1].rglob("*.py") if file != own)
+    stems = {metric.name: metric.name.partition("/<")[0] for metric in METRICS}
+    timed = {f"time/{phase}" for phase in re.findall(r'\.phase\("(\w+)"\)', code)}  # see ``Clock.phase``
+    assert [name for name, stem in stems.items() if f'"{stem}' not in code and stem not in timed] == []
+    assert [event for event in EVENTS if f'"{event}"' not in code] == []

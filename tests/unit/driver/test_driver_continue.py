@@ -96,6 +96,7 @@ async def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path: Path) -
     ("metric", "reason"),
     [
         ("evaluation/aime/average", "unknown metric"),
+        ("collection/correct", "unknown metric"),
         ("group/replays", "is a list of numbers"),
         ("evaluation/amc/avg", "evaluated are aime, all"),
     ],
