@@ -28,6 +28,7 @@ class TerminalProgress:
             TimeElapsedColumn(),
             console=self.console,
             transient=True,
+            redirect_stdout=False,
             disable=not sys.stderr.isatty(),
         )
 
