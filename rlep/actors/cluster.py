@@ -64,9 +64,8 @@ class Cluster:
         Raises ``PlacementError`` where none answers or starts.
         """
         address = self.config.address or os.environ.get("RAY_ADDRESS")
-        os.environ.pop(
-            "RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None
-        )  # read; the processes that Ray starts keep its handler
+        # Ray has read it; the processes that it starts keep its handler.
+        os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
         if address:
             _check_reachable(address)
             try:

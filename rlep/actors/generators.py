@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
-from rlep.engines.weights.weight_update import WeightUpdate
 
 
 class GeneratorPool:
-    """All generators of a run behind the driver's ``GeneratorPool`` port."""
+    """All generators of a run behind the driver's ``Generators`` port."""
 
     def __init__(
         self,
@@ -48,7 +47,8 @@ class GeneratorPool:
         self._replicas = ReplicaSet(
             "generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave
         )
-        self._weights = EngineWeights(lambda: self._workers, self._span, config)
+        self.weights = EngineWeights(lambda: self._workers, self._span, config)
+        """The policy version they serve: loading it, sleep and wake."""
         self._version: int | None = None
         self._streams: set[asyncio.Task[None]] = set()
 
@@ -77,26 +77,6 @@ class GeneratorPool:
             raise ConfigError(
                 'cluster.placement = "colocated": there are as many generators as learner devices for them'
             )
-
-    async def publish(self, weight_update: WeightUpdate, *, deadline_s: float) -> float:
-        """See ``EngineWeights.publish``."""
-        return await self._weights.publish(weight_update, deadline_s=deadline_s)
-
-    async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
-        """See ``EngineWeights.take``."""
-        return await self._weights.take(weight_updates, deadline_s=deadline_s)
-
-    def living(self) -> tuple[str, ...]:
-        """See ``EngineWeights.living``."""
-        return self._weights.living()
-
-    async def sleep(self) -> None:
-        """See ``EngineWeights.sleep``."""
-        await self._weights.sleep()
-
-    async def wake(self) -> None:
-        """See ``EngineWeights.wake``."""
-        await self._weights.wake()
 
     def status(self) -> RoleStatus:
         """What every generator does now."""
@@ -218,13 +198,13 @@ class GeneratorPool:
         try:
             with self._span(worker.name, "start"):
                 await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
-            if self._weights.weight_update is None and self._version is not None:
+            if self.weights.weight_update is None and self._version is not None:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
                 worker.ready.set()
             served, difference = None, None
-            while served is not self._weights.weight_update:  # another may have been published meanwhile
-                served = self._weights.weight_update
+            while served is not self.weights.weight_update:  # another may have been published meanwhile
+                served = self.weights.weight_update
                 difference = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
         except BaseException:
             ray.kill(actor)
@@ -255,7 +235,7 @@ class GeneratorPool:
         self._queue.give_back(worker.name)
 
     async def _revive(self, worker: GeneratorReplica) -> bool:
-        """Start a lost generator again; False when its restarts are out_of_restarts."""
+        """Start a lost generator again; False when it is out of restarts."""
         while worker.restarts_left:
             worker.restarts_left -= 1
             worker.restarts += 1

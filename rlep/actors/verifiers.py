@@ -78,7 +78,7 @@ class VerifierReplica:
 
 
 class VerifierPool:
-    """All verifiers of a run behind the driver's ``VerifierPool`` port."""
+    """All verifiers of a run behind the driver's ``Verifiers`` port."""
 
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
         self._cluster, self._config = cluster, config

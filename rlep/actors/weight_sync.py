@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.learners import Learners
+from rlep.actors.replica_weights import EngineWeights
 from rlep.core.errors import LearnerLost, WeightSyncError
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -98,10 +98,9 @@ class GroupSession:
             self._members = members
         group = self._group
         offer = await self._sender.publish(version, self._probes, self._dtype, group)
-        if removed := sorted(set(members) - set(self._takers.living())):
-            raise WeightSyncError(
-                f"{', '.join(removed)} was removed before the transfer"
-            )  # the others would wait for them
+        if ended := sorted(set(members) - set(self._takers.living())):
+            # The others would wait for them.
+            raise WeightSyncError(f"{', '.join(ended)} ended before the transfer")
         parts = {
             member: replace(offer, source=replace(group, first_rank=1 + number * options.workers))
             for number, member in enumerate(members)
@@ -127,7 +126,7 @@ class WeightPublisher:
     def __init__(
         self,
         learners: Learners,
-        generators: GeneratorPool,
+        generators: EngineWeights,
         probes: Probes,
         *,
         dtype: Dtype,

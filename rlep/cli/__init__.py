@@ -37,46 +37,36 @@ Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
+def _start(command: Literal["train", "collect", "sft"], files: list[Path], overrides: list[str] | None) -> None:
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import runs
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress() as progress:
+        {"train": runs.train, "collect": runs.collect, "sft": runs.sft}[command](config, progress)
+
+
 @app.command()
 @command_errors
 def train(files: Files, overrides: Overrides = None) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
-    check_versions()
-    from rlep.cli.progress import TerminalProgress
-    from rlep.config.settings import load_config
-    from rlep.launch.runs import train as run
-
-    config = load_config(files, overrides or ())
-    with TerminalProgress() as progress:
-        run(config, progress)
+    _start("train", files, overrides)
 
 
 @app.command()
 @command_errors
 def collect(files: Files, overrides: Overrides = None) -> None:
     """Generate responses to every training question with model.path, and store the verified ones in the pool."""
-    check_versions()
-    from rlep.cli.progress import TerminalProgress
-    from rlep.config.settings import load_config
-    from rlep.launch.runs import collect as run
-
-    config = load_config(files, overrides or ())
-    with TerminalProgress() as progress:
-        run(config, progress)
+    _start("collect", files, overrides)
 
 
 @app.command()
 @command_errors
 def sft(files: Files, overrides: Overrides = None) -> None:
     """Supervised fine-tuning on the pool, on the same learner: a control for replay."""
-    check_versions()
-    from rlep.cli.progress import TerminalProgress
-    from rlep.config.settings import load_config
-    from rlep.launch.runs import sft as run
-
-    config = load_config(files, overrides or ())
-    with TerminalProgress() as progress:
-        run(config, progress)
+    _start("sft", files, overrides)
 
 
 @app.command()

@@ -24,9 +24,10 @@ RENAMED = {
 """Old key → its new name. It is refused in files and ``--set``, and taken over from a stored config."""
 
 DELETED = {
-    "generator.minimum": "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
-    "generator.maximum": "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
-    "generator.idle_s": "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
+    **dict.fromkeys(
+        ("generator.minimum", "generator.maximum", "generator.idle_s"),
+        "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
+    ),
     "generator.hedge": "requests are no longer sent twice by response time; generator.lease_s re-dispatches late ones",
 }
 """Old key → why it went and what to use instead. It never changed a step's result, so a stored config just loses it."""
@@ -34,8 +35,9 @@ DELETED = {
 RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory", ("update.stream", "fixed"): "true"}
 """(key, old value) → the value's new name, treated like ``RENAMED``."""
 
-STREAM_COMPLETION = "its order of updates was not reproducible; true updates in a fixed order"
-DELETED_VALUES = {("update.stream", "completion"): STREAM_COMPLETION}
+DELETED_VALUES = {
+    ("update.stream", "completion"): "its order of updates was not reproducible; true updates in a fixed order"
+}
 """(key, old value) → why it went and what to use instead. It changed results: a stored config that has it is refused."""
 
 

@@ -151,7 +151,7 @@ class RunActors:
         if shared is not None:
             self._stack.callback(shared.close)  # when all actors in it have ended
         role = GeneratorPool(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
-        self._sharing.join("generators", role)
+        self._sharing.join("generators", role.weights)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -175,32 +175,21 @@ class RunActors:
 
     def pool(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
         """The experience pool."""
-        config = self.config
-        options = PoolOptions(
-            cap=None if read_only else config.collection.cap,
-            minimum=config.replay.minimum,
-            read_only=read_only,
-            writer=config.run.name,
-            deadline=config.pool.deadline_s,
-        )
-        return self._pool("pool", config.pool.name, tokenizer, options)
+        options = PoolOptions(minimum=self.config.replay.minimum, read_only=read_only)
+        return self._pool("pool", "", tokenizer, options, cap=self.config.collection.cap)
 
     def failures(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
         """The pool of wrong answers beside it, for ``replay.failed``."""
-        config = self.config
-        options = PoolOptions(
-            cap=None if read_only else config.collection.failed,
-            minimum=1,
-            read_only=read_only,
-            writer=config.run.name,
-            deadline=config.pool.deadline_s,
-            holds="wrong",
-        )
-        return self._pool("failures", config.pool.name + FAILURES, tokenizer, options)
+        options = PoolOptions(minimum=1, read_only=read_only, holds="wrong")
+        return self._pool("failures", FAILURES, tokenizer, options, cap=self.config.collection.failed)
 
-    def _pool(self, actor: str, name: str, tokenizer: Tokenizer, options: PoolOptions) -> PoolService:
-        pool = self.config.pool.model_copy(update={"name": name})
-        role = PoolService(self.cluster, pool, self.config.pool_directory, (tokenizer.digest, options), actor)
+    def _pool(self, actor: str, suffix: str, tokenizer: Tokenizer, options: PoolOptions, *, cap: int) -> PoolService:
+        config = self.config
+        pool = config.pool.model_copy(update={"name": config.pool.name + suffix})
+        options = replace(
+            options, cap=None if options.read_only else cap, writer=config.run.name, deadline=config.pool.deadline_s
+        )
+        role = PoolService(self.cluster, pool, config.pool_directory, (tokenizer.digest, options), actor)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role
@@ -223,7 +212,7 @@ class RunActors:
         """Weight updates from the learner to the generators."""
         return WeightPublisher(
             learners,
-            generators,
+            generators.weights,
             probes_of(prompts),
             dtype=generator_dtype(self.config),
             deadline_s=self.config.learner.deadline_s,

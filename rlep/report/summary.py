@@ -172,7 +172,7 @@ def area(points: Sequence[EvaluationPoint]) -> float | None:
 
 
 def area_gain(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint]) -> float | None:
-    """Difference of the mean heights over the steps that both have; None without at least two."""
+    """Difference of the mean accuracies over the steps that both have; None without at least two."""
     common = {row.step for row in baseline} & {row.step for row in rlep}
     first, second = (area([row for row in rows if row.step in common]) for rows in (rlep, baseline))
     return None if first is None or second is None else first - second

@@ -43,7 +43,7 @@ class Cast:
 
     async def both_back(self) -> None:
         """Wait for the supervisor to start what was lost."""
-        await until(lambda: len(self.generators.living()) == 2, "both generators")
+        await until(lambda: len(self.generators.weights.living()) == 2, "both generators")
 
     async def rollout(self, label: str, victim: int | None = None) -> set[int]:
         """The policy versions of 8 prompts' answers, one per request; ``victim`` is killed after the first."""

@@ -4,6 +4,7 @@ import io
 import sys
 
 import pytest
+import typer
 
 from rlep.cli.progress import TerminalProgress
 
@@ -20,7 +21,7 @@ def test_what_a_command_prints_beside_the_bars_stays_on_standard_output(monkeypa
     monkeypatch.setattr(sys, "stdout", piped)
     monkeypatch.setattr(sys, "stderr", terminal)
     with TerminalProgress() as progress, progress.phase("rollout", 4, "responses"):
-        print("phase 1: train without replay")
+        typer.echo("phase 1: train without replay")
         progress.note("starting 1 generator(s)")
     assert piped.getvalue() == "phase 1: train without replay\n"
     assert "starting 1 generator(s)" in terminal.getvalue()
