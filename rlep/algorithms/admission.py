@@ -1,4 +1,4 @@
-"""Which collected answers enter the pool, and what the pool then covers."""
+"""Which collected responses enter the pool, and what the pool then covers."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may enter (RLEP, arXiv 2507.07451, section 3.1: verified answers, at least two for a question)."""
+    """Who may enter (RLEP, arXiv 2507.07451, section 3.1: verified responses, at least two for a question)."""
 
     max_length: int = 3072
     """Longest response in tokens, EOS included."""
     min_per_question: int = 2
-    """A question with fewer answers in all is left out."""
+    """A question with fewer responses in all is left out."""
     max_per_question: int | None = None
-    """Most answers kept for a question; None keeps all."""
+    """Most responses kept for a question; None keeps all."""
     failed: bool = False
-    """True also admits answers whose verdict is ``wrong`` (the paper's negative ablation)."""
+    """True also admits responses whose verdict is ``wrong`` (the paper's negative ablation)."""
 
     def __post_init__(self) -> None:
         if self.max_length < 1 or self.min_per_question < 1:
@@ -39,10 +39,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many questions have how many answers in the pool; reports of disjoint sets of questions add up."""
+    """How many questions have how many responses in the pool; reports of disjoint sets of questions add up."""
 
     answers: Mapping[int, int] = field(default_factory=dict)
-    """Number of answers → number of questions that have so many, 0 included."""
+    """Number of responses → number of questions that have so many, 0 included."""
     refused: Mapping[Refusal, int] = field(default_factory=dict)
     """Reason → number of trajectories refused for it."""
     accepted: int = 0
@@ -62,11 +62,11 @@ class Coverage:
 
     @property
     def covered(self) -> int:
-        """Questions with at least one answer in the pool."""
+        """Questions with at least one response in the pool."""
         return self.questions - self.answers.get(0, 0)
 
     def buckets(self) -> dict[str, int]:
-        """Questions with 0, 1, 2–3, 4–7 and 8 or more answers."""
+        """Questions with 0, 1, 2–3, 4–7 and 8 or more responses."""
         bounds = {"0": (0, 0), "1": (1, 1), "2-3": (2, 3), "4-7": (4, 7), "8+": (8, max([8, *self.answers]))}
         return {
             name: sum(questions for count, questions in self.answers.items() if low <= count <= high)
@@ -81,13 +81,13 @@ def admit(
     *,
     known: Mapping[str, Collection[str]] | None = None,
 ) -> tuple[tuple[Trajectory, ...], Coverage]:
-    """Choose among the answers to some questions; the result does not depend on the order they arrived in.
+    """Choose among the responses to some questions; the result does not depend on the order they arrived in.
 
     Over the cap, those with the smallest content ids stay: a hash, so length and speed play no part.
 
     Args:
-        prompt_ids: every question asked, so that those without any answer are counted.
-        trajectories: all answers to them, of any verdict.
+        prompt_ids: every question asked, so that those without any response are counted.
+        trajectories: all responses to them, of any verdict.
         known: content ids already in the pool by prompt id; they count towards the minimum and the cap.
     """
     by_prompt: dict[str, list[Trajectory]] = {prompt_id: [] for prompt_id in prompt_ids}

@@ -98,7 +98,7 @@ def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool) ->
     if not (trajectory.correct or (allow_failed and trajectory.verdict.status == "wrong")):
         rule = "only correct and wrong ones are replayed"
         if not allow_failed:
-            rule = "only verified-correct answers are replayed unless failed replays are allowed"
+            rule = "only verified-correct responses are replayed unless failed replays are allowed"
         raise MixingError(
             f"prompt {prompt.id}: replay {trajectory.content_id} has verdict {trajectory.verdict.status!r}, {rule}"
         )

@@ -41,7 +41,7 @@ class RolloutStats:
     """``[G + 1]``: number of groups with 0, 1, … G correct fresh responses."""
     groups: int
     groups_short: int
-    """Groups with fewer than M replays because the pool has too few answers."""
+    """Groups with fewer than M replays because the pool has too few responses."""
     groups_without_replays: int
     groups_without_signal: int
     """Groups whose scores are all equal."""

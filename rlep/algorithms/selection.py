@@ -1,4 +1,4 @@
-"""Which M of a prompt's n stored answers are replayed, which prompts get replays, and M over the steps.
+"""Which M of a prompt's n stored responses are replayed, which prompts get replays, and M over the steps.
 
 Every choice is a pure function of (run seed, step, prompt id) and the candidates: the same in any order of prompts.
 """
@@ -29,7 +29,7 @@ _CLASS_STREAM = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a strategy may know of a stored answer."""
+    """What a strategy may know of a stored response."""
 
     length: int
     """Response tokens."""
@@ -98,7 +98,7 @@ def select(
 ) -> tuple[int, ...]:
     """Choose min(count, n) of one prompt's n candidates; ties are broken uniformly by the same seeded hash.
 
-    ``uniform`` gives what ``draw_uniform`` gives. ``diverse`` takes a random answer of each of as many distinct
+    ``uniform`` gives what ``draw_uniform`` gives. ``diverse`` takes a random response of each of as many distinct
     digests as it can, the digests drawn uniformly, before it takes a second of any.
 
     Raises:

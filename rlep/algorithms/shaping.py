@@ -13,7 +13,7 @@ from rlep.core.types import STATUSES, BoolArray, Float64Array, Status, Trajector
 
 
 def status_rewards(*, correct: float = 1.0, wrong: float = -1.0) -> dict[Status, float]:
-    """The reward of every status: ``correct`` for a correct answer, ``wrong`` for all others (paper: +1 and −1).
+    """The reward of every status: ``correct`` for a correct response, ``wrong`` for all others (paper: +1 and −1).
 
     A verifier's timeout is counted apart from a wrong answer but earns no more: an answer that cannot be checked
     must not pay.

@@ -131,8 +131,8 @@ class Collector:
     def _bars(self, samples: int) -> Iterator[RolloutBars]:
         progress = self._run.progress
         with (
-            progress.phase("collect", samples, "answers") as generated,
-            progress.phase("verify", samples, "answers") as graded,
+            progress.phase("collect", samples, "responses") as generated,
+            progress.phase("verify", samples, "responses") as graded,
         ):
             yield RolloutBars(generated, graded)
 

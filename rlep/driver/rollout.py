@@ -109,7 +109,10 @@ def verified(
 def bars(progress: Progress, samples: int, name: str = "rollout") -> Iterator[RolloutBars]:
     """Two bars over ``samples`` responses: generated and verified."""
     generated: Advance
-    with progress.phase(name, samples, "answers") as generated, progress.phase("verify", samples, "answers") as graded:
+    with (
+        progress.phase(name, samples, "responses") as generated,
+        progress.phase("verify", samples, "responses") as graded,
+    ):
         yield RolloutBars(generated, graded)
 
 

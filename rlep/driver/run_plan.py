@@ -24,15 +24,15 @@ class PoolCoverage:
     source: str
     """Where the figures come from."""
     answers: Mapping[int, int]
-    """Stored answers → questions with that many."""
+    """Stored responses → questions with that many."""
 
     @property
     def questions(self) -> int:
-        """Questions counted, those without an answer included."""
+        """Questions counted, those without a response included."""
         return sum(self.answers.values())
 
     def eligible(self, minimum: int) -> int:
-        """Questions with at least ``minimum`` answers."""
+        """Questions with at least ``minimum`` responses."""
         return sum(questions for count, questions in self.answers.items() if count >= minimum)
 
     def drawn(self, count: int, minimum: int) -> int:
@@ -64,7 +64,7 @@ class StepPlan:
     replays: int
     """M of the first step."""
     sequences: int
-    """Sequences trained on when every question has M stored answers."""
+    """Sequences trained on when every question has M stored responses."""
     updates: int
     prompts_per_update: int
     sequences_per_update: int
@@ -82,12 +82,12 @@ class ReplayPlan:
     """Replays among the sequences of the first step."""
 
     share_full: float
-    """M / (G + M): every question has M stored answers."""
+    """M / (G + M): every question has M stored responses."""
     source: str | None
     """Where the pool's coverage was read; None with the figures below where it is not known."""
     questions: int | None
     eligible: int | None
-    """Questions with at least ``replay.minimum`` answers."""
+    """Questions with at least ``replay.minimum`` responses."""
     per_group: float | None
     """Replays a group gets on average."""
     share_expected: float | None

@@ -179,7 +179,7 @@ class RunActors:
         return self._pool("pool", "", tokenizer, options, cap=self.config.collection.cap)
 
     def failures(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
-        """The pool of wrong answers beside it, for ``replay.failed``."""
+        """The pool of wrong responses beside it, for ``replay.failed``."""
         options = PoolOptions(minimum=1, read_only=read_only, holds="wrong")
         return self._pool("failures", FAILURES, tokenizer, options, cap=self.config.collection.failed)
 

@@ -61,7 +61,7 @@ class CollectionFiles:
 
     questions: int
     covered: int | None
-    """Questions with at least one stored answer."""
+    """Questions with at least one stored response."""
     eligible: int | None
     """Questions with at least ``minimum`` stored responses: those that are replayed."""
     admitted: int | None

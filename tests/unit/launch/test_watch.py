@@ -77,7 +77,7 @@ async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() 
 def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     spans = [Span("generator-0", "generate", 1, 7), Span("learner", "update", 7, 9), Span("learner", "publish", 9, 10)]
     progress = RunProgress(
-        41, 200, (Phase("rollout", 312, 512, "answers"),), {"step": 10.0, "update": 2, "generate": 6}
+        41, 200, (Phase("rollout", 312, 512, "responses"),), {"step": 10.0, "update": 2, "generate": 6}
     )
     step = breakdown_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
     console = Console(width=120, highlight=False)
@@ -86,7 +86,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
     assert lines[:5] == [
         "name: 41 of 200 steps done, policy version 41",
-        "now: rollout 312 of 512 answers",
+        "now: rollout 312 of 512 responses",
         "last step: 10.00 s; generate 6.00 s, update 2.00 s",
         "critical path: update 2.00 s (20 %), publish 1.00 s (10 %), waiting 7.00 s (70 %)",
         "idle: generator 70 %, learner 70 %",
