@@ -18,11 +18,12 @@ import psutil
 from rich.console import Console
 
 from rlep.config.schema import Config
-from rlep.core.errors import RlepError
+from rlep.core.errors import RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
+from rlep.core.versions import check_versions
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
 from rlep.services.pool.storage.checks import check_server
-from rlep.services.pool.storage.connection import RetryingRedis, connect
+from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 GIB = 2**30
@@ -62,7 +63,8 @@ def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
 def findings_of(config: Config) -> Iterator[Finding]:
     """Every check, one after the other."""
     checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
-        _python, _packages, _vllm, _cores, _gpus, _memory, _shared_memory, _disk, _files, _redis, _ray, _secrets, _model,
+        _python, _versions, _packages, _vllm, _cores, _gpus, _memory,
+        _shared_memory, _disk, _files, _redis, _ray, _secrets, _model,
     )  # fmt: skip
     for check in checks:
         yield from check(config)
@@ -73,6 +75,13 @@ def _python(_: Config) -> Iterator[Finding]:
     yield Finding(
         "Python", "ok" if good else "wrong", sys.version.split()[0], "" if good else "use Python 3.11 to 3.13"
     )
+
+
+def _versions(_: Config) -> Iterator[Finding]:
+    try:
+        check_versions()
+    except WrongVersionError as error:
+        yield Finding("versions", "wrong", str(error), "no run starts with it")
 
 
 def _packages(_: Config) -> Iterator[Finding]:
@@ -173,16 +182,16 @@ def _files(_: Config) -> Iterator[Finding]:
 
 
 def _redis(config: Config) -> Iterator[Finding]:
+    url = config.pool.url
     try:
-        if config.pool.url is None:
+        if url is None:
             program = find_binary()
             major, minor = version_of(program)
             yield Finding("Redis", "ok", f"embedded, {program} {major}.{minor}")
         else:
-            named = os.environ.get("RLEP_REDIS_PASSWORD_FILE")
-            client = connect(config.pool.url, password_file=Path(named) if named else None, timeout=5.0)
+            client = until_deadline("connecting", lambda: connect(url), deadline=2.0)
             check_server(RetryingRedis(client, deadline=10.0), allow_volatile=False, read_only=False)
-            yield Finding("Redis", "ok", f"{config.pool.url} answers, keeps what it acknowledges")
+            yield Finding("Redis", "ok", f"{url} answers, keeps what it acknowledges")
     except RlepError as error:
         yield Finding("Redis", "wrong", str(error))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from rlep.cli import app
 from rlep.cli.doctor import findings_of
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from rlep.core import versions
 from rlep.launch import compose
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,27 @@ def test_a_secret_that_a_container_mounts_is_no_fault(
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     found = {finding.what: finding.level for finding in findings_of(Config())}
     assert found["RAY_AUTH_TOKEN_PATH"] == level
+
+
+def test_doctor_finds_a_redis_that_does_not_answer_wrong_with_the_password_that_a_run_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, and nobody listens: connections are refused
+        config = load_config((), [f"pool.url=redis://127.0.0.1:{unused.getsockname()[1]}"])
+        monkeypatch.setenv("RLEP_REDIS_PASSWORD", "secret")
+        monkeypatch.setenv("RLEP_REDIS_PASSWORD_FILE", str(tmp_path / "none"))  # a run takes the variable above
+        found = {finding.what: finding for finding in findings_of(config)}
+    assert found["Redis"].level == "wrong"
+    assert "refused" in found["Redis"].detail
+
+
+def test_doctor_finds_versions_wrong_with_which_no_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"ray": "2.61.0", "transformers": "5.19.0"}
+    monkeypatch.setattr(versions, "version", installed.__getitem__)
+    found = {finding.what: finding for finding in findings_of(Config())}
+    assert found["versions"].level == "wrong"
+    assert found["versions"].detail.startswith("rlep needs ray >= 2.60.0 and < 2.61.0, 2.61.0 is installed")
 
 
 async def test_a_start_that_is_interrupted_removes_what_it_made(monkeypatch: pytest.MonkeyPatch) -> None:
