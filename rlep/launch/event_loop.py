@@ -25,8 +25,8 @@ def run_async(main: Coroutine[object, object, T], stopping: Callable[[], None]) 
             nonlocal stopped
             if not stopped:
                 stopped = True
+                task.cancel()  # first: nobody may be left to read what ``stopping`` prints
                 stopping()
-                task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)

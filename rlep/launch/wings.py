@@ -1,4 +1,4 @@
-"""Which wings of the driver a config asks for: the only place that decides it."""
+"""Which wings of the driver a config asks for; ``RunActors.ports`` adds time-sharing where devices are shared."""
 
 from __future__ import annotations
 
