@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -140,8 +139,7 @@ def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
     offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
     for layer in policy.model.base_model.layers:
         if options.activation_checkpointing:
-            # No dropout, hence no random state to carry into the recomputation.
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            layer.forward = _checkpointed(layer.forward)
         if options.compile:
             layer.compile()
         fully_shard(
@@ -157,6 +155,17 @@ def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
             # Losses are divided by the global token count, so gradients are plain sums over ranks.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _checkpointed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``forward``, computed again for the backward pass. A function: torch's compiler skips a layer whose forward is a partial."""
+
+    def recomputed(*args: object, **settings: object) -> Tensor:
+        # No dropout, hence no random state to carry into the recomputation.
+        result: Tensor = checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **settings)
+        return result
+
+    return recomputed
 
 
 def _materialise(policy: Policy, home: torch.device, device: torch.device) -> None:

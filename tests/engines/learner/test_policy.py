@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import linear
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3Config
 
 from rlep.core.errors import ModelError
 from rlep.engines.cpu import fused
@@ -57,6 +58,34 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(
         wanted = [torch.cat(values) for values in padded_logprobs(alone, batch)]
     np.testing.assert_allclose(logprobs, wanted[0][torch.from_numpy(row.responses)], atol=1e-5)
     np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
+def test_with_activation_checkpointing_autograd_saves_the_input_of_each_layer_alone(
+    kernels: Kernels | None, mesh: DeviceMesh, tmp_path: Path
+) -> None:
+    row = pack_row(ragged_batch(), np.arange(12), CPU)
+
+    def saved_bytes(layers: int, checkpointing: bool) -> int:
+        config = Qwen3Config(**(SIZES | {"num_hidden_layers": layers}))
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        policy = build_policy(tmp_path, PolicyOptions(activation_checkpointing=checkpointing), mesh, kernels)
+        saved: list[int] = []
+
+        def count(tensor: Tensor) -> Tensor:
+            saved.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            policy(row, False)
+        return sum(saved)
+
+    def of_two_layers(checkpointing: bool) -> int:
+        return saved_bytes(4, checkpointing) - saved_bytes(2, checkpointing)
+
+    inputs = 2 * 4 * len(row.tokens) * SIZES["hidden_size"]
+    assert of_two_layers(checkpointing=True) == inputs
+    assert of_two_layers(checkpointing=False) > 5 * inputs
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 4], [2, 0]])
