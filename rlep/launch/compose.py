@@ -29,7 +29,7 @@ from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
-from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
 from rlep.launch.engine_options import (
     PROBES,
     check_options,
@@ -182,6 +182,7 @@ class RunActors:
             read_only=read_only,
             writer=config.run.name,
             deadline=config.pool.deadline_s,
+            vocabulary=vocabulary_size(config.model.path),
         )
         return self._pool("pool", config.pool.name, tokenizer, options)
 
@@ -194,6 +195,7 @@ class RunActors:
             read_only=read_only,
             writer=config.run.name,
             deadline=config.pool.deadline_s,
+            vocabulary=vocabulary_size(config.model.path),
             holds="wrong",
         )
         return self._pool("failures", config.pool.name + FAILURES, tokenizer, options)
