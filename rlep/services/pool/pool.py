@@ -304,7 +304,7 @@ def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
 def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
     if tokenizer_digest is None and not options.read_only:
         raise ConfigError("a pool that is written to needs tokenizer_digest; only read_only goes without")
-    minimum = 1 if options.minimum is None else options.minimum
+    minimum = DEFAULT_MINIMUM if options.minimum is None else options.minimum
     if minimum < 1 or (options.cap is not None and options.cap < minimum):
         raise ConfigError(f"minimum = {minimum}, cap = {options.cap}: wanted 1 <= minimum <= cap")
     if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
@@ -316,7 +316,7 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions, *,
     meta = store.meta()
     if meta is None and not options.read_only and tokenizer_digest is not None:
         cap, minimum = options.cap or DEFAULT_CAP, options.minimum or DEFAULT_MINIMUM
-        store.create(Meta(tokenizer_digest, buckets, cap, None, minimum=min(minimum, cap)))
+        store.create(Meta(tokenizer_digest, buckets, cap, None, minimum=minimum))
         meta = store.meta()
     if meta is None:
         raise PoolError(
