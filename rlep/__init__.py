@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from rlep.algorithms.loss import policy_loss
     from rlep.algorithms.shaping import overlong_penalty
     from rlep.core.types import Provenance, Sampling, Trajectory, Verdict, prompt_id_of
+    from rlep.engines.tokenizer import load_tokenizer
+    from rlep.services.pool.files.texts import trajectory_from_text
     from rlep.services.pool.rpc.async_client import AsyncPoolClient
     from rlep.services.pool.rpc.client import PoolClient
     from rlep.services.pool.rpc.tls import ClientTls
@@ -21,17 +23,21 @@ __all__ = [
     "Trajectory",
     "Verdict",
     "group_advantages",
+    "load_tokenizer",
     "overlong_penalty",
     "policy_loss",
     "prompt_id_of",
+    "trajectory_from_text",
 ]
 _HOMES = {
     "AsyncPoolClient": "rlep.services.pool.rpc.async_client",
     "ClientTls": "rlep.services.pool.rpc.tls",
     "PoolClient": "rlep.services.pool.rpc.client",
     "group_advantages": "rlep.algorithms.advantages",
+    "load_tokenizer": "rlep.engines.tokenizer",
     "overlong_penalty": "rlep.algorithms.shaping",
     "policy_loss": "rlep.algorithms.loss",
+    "trajectory_from_text": "rlep.services.pool.files.texts",
 } | dict.fromkeys(("Provenance", "Sampling", "Trajectory", "Verdict", "prompt_id_of"), "rlep.core.types")
 
 

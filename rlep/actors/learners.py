@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.actor import ActorHandle
@@ -31,6 +31,19 @@ SETTLE_S = 5.0
 """Once one rank has failed, time for the others to fail as well: one that does not is the one they waited for."""
 
 
+class _Failure(NamedTuple):
+    """What made the learner fail."""
+
+    rank: int
+    """The first that raised an error."""
+    error: str
+    """Its type and message; empty where a rank died or was too late, which says nothing about the next time."""
+    rollout: int
+    """The last one that was scored or trained on before."""
+    times: int
+    """How many failures in a row this is at that rollout with that error."""
+
+
 class Learners:
     """All ranks behind the driver's ``Learner`` port."""
 
@@ -49,6 +62,11 @@ class Learners:
         self._asleep = False
         self._ranks: list[ActorHandle[Any]] = []
         self._restarts_left = config.restarts
+        self._rollout = 0
+        """The last one that was scored or trained on."""
+        self._failure = _Failure(0, "", 0, 0)
+        self._lost = ""
+        """What the last failure was, in one line."""
         self._collective = asyncio.Lock()
 
     async def start(self) -> None:
@@ -88,11 +106,13 @@ class Learners:
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """See the port."""
+        self._rollout = self._rollout if rollout is None else rollout
         logprobs: Float32Array = await self._all("score", ray.put(batch), rollout)
         return logprobs
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
         """See the port; ``supervised`` trains by cross-entropy on the batch's responses instead."""
+        self._rollout = rollout
         outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised)
         return outcome
 
@@ -129,9 +149,15 @@ class Learners:
         await self._all("load", directory)
 
     async def restart(self) -> None:
-        """See the port; ranks that are lost while they start are started again as well."""
+        """See the port; ranks that are lost while they start are started again as well.
+
+        An error that came again at the rollout where it came before the last restart would come every time: it is fatal.
+        """
         lost: RlepError | None = None
         while self._restarts_left:
+            rank, error_text, _, times = self._failure
+            if times > 1:
+                raise LearnerLost(f"Learner rank {rank} failed {times} times with the same error: {error_text}")
             self._restarts_left -= 1
             for rank in self._ranks:
                 ray.kill(rank)
@@ -141,8 +167,10 @@ class Learners:
                 lost = error
             else:
                 return
-        reason = "" if lost is None else f": {lost}"
-        raise LearnerLost(f"the learner was lost and is out of restarts{reason}")
+        reason = str(lost).partition("\n")[0] if lost else self._lost
+        raise LearnerLost(
+            f"the learner was lost and is out of restarts (learner.restarts = {self._config.restarts}): {reason}"
+        )
 
     def status(self) -> RoleStatus:
         """Which ranks there are; they start, fail and are started again together."""
@@ -185,10 +213,30 @@ class Learners:
             return await asyncio.gather(*calls.values())
         except (ActorLost, DeadlineExceeded, RayTaskError) as error:
             await asyncio.wait(calls.values(), timeout=SETTLE_S)
-            raise LearnerLost(_account(calls)) from error
+            self._failure = _failure(calls, self._rollout, self._failure)
+            account = _account(calls)
+            self._lost = account.partition("\n")[0]
+            raise LearnerLost(account) from error
         finally:
             for waiting in calls.values():
                 waiting.cancel()
+
+
+def _failure(calls: Mapping[str, asyncio.Future[Any]], rollout: int, before: _Failure) -> _Failure:
+    """Why ranks failed, counted with the failures before if it is the same error no later in the run."""
+    errors = {rank: call.exception() for rank, call in enumerate(calls.values()) if call.done()}
+    raised = {rank: error for rank, error in errors.items() if isinstance(error, RayTaskError)}
+    if not raised or len(raised) < sum(error is not None for error in errors.values()):
+        return _Failure(0, "", rollout, 1)
+    rank, error = next(iter(raised.items()))
+    text = _cause(error)
+    again = text == before.error and rollout <= before.rollout
+    return _Failure(rank, text, rollout, before.times + 1 if again else 1)
+
+
+def _cause(error: RayTaskError) -> str:
+    """Type and first line of what a rank's method raised."""
+    return f"{type(error.cause).__name__}: {(str(error.cause).splitlines() or [''])[0]}"
 
 
 def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:
@@ -200,8 +248,7 @@ def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:
     traceback = ""
     for name, error in errors.items():
         if isinstance(error, RayTaskError):
-            cause = (str(error.cause).splitlines() or [""])[0]
-            failed.append(f"{name}: {type(error.cause).__name__}: {cause}")
+            failed.append(f"{name}: {_cause(error)}")
             traceback = traceback or f"\n{error}"
         elif error is not None:  # it has the name
             (late if isinstance(error, DeadlineExceeded) else failed).append(str(error))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from rlep.core.errors import MixingError, StaleRolloutError
-from rlep.core.types import Group, Prompt, Trajectory
+from rlep.core.types import Group, Prompt, Trajectory, beyond_vocabulary
 
 
 def mix(
@@ -21,16 +21,19 @@ def mix(
     max_staleness: int = 0,
     allow_failed_replays: bool = False,
     require_replays: bool = False,
+    vocabulary: int | None = None,
 ) -> Group:
     """Join exactly G fresh and at most M replayed trajectories of one prompt (RLEP, arXiv 2507.07451, section 3.2).
 
     A short pool gives a smaller group and is never padded; ``require_replays`` refuses it instead.
+    Every token id is below ``vocabulary``, the rows of the model's embedding (None: not known).
     Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
 
     Raises:
         StaleRolloutError: a token of a fresh one sampled more than ``max_staleness`` versions before
             ``policy_version``, or after it.
-        MixingError: wrong counts, another prompt or tokenizer, duplicates, an unverified or truncated replay.
+        MixingError: wrong counts, another prompt or tokenizer, a token beyond the vocabulary,
+            duplicates, an unverified or truncated replay.
     """
     _check_counts(prompt, fresh, replays, fresh_count, max_replays)
     if require_replays and len(replays) < max_replays:
@@ -40,6 +43,8 @@ def mix(
         )
     for trajectory in (*fresh, *replays):
         _check_member(prompt, trajectory, tokenizer_digest)
+        if wrong := beyond_vocabulary(trajectory.tokens, vocabulary):
+            raise MixingError(f"prompt {prompt.id}: trajectory {trajectory.content_id}: {wrong}")
     for trajectory in fresh:
         _check_version(prompt, trajectory, policy_version, max_staleness)
     for trajectory in replays:

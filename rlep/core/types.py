@@ -46,6 +46,13 @@ def prompt_id_of(question: str, reference: str) -> str:
     return digest.hexdigest()
 
 
+def beyond_vocabulary(tokens: Int32Array, vocabulary: int | None) -> str:
+    """What is wrong with token ids that are not all below ``vocabulary`` (None: unknown); empty where nothing is."""
+    if vocabulary is None or not len(tokens) or (largest := int(tokens.max())) < vocabulary:
+        return ""
+    return f"token id {largest} ≥ vocabulary {vocabulary}"
+
+
 def content_id_of(prompt_id: str, tokens: Int32Array) -> str:
     """The content hash (32 hex digits) that names a trajectory: prompt id and response token ids, nothing else."""
     digest = hashlib.blake2b(digest_size=16, person=b"rlep.traj")

@@ -23,6 +23,8 @@ class Run:
     policy_digest: str
     """Identifies the policy lineage: base weights and run."""
     generator_dtype: str
+    vocabulary: int | None = None
+    """Rows of the model's embedding: a token id beyond it is not trained on. None: not known."""
 
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]

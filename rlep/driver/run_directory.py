@@ -89,6 +89,14 @@ class RunDirectory:
         if dropped:
             self.events.log("metrics_truncated", step, lines=dropped)
 
+    def keep_log(self, name: str, text: str) -> Path:
+        """Append to a file of ``logs/``; returns its path."""
+        path = self.path / "logs" / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+        return path
+
     def close(self) -> None:
         """Release the directory."""
         for log in (self.metrics, self.evaluations, self.events):

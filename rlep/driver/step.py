@@ -86,6 +86,7 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
         fresh_count=config.rollout.fresh,
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
+        vocabulary=step.run.vocabulary,
         max_staleness=config.rollout.max_staleness,
         allow_failed_replays=config.replay.failed > 0,
         require_replays=config.replay.require,

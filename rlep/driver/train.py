@@ -97,16 +97,24 @@ class Training:
                 except LearnerLost as error:
                     await self._trainers.rollouts.drop()
                     self._store.events.log("actor_lost", actor="learner", error=str(error))
+                    log = self._store.keep_log("learner.err", str(error))
                     reason = str(error).partition("\n")[0]  # a traceback follows
                     self._run.progress.note(f"learner lost ({reason}); starting its ranks again")
                     await self._store.checkpoints.abandon()
-                    await self._trainers.learner.restart()
+                    await self._restart_learner(log)
                     self._store.events.log("actor_restarted", actor="learner")
         finally:
             await self._trainers.rollouts.drop()
             await self._store.checkpoints.abandon()
         self._store.events.log("run_finished", self._run.config.run.steps)
         return final
+
+    async def _restart_learner(self, log: Path) -> None:
+        """Start all ranks again; the error of a learner that cannot be says where the last failure is written down."""
+        try:
+            await self._trainers.learner.restart()
+        except LearnerLost as error:
+            raise LearnerLost(f"{error}. Log: {log}") from error
 
     async def _until_done(self) -> Checkpoint:
         checkpoint = await self._restore()

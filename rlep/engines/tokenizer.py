@@ -132,6 +132,15 @@ def context_length(model_dir: Path) -> int:
         raise ModelError(f"{path}: no readable max_position_embeddings: {error!r}") from error
 
 
+def vocabulary_size(model_dir: Path) -> int | None:
+    """Rows of the model's embedding: every token id is below this. None where there is no ``config.json`` that states it."""
+    try:
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def _check_directory(model_dir: Path) -> None:
     if not model_dir.is_dir():
         raise ModelError(f"{model_dir}: no such model directory")

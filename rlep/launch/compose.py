@@ -29,7 +29,7 @@ from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
-from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
 from rlep.launch.engine_options import (
     PROBES,
     check_options,
@@ -187,7 +187,11 @@ class RunActors:
         config = self.config
         pool = config.pool.model_copy(update={"name": config.pool.name + suffix})
         options = replace(
-            options, cap=None if options.read_only else cap, writer=config.run.name, deadline=config.pool.deadline_s
+            options,
+            cap=None if options.read_only else cap,
+            writer=config.run.name,
+            deadline=config.pool.deadline_s,
+            vocabulary=vocabulary_size(config.model.path),
         )
         role = PoolService(self.cluster, pool, config.pool_directory, (tokenizer.digest, options), actor)
         self._begin(role, role.start())

@@ -22,6 +22,7 @@ from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
+from rlep.engines.tokenizer import vocabulary_size
 from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
@@ -201,6 +202,7 @@ def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress
         tokenizer_digest=inputs.tokenizer.digest,
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
         generator_dtype=generator_dtype(config),
+        vocabulary=vocabulary_size(config.model.path),
     )
 
 

@@ -19,7 +19,7 @@ SIGNATURES = {
     "PoolClient": (
         "(address: 'str', *, pool: 'str' = '', token: 'str | None' = None, "
         "tls: 'ClientTls | Path | str | bool | None' = None, deadline: 'float' = 30.0, writer: 'str' = 'main', "
-        "writer_epoch: 'int | None' = None, precision: 'Precision' = 'float16') -> 'None'"
+        "writer_epoch: 'int | None' = None, precision: 'Precision' = 'float16', vocabulary: 'int | None' = None) -> 'None'"
     ),
     "Provenance": (
         "(policy_digest: 'str', policy_version: 'int', tokenizer_digest: 'str', sampling: 'Sampling', "
@@ -41,6 +41,7 @@ SIGNATURES = {
         "(rewards: 'ArrayLike', groups: 'ArrayLike', *, ddof: 'int' = 1, eps: 'float' = 1e-06, "
         "scale: 'bool' = True) -> 'Float64Array'"
     ),
+    "load_tokenizer": "(model_dir: 'Path') -> 'Tokenizer'",
     "overlong_penalty": "(length: 'int', *, max_length: 'int', buffer: 'int', factor: 'float' = 1.0) -> 'float'",
     "policy_loss": (
         "(logprobs: 'Tensor', old_logprobs: 'Tensor', advantages: 'Tensor', mask: 'Tensor', *, "
@@ -49,6 +50,10 @@ SIGNATURES = {
         "groups: 'ArrayLike | Tensor | None' = None, fixed_length: 'int | None' = None) -> 'tuple[Tensor, LossShares]'"
     ),
     "prompt_id_of": "(question: 'str', reference: 'str') -> 'str'",
+    "trajectory_from_text": (
+        "(tokenizer: 'Texts', question: 'str | Sequence[Message | Mapping[str, str]]', reference: 'str', text: 'str', "
+        "verdict: 'Verdict', *, source: 'str' = 'text') -> 'Trajectory'"
+    ),
 }
 VERBS = {
     "add": "(self, trajectories: 'Sequence[Trajectory]') -> 'AddReport'",
@@ -61,7 +66,10 @@ VERBS = {
     "pin": "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, pinned: 'bool' = True) -> 'int'",
     "prompt_ids": "(self) -> 'list[str]'",
     "remove": "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, quarantine: 'bool' = False) -> 'int'",
-    "sample": "(self, prompt_ids: 'Sequence[str]', count: 'int', *, seed: 'int', step: 'int') -> 'Sample'",
+    "sample": (
+        "(self, prompt_ids: 'Sequence[str]', count: 'int', *, seed: 'int', step: 'int', minimum: 'int | None' = None) "
+        "-> 'Sample'"
+    ),
     "seal": "(self) -> 'str'",
     "stats": "(self) -> 'PoolStats'",
 }

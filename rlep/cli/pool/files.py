@@ -19,7 +19,7 @@ from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import DataError
 from rlep.data.prompt_files import PromptRow, write_verl
-from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
 from rlep.services.pool.files.manifest import MAX_SHARD, Form, check_plain, read_manifest
 from rlep.services.pool.files.records import Imported, export_records, import_records
 from rlep.services.pool.files.texts import TextAnswers, import_texts, texts_of
@@ -100,7 +100,7 @@ def _import_records(config: Config, source: Path) -> Imported:
     manifest = read_manifest(source)
     with (
         TerminalProgress() as bars,
-        filling(config, manifest.tokenizer_digest, cap=manifest.cap) as pool,
+        filling(config, manifest.tokenizer_digest, cap=manifest.cap, vocabulary=manifest.vocabulary) as pool,
         bars.phase("import", manifest.records, "records") as advance,
     ):
         return import_records(pool, source, advance=advance)
@@ -111,7 +111,7 @@ def _import_texts(config: Config, source: Path) -> Imported:
     role = config.verifier
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
-        pool = stack.enter_context(filling(config, tokenizer.digest))
+        pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
         limits = Limits(cpu_seconds=role.cpu_seconds)
         verifier = stack.enter_context(build_verifier(role.profile, workers=role.workers, limits=limits))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))

@@ -12,11 +12,12 @@ from pathlib import Path
 import typer
 
 from rlep.cli.doctor import Finding, show_findings
-from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, question_rows, reading
+from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, question_rows, reading, tokenizer_of
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, RlepError
+from rlep.engines.tokenizer import vocabulary_size
 from rlep.services.pool.maintenance.check_records import Checked, check_records
 from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, Reverified, reverify
@@ -131,8 +132,11 @@ def doctor(config: Config, *, repair: bool, as_json: bool) -> int:
     try:
         with TerminalProgress() as bars, changing(config) if repair else reading(config) as pool:
             findings += _state(pool)
+            vocabulary = pool.vocabulary or _models_vocabulary(config, pool)
             with bars.phase("check records", pool.stats().trajectories, "records") as advance:
-                findings += _records(check_records(pool, repair=repair, advance=advance))
+                findings += _records(
+                    check_records(pool, repair=repair, vocabulary=vocabulary, advance=advance), vocabulary
+                )
         if not repair:
             with changing(config):
                 findings.append(Finding("writes", "ok", "the server keeps what it acknowledges and takes more"))
@@ -152,8 +156,16 @@ def _state(pool: Pool) -> list[Finding]:
     ]
 
 
-def _records(found: Checked) -> list[Finding]:
+def _models_vocabulary(config: Config, pool: Pool) -> int | None:
+    """Of model.path, where that has the pool's tokenizer."""
+    return None if tokenizer_of(config, pool) is None else vocabulary_size(config.model.path)
+
+
+def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
     findings = []
+    if vocabulary is None:
+        detail = "the pool does not say how many ids its vocabulary has, so token ids are not bounded"
+        findings.append(Finding("vocabulary", "note", detail, "set model.path to the model that it was collected with"))
     if found.records == found.counted:
         findings.append(Finding("counters", "ok", f"{found.counted} trajectories, {found.quarantined} quarantined"))
     else:
@@ -167,7 +179,7 @@ def _records(found: Checked) -> list[Finding]:
             )
         )
     if not found.damaged:
-        return [*findings, Finding("records", "ok", "every checksum and content id matches")]
+        return [*findings, Finding("records", "ok", f"every checksum and content id matches{_below(vocabulary)}")]
     first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
     level = "note" if found.removed == found.damaged else "wrong"
     remedy = "" if level == "note" else "rlep pool doctor --repair removes them; an import of an export adds them again"
@@ -175,3 +187,7 @@ def _records(found: Checked) -> list[Finding]:
         *findings,
         Finding("records", level, f"{found.damaged} damaged, {found.removed} removed: {first}", remedy),
     ]
+
+
+def _below(vocabulary: int | None) -> str:
+    return "" if vocabulary is None else f"; every token id is below {vocabulary}"

@@ -37,8 +37,10 @@ def changing(config: Config) -> Iterator[Pool]:
 
 
 @contextmanager
-def filling(config: Config, tokenizer_digest: str, *, cap: int | None = None) -> Iterator[Pool]:
-    """The pool, made where there is none, to be filled with records of one tokenizer.
+def filling(
+    config: Config, tokenizer_digest: str, *, cap: int | None = None, vocabulary: int | None = None
+) -> Iterator[Pool]:
+    """The pool, made where there is none, to be filled with records of one tokenizer and vocabulary (None: not known).
 
     ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; a pool that is there keeps its own.
     """
@@ -48,7 +50,8 @@ def filling(config: Config, tokenizer_digest: str, *, cap: int | None = None) ->
     except PoolError:
         cap = cap or config.collection.cap
     holds: Literal["correct", "wrong"] = "wrong" if config.pool.name.endswith(FAILURES) else "correct"
-    options = PoolOptions(cap=cap, minimum=1, deadline=config.pool.deadline_s, holds=holds)
+    minimum = min(config.replay.minimum, cap)
+    options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, holds=holds, vocabulary=vocabulary)
     with _opened(config, tokenizer_digest, options) as pool:
         yield pool
 

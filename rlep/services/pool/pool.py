@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
-from rlep.core.types import AddReport, Trajectory
+from rlep.core.types import AddReport, Trajectory, beyond_vocabulary
 from rlep.services.pool.storage.checks import check_server, memory_of
 from rlep.services.pool.storage.codec import decode, encode, name_of
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
@@ -16,7 +16,7 @@ from rlep.services.pool.storage.draw import Drawn, Index
 from rlep.services.pool.storage.reading import RecordsRemoved, read
 from rlep.services.pool.storage.sample import Sample, Stored, columns
 from rlep.services.pool.storage.store import Meta, NewRecord, Store
-from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_OPTIONS, PoolOptions, PoolStats
+from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_MINIMUM, DEFAULT_OPTIONS, PoolOptions, PoolStats
 
 _BUCKETS = 1
 _CLUSTER_BUCKETS = 16
@@ -32,8 +32,12 @@ class Pool:
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
+        self.vocabulary = min(filter(None, (meta.vocabulary, options.vocabulary)), default=None)
+        """Token ids are below this; None where neither the pool nor its opener knows it."""
         self.store = store
         """The keys below, for export, import and maintenance."""
+        self.minimum = options.minimum or meta.minimum or DEFAULT_MINIMUM
+        """A prompt with fewer trajectories gives none, unless a draw states another number."""
         self._link, self._options = link, options
         self._index = Index(store)
         self._sealed = meta.digest
@@ -122,27 +126,33 @@ class Pool:
             )
         return AddReport(inserted, duplicates, tuple(refused), evicted)
 
-    def sample(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Sample:
+    def sample(
+        self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int, minimum: int | None = None
+    ) -> Sample:
         """At most ``count`` trajectories of each prompt, uniformly and without replacement.
 
+        A prompt with fewer than ``minimum`` trajectories (None: the pool's) gives none, and the sample says so.
         A pure function of (the pool's content, seed, step, prompt id): neither the order of the prompts nor retries or
-        restarts change it. Raises ``PoolError`` or ``DeadlineExceeded``.
+        restarts change it. Raises ``PoolError``, ``DeadlineExceeded``, or ``RecordRefused`` for a record that cannot be used.
         """
         start = time.monotonic()
         while time.monotonic() - start < self._link.deadline:
-            drawn = self.draw(prompt_ids, count, seed=seed, step=step)
+            drawn = self.draw(prompt_ids, count, seed=seed, step=step, minimum=minimum)
             try:
-                return columns(prompt_ids, drawn.counts, [part.part() for part in self.read(drawn)])
+                parts = [part.part() for part in self.read(drawn)]
+                sample = columns(prompt_ids, drawn.counts, parts, (drawn.available, drawn.minimum))
+                return sample.checked(self.vocabulary)
             except RecordsRemoved:
                 continue
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
 
-    def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Drawn:
+    def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int, minimum: int | None = None) -> Drawn:
         """Which trajectories ``sample`` gives."""
-        if count < 0:
-            raise ConfigError(f"count = {count}: a sample has 0 or more trajectories a prompt")
+        least = self.minimum if minimum is None else minimum
+        if count < 0 or least < 1:
+            raise ConfigError(f"count = {count}, minimum = {least}: wanted count >= 0 and minimum >= 1")
         self._index.refresh()
-        return self._index.draw(prompt_ids, count, minimum=self._options.minimum, seed=seed, step=step)
+        return self._index.draw(prompt_ids, count, minimum=least, seed=seed, step=step)
 
     def read(self, drawn: Drawn) -> Iterator[Stored]:
         """The drawn records as they are stored, in parts of at most 64 prompts.
@@ -268,6 +278,8 @@ class Pool:
             raise RecordRefused(
                 f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
             )
+        if wrong := beyond_vocabulary(trajectory.tokens, self.vocabulary):
+            raise RecordRefused(f"prompt {trajectory.prompt_id}: {wrong}")
 
     def _check_writable(self) -> None:
         if self._options.read_only:
@@ -292,8 +304,9 @@ def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
 def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
     if tokenizer_digest is None and not options.read_only:
         raise ConfigError("a pool that is written to needs tokenizer_digest; only read_only goes without")
-    if options.minimum < 1 or (options.cap is not None and options.cap < options.minimum):
-        raise ConfigError(f"minimum = {options.minimum}, cap = {options.cap}: wanted 1 <= minimum <= cap")
+    minimum = DEFAULT_MINIMUM if options.minimum is None else options.minimum
+    if minimum < 1 or (options.cap is not None and options.cap < minimum):
+        raise ConfigError(f"minimum = {minimum}, cap = {options.cap}: wanted 1 <= minimum <= cap")
     if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
         raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
 
@@ -302,7 +315,8 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions, *,
     """The pool's own settings, the pool being made where there is none."""
     meta = store.meta()
     if meta is None and not options.read_only and tokenizer_digest is not None:
-        store.create(Meta(tokenizer_digest, buckets, options.cap or DEFAULT_CAP, None))
+        cap, minimum = options.cap or DEFAULT_CAP, options.minimum or DEFAULT_MINIMUM
+        store.create(Meta(tokenizer_digest, buckets, cap, None, minimum=minimum))
         meta = store.meta()
     if meta is None:
         raise PoolError(
@@ -315,6 +329,8 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions, *,
         )
     if options.cap is not None and options.cap != meta.cap:
         raise PoolError(f"pool {store.name} was made with at most {meta.cap} trajectories a prompt, not {options.cap}")
+    if meta.vocabulary is None and options.vocabulary is not None and not options.read_only:
+        store.set_vocabulary(options.vocabulary)
     return meta
 
 

@@ -12,6 +12,9 @@ DEFAULT_CAP = 64
 """Most trajectories kept for one prompt. Beyond it those with the smallest content ids stay, whatever came first."""
 
 
+DEFAULT_MINIMUM = 2
+"""Trajectories that a prompt needs before any of them is drawn."""
+
 FAILURES = ".failures"
 """Ends the name of a pool of wrong answers."""
 
@@ -39,8 +42,8 @@ class PoolOptions:
 
     cap: int | None = None
     """Most trajectories a prompt; None takes the pool's own (64 where it is new). Fixed when the pool is made."""
-    minimum: int = 2
-    """A prompt with fewer verified trajectories than this gives none."""
+    minimum: int | None = None
+    """A prompt with fewer verified trajectories than this gives none; None takes the pool's own (2 where it is new)."""
     read_only: bool = False
     """Never writes; the pool must exist."""
     writer: str = "main"
@@ -51,6 +54,8 @@ class PoolOptions:
     """How log-probs are stored."""
     deadline: float = 30.0
     """Longest wait for one operation in seconds, retries included."""
+    vocabulary: int | None = None
+    """Ids of the model's vocabulary: a token id beyond it is refused. Recorded in a pool that has none. None: the pool's."""
     holds: Literal["correct", "wrong"] = "correct"
     """The verdict of what it takes; a pool of wrong answers serves the paper's ablation and nothing else."""
     allow_volatile: bool = False

@@ -120,3 +120,60 @@ async def test_what_a_rank_says_by_itself_is_raised_at_once() -> None:
     refused = raises(CheckpointError("the disk is full"))
     with pytest.raises(CheckpointError, match="the disk is full"):
         await learners_of(refused, silent).save(Path("checkpoint"))
+
+
+INDEX = raises(IndexError("token id 99999 ≥ vocabulary 42\nmore"))
+DIED = fails(RayActorError(error_msg="the process was killed"))
+
+
+async def restarted(monkeypatch: pytest.MonkeyPatch, *failures: tuple[int, Answer]) -> Learners:
+    """Fails at each (rollout, how) in turn and is started again after it; what the last restart raises is raised."""
+    learners = learners_of(silent)
+
+    async def start() -> None:
+        pass
+
+    monkeypatch.setattr(learners, "start", start)
+    monkeypatch.setattr(module.ray, "kill", lambda _: None)
+    for rollout, failure in failures:
+        learners._ranks, learners._rollout = [rank_of(failure, alive)], rollout
+        await lost(learners)
+        await learners.restart()
+    return learners
+
+
+@pytest.mark.parametrize("second", [5, 4], ids=["at the same rollout", "at the restarted rank's first one"])
+async def test_the_same_error_after_a_restart_is_fatal_at_once(monkeypatch: pytest.MonkeyPatch, second: int) -> None:
+    with pytest.raises(LearnerLost) as raised:
+        await restarted(monkeypatch, (5, INDEX), (second, INDEX))
+    assert str(raised.value) == (
+        "Learner rank 0 failed 2 times with the same error: IndexError: token id 99999 ≥ vocabulary 42"
+    )
+
+
+@pytest.mark.parametrize(
+    "failures",
+    [
+        [(5, INDEX), (6, INDEX)],
+        [(5, INDEX), (5, raises(IndexError("token id 77 ≥ vocabulary 42")))],
+        [(5, INDEX), (5, raises(KeyError("token id 99999 ≥ vocabulary 42")))],
+        [(5, DIED), (5, DIED)],
+        [(5, INDEX), (5, DIED)],
+    ],
+    ids=["later", "another message", "another type", "deaths", "an error, then a death"],
+)
+async def test_what_may_pass_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, failures: list[tuple[int, Answer]]
+) -> None:
+    learners = await restarted(monkeypatch, *failures)
+    assert learners.status().actors[0].restarts == 2
+
+
+async def test_a_learner_that_is_out_of_restarts_says_what_it_failed_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LearnerLost) as raised:
+        await restarted(monkeypatch, *((rollout, INDEX) for rollout in range(20)))
+    limit = LearnerConfig().restarts
+    assert str(raised.value) == (
+        f"the learner was lost and is out of restarts (learner.restarts = {limit}): "
+        "learner-0.save: IndexError: token id 99999 ≥ vocabulary 42"
+    )

@@ -137,3 +137,15 @@ def test_the_errors_survive_a_process_boundary() -> None:
     with pytest.raises(StaleRolloutError) as caught:
         mixed(fresh_of(PROMPT, "+-", version=3))
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["fresh", "replay"])
+def test_a_token_id_beyond_the_vocabulary_is_refused(where: str) -> None:
+    fresh, replays = fresh_of(PROMPT, "+-"), [trajectory_of(PROMPT, [41, 99_999, 2], version=0, sample="old/0")]
+    if where == "fresh":
+        fresh, replays = [trajectory_of(PROMPT, [99_999], version=7, sample="train/9"), fresh[0]], []
+    beyond = (replays or fresh)[0]
+    reason = f"prompt {PROMPT.id}: trajectory {beyond.content_id}: token id 99999 ≥ vocabulary 42"
+    with pytest.raises(MixingError, match=reason):
+        mixed(fresh, replays, vocabulary=42)
+    assert mixed(fresh, replays, vocabulary=100_000).members == (*fresh, *replays)

@@ -192,8 +192,9 @@ async def test_a_lost_learner_is_restarted_and_restored(
 async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
     scene = new_scene()
     scene.world.lose_learner_at = ("update/1",)
-    with pytest.raises(LearnerLost, match="out of restarts"):
+    with pytest.raises(LearnerLost, match=f"out of restarts. Log: {tmp_path}/logs/learner.err$"):
         await trained(tmp_path, scene)
+    assert (tmp_path / "logs" / "learner.err").read_text() == "update: rank 1 died\n"
 
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "torn state", "no manifest"])

@@ -65,6 +65,8 @@ class Manifest:
     digest: str
     """``Pool.digest`` of the records that are not quarantined: a pool that holds these and no others has it, too."""
     shards: tuple[Shard, ...]
+    vocabulary: int | None = None
+    """Ids of the pool's vocabulary; left out of the file where the pool does not know it."""
 
     @property
     def records(self) -> int:
@@ -75,8 +77,11 @@ class Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write a manifest, which appears as a whole or not at all."""
     fresh = directory / f"{NAME}.new"
+    tree = asdict(manifest)
+    if manifest.vocabulary is None:
+        del tree["vocabulary"]
     with fresh.open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, "version": VERSION} | asdict(manifest), file, indent=1)
+        json.dump({"format": FORMAT, "version": VERSION} | tree, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(directory / NAME)
@@ -98,7 +103,7 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(shards, list):
         raise DataError(f"{path} lists no shards")
     wanted = {"kind": str, "pool": str, "tokenizer_digest": str, "cap": int, "sealed": (str, type(None)), "digest": str}
-    _check_fields(path, tree, wanted)
+    _check_fields(path, tree, wanted | ({"vocabulary": int} if "vocabulary" in tree else {}))
     if tree["kind"] not in get_args(Kind):
         raise DataError(f"{path} is of kind {tree['kind']!r:.40}; known are {', '.join(get_args(Kind))}")
     manifest = Manifest(shards=tuple(shard_of(path, shard, tree["kind"]) for shard in shards), **tree)

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
 from rlep.core.jsonl import JsonLines, read_lines
+from rlep.core.types import beyond_vocabulary
 from rlep.services.pool.files.export_rows import ExportRow, line_from, line_of
 from rlep.services.pool.files.jsonl_shards import read_jsonl, write_jsonl
 from rlep.services.pool.files.manifest import (
@@ -163,6 +164,7 @@ class _Export:
             pool.sealed,
             digest_of(self._ids),
             tuple(self._shards),
+            pool.vocabulary,
         )
 
     def _write(self, path: Path, questions: Iterator[Sequence[ExportRow]]) -> Shard:
@@ -242,6 +244,8 @@ def _taken(pool: Pool, fields: dict[str, Any], report: Imported) -> tuple[Export
             raise RecordRefused(f"its token ids are of tokenizer {trajectory.provenance.tokenizer_digest}")
         if trajectory.verdict.status != pool.holds and not line.quarantined:
             raise RecordRefused(f"its verdict is {trajectory.verdict.status}; the pool holds only {pool.holds} answers")
+        if wrong := beyond_vocabulary(trajectory.tokens, pool.vocabulary):
+            raise RecordRefused(f"prompt {trajectory.prompt_id}: {wrong}")
     except RecordRefused as error:
         report.refuse(str(fields.get("content_id"))[:40], str(error)[:300])
         return None

@@ -6,12 +6,21 @@ A text does not say which tokens it was sampled as: what is imported is tokenise
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
-from rlep.core.errors import PoolError
-from rlep.core.types import Int32Array, Provenance, Sampling, Trajectory, Verdict, content_id_of
+from rlep.core.errors import PoolError, RecordRefused
+from rlep.core.types import (
+    Int32Array,
+    Message,
+    Provenance,
+    Sampling,
+    Trajectory,
+    Verdict,
+    content_id_of,
+    prompt_id_of,
+)
 from rlep.services.pool.files.records import Imported
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import scan, trajectory_of
@@ -97,6 +106,31 @@ def import_texts(
             report.refuse(content_id, reason)
         advance(len(some))
     return report
+
+
+def trajectory_from_text(
+    tokenizer: Texts,
+    question: str | Sequence[Message | Mapping[str, str]],
+    reference: str,
+    text: str,
+    verdict: Verdict,
+    *,
+    source: str = "text",
+) -> Trajectory:
+    """The trajectory of a response given as text, as an import of texts makes it: without log-probs, and marked so.
+
+    ``question`` is a text or chat messages (``{"role": …, "content": …}``) as the data files have it: with ``reference`` it
+    gives the prompt id. ``source`` is kept in the metadata. Raises ``RecordRefused`` for an empty or overlong text.
+    """
+    if not isinstance(question, str):
+        contents = (one.content if isinstance(one, Message) else one["content"] for one in question)
+        question = "\n\n".join(contents)
+    if len(text) > MAX_TEXT or not text.strip():
+        raise RecordRefused(f"a response of {len(text)} characters; wanted are 1 to {MAX_TEXT}")
+    prompt_id = prompt_id_of(question, reference)
+    answer = TextAnswers(prompt_id, reference, (text,))
+    one = _Candidate(answer, f"{prompt_id}/0", tokenizer.encode_response(text))
+    return _trajectory(one, verdict, tokenizer.digest, source)
 
 
 def texts_of(pool: Pool, prompt_ids: Sequence[str], tokenizer: Texts) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlep.core.errors import RecordRefused
+from rlep.core.types import beyond_vocabulary
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import Held, scan, trajectory_of
 
@@ -27,14 +28,19 @@ class Checked:
     """(prompt id, content id, reason) of the first few."""
 
 
-def check_records(pool: Pool, *, repair: bool, advance: Callable[[int], None] = lambda _: None) -> Checked:
-    """Decode every record, quarantined ones too, checksum and content id included; ``repair`` removes damaged ones."""
+def check_records(
+    pool: Pool, *, repair: bool, vocabulary: int | None = None, advance: Callable[[int], None] = lambda _: None
+) -> Checked:
+    """Decode every record, quarantined ones too, checksum and content id included; ``repair`` removes damaged ones.
+
+    ``vocabulary`` bounds the token ids of a pool that does not know its own (None: they are not bounded).
+    """
     result = Checked(counted=sum(label.records for label in pool.store.labels().values()))
     prompts = pool.store.all_prompts()
     for held in scan(pool.store, prompts, quarantined=True):
         result.records += not held.quarantined
         result.quarantined += held.quarantined
-        reason = _damage(held, pool.tokenizer_digest)
+        reason = _damage(held, pool.tokenizer_digest, pool.vocabulary or vocabulary)
         if reason is not None:
             result.damaged += 1
             if len(result.examples) < EXAMPLES:
@@ -47,7 +53,7 @@ def check_records(pool: Pool, *, repair: bool, advance: Callable[[int], None] = 
     return result
 
 
-def _damage(held: Held, tokenizer_digest: str) -> str | None:
+def _damage(held: Held, tokenizer_digest: str, vocabulary: int | None) -> str | None:
     """What is wrong with a record, or None."""
     try:
         trajectory = trajectory_of(held)
@@ -55,4 +61,4 @@ def _damage(held: Held, tokenizer_digest: str) -> str | None:
         return str(error).partition(": ")[2]
     if trajectory.provenance.tokenizer_digest != tokenizer_digest:
         return f"its tokens are of tokenizer {trajectory.provenance.tokenizer_digest}"
-    return None
+    return beyond_vocabulary(trajectory.tokens, vocabulary) or None

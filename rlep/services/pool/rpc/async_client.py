@@ -43,9 +43,11 @@ class AsyncPoolClient:
         """See ``PoolClient.add``."""
         return await self._run(lambda client: client.add(trajectories))
 
-    async def sample(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Sample:
+    async def sample(
+        self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int, minimum: int | None = None
+    ) -> Sample:
         """See ``PoolClient.sample``."""
-        return await self._run(lambda client: client.sample(prompt_ids, count, seed=seed, step=step))
+        return await self._run(lambda client: client.sample(prompt_ids, count, seed=seed, step=step, minimum=minimum))
 
     async def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """See ``PoolClient.get``."""

@@ -65,12 +65,13 @@ class PoolClient:
         writer: str = "main",
         writer_epoch: int | None = None,
         precision: Precision = "float16",
+        vocabulary: int | None = None,
     ) -> None:
         """``address`` is ``host:port``; an empty ``pool`` is the server's default one; ``deadline`` in seconds.
 
         ``tls``: True for a certificate of a public authority, a path for one of this authority, ``ClientTls`` for a
-        certificate of one's own. A token beyond loopback needs it. ``writer``, ``writer_epoch``, ``precision``: see
-        ``PoolOptions``. Nothing is connected before the first call. Raises ``ConfigError``.
+        certificate of one's own. A token beyond loopback needs it. ``writer``, ``writer_epoch``, ``precision``, ``vocabulary``:
+        see ``PoolOptions``. Nothing is connected before the first call. Raises ``ConfigError``.
         """
         host, _ = split_address(address)
         if token is not None and not tls and not is_loopback(host):
@@ -80,7 +81,7 @@ class PoolClient:
         keep_freed_memory()
         self._address, self._pool, self._deadline = address, pool, deadline
         self._writer, self._epoch = (writer, writer_epoch) if writer_epoch is not None else ("", 0)
-        self._precision = precision
+        self._precision, self._vocabulary = precision, vocabulary or 0
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         if tls:
             files = tls if isinstance(tls, ClientTls) else ClientTls(None if tls is True else Path(tls))
@@ -116,6 +117,7 @@ class PoolClient:
                 refused.append((name_of(trajectory), str(error)))
         for frames in insert_calls(records):
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
+            head.vocabulary = self._vocabulary
             head.total = sum(len(frame.records) for frame in frames)
             reply = self._call("adding", lambda **options: self._stub.Add(iter([head, *frames]), **options))  # noqa: B023
             inserted, duplicates, evicted = (
@@ -126,13 +128,23 @@ class PoolClient:
             refused += ((item.content_id, item.reason) for item in reply.refused)
         return AddReport(inserted, duplicates, tuple(refused), evicted)
 
-    def sample(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> Sample:
-        """At most ``count`` trajectories of each prompt, uniformly and without replacement: see ``Pool.sample``."""
+    def sample(
+        self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int, minimum: int | None = None
+    ) -> Sample:
+        """At most ``count`` trajectories of each prompt, uniformly and without replacement: see ``Pool.sample``.
+
+        ``minimum`` None: the pool's. ``Sample.below_minimum`` names the prompts that gave none because of it.
+        """
         try:
             request = pb.SampleRequest(pool=self._pool, prompt_ids=prompt_ids, count=count, seed=seed, step=step)
+            request.minimum = 0 if minimum is None else minimum
         except (TypeError, ValueError) as error:
             raise ConfigError(f"a sample of count {count}, seed {seed}, step {step}: {error}") from None
-        return self._call("sampling", lambda **options: sample_of(prompt_ids, self._stub.Sample(request, **options)))
+        if minimum is not None and minimum < 1:
+            raise ConfigError(f"minimum = {minimum}: a draw needs 1 trajectory of a prompt or more")
+        return self._call(
+            "sampling", lambda **options: sample_of(prompt_ids, self._stub.Sample(request, **options), minimum)
+        )
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it."""

@@ -22,6 +22,13 @@ class Writer(NamedTuple):
     epoch: int | None
 
 
+class Stated(NamedTuple):
+    """What an insert says of its token ids, for a pool that is made or has no vocabulary recorded."""
+
+    tokenizer_digest: str
+    vocabulary: int | None
+
+
 UNFENCED = Writer("main", None)
 _Key = tuple[str, Writer | None]
 
@@ -48,18 +55,25 @@ class PoolRegistry:
             return self.reader(name)
         return pool
 
-    def writer(self, name: str, writer: Writer = UNFENCED, *, tokenizer_digest: str | None = None) -> Pool:
-        """A pool to write. Where there is none it is made, if a ``tokenizer_digest`` is given."""
+    def writer(self, name: str, writer: Writer = UNFENCED, stated: Stated | None = None) -> Pool:
+        """A pool to write. Where there is none it is made, if its tokenizer is ``stated``."""
 
         def open_it() -> Pool:
             meta = self._store(name).meta()
-            if meta is None and tokenizer_digest is None:
+            if meta is None and stated is None:
                 return self.reader(name)  # says that there is none
-            digest = meta.tokenizer_digest if meta else tokenizer_digest
-            options = PoolOptions(writer=writer.name, writer_epoch=writer.epoch, deadline=self._deadline)
+            digest = meta.tokenizer_digest if meta else stated and stated.tokenizer_digest
+            vocabulary = meta.vocabulary if meta and meta.vocabulary else stated and stated.vocabulary
+            options = PoolOptions(
+                writer=writer.name, writer_epoch=writer.epoch, deadline=self._deadline, vocabulary=vocabulary
+            )
             return self._open_one(name, digest, options)
 
-        return self._opened((name, writer), open_it)
+        pool = self._opened((name, writer), open_it)
+        if pool.vocabulary is None and ((stated and stated.vocabulary) or _vocabulary(pool.store)):
+            self.forget(name)  # readers, too, learn it
+            pool = self._opened((name, writer), open_it)
+        return pool
 
     def forget(self, name: str) -> None:
         """Open this pool anew the next time it is asked for."""
@@ -85,3 +99,9 @@ class PoolRegistry:
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
         return pool
+
+
+def _vocabulary(store: Store) -> int | None:
+    """What is recorded by now."""
+    meta = store.meta()
+    return meta.vocabulary if meta else None

@@ -18,14 +18,14 @@ from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.rpc.access import ANYBODY, Caller, Rates, Role, Tokens
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
-from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Writer
+from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writer
 from rlep.services.pool.rpc.wire import (
     CALL_BYTES,
     ERROR_KEY,
     FRAME_BYTES,
     RECORDS_A_CALL,
     RETRY_KEY,
-    counts_bytes,
+    first_frame,
     sample_frames,
 )
 from rlep.services.pool.storage.codec import decode
@@ -74,8 +74,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             if not found:
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
-            digest = found[0][0].provenance.tokenizer_digest
-            pool = self._registry.writer(name, writer, tokenizer_digest=digest)
+            stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None)
+            pool = self._registry.writer(name, writer, stated)
             return _add_reply(_added(pool, found, refused, head.call or None))
 
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
@@ -86,14 +86,19 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
                     f"a sample of {len(request.prompt_ids)} prompts x {request.count}: at most {_LARGEST_COUNT} a prompt "
                     f"and {_LARGEST_DRAW} together"
                 )
-            drawn = pool.draw(list(request.prompt_ids), request.count, seed=request.seed, step=request.step)
-            counts = counts_bytes(drawn.counts)
+            minimum = request.minimum or None
+            drawn = pool.draw(
+                list(request.prompt_ids), request.count, seed=request.seed, step=request.step, minimum=minimum
+            )
+            head: pb.SampleFrame | None = first_frame(drawn, pool.vocabulary)
             for part in pool.read(drawn):
                 for frame in sample_frames(part):
-                    frame.counts, counts = counts, b""
+                    if head is not None:
+                        frame.MergeFrom(head)
+                        head = None
                     yield frame
-            if counts:
-                yield pb.SampleFrame(counts=counts)
+            if head is not None:
+                yield head
 
     def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
         with self._admitting(context) as caller:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from rlep.core.errors import PoolError
-from rlep.core.types import Int32Array
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
+from rlep.services.pool.storage.draw import Drawn
 from rlep.services.pool.storage.sample import Part, Sample, Stored, columns
 
 RECORDS_A_FRAME = 64
@@ -70,20 +70,27 @@ def _framed(sizes: Sequence[int]) -> Iterator[slice]:
         yield slice(start, None)
 
 
-def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> Sample:
-    """The sample whose frames these are, taken apart as they arrive.
+def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame], minimum: int | None = None) -> Sample:
+    """The sample whose frames these are, taken apart as they arrive; ``minimum`` is what was asked for.
 
-    Raises ``PoolError`` where their columns do not fit together, ``RecordRefused`` for a damaged record.
+    Raises ``PoolError`` where their columns do not fit together or the server does not know ``minimum``, ``RecordRefused``
+    for a damaged record.
     """
-    counts, parts = b"", list[Part]()
+    counts, parts, first = b"", list[Part](), pb.SampleFrame()
     for frame in frames:
+        first = first if counts else frame
         counts += frame.counts
         parts.append(_part(frame))
+    if minimum is not None and first.minimum != minimum:
+        raise PoolError("this server does not know minimum=: upgrade the server, or sample without")
     given = np.frombuffer(counts, "<i4").astype(np.int32)
     drawn = sum(len(part.ids) for part in parts)
     if len(given) != len(prompt_ids) or int(given.sum()) != drawn or given.min(initial=0) < 0:
         raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(given)} counts, {drawn} records")
-    return columns(prompt_ids, given, parts)
+    available = np.frombuffer(first.available, "<i4").astype(np.int32) if first.minimum else None
+    if available is not None and len(available) != len(prompt_ids):
+        raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(available)} numbers of trajectories")
+    return columns(prompt_ids, given, parts, (available, first.minimum)).checked(first.vocabulary or None)
 
 
 def _part(frame: pb.SampleFrame) -> Part:
@@ -117,6 +124,7 @@ def _numbers(column: bytes) -> list[int]:
     return numbers
 
 
-def counts_bytes(counts: Int32Array) -> bytes:
-    """The counts column of a sample's first frame."""
-    return counts.astype("<i4").tobytes()
+def first_frame(drawn: Drawn, vocabulary: int | None) -> pb.SampleFrame:
+    """What a sample's first frame says of all its prompts."""
+    counts, available = (column.astype("<i4").tobytes() for column in (drawn.counts, drawn.available))
+    return pb.SampleFrame(counts=counts, available=available, minimum=drawn.minimum, vocabulary=vocabulary or 0)

@@ -29,6 +29,13 @@ class Drawn(NamedTuple):
     """``[K]``: which of its prompt's records each is."""
     held: list[bytes]
     """``[P]``: the content ids of all of a prompt's records, 16 bytes each."""
+    minimum: int = 1
+    """A prompt with fewer records gave none."""
+
+    @property
+    def available(self) -> Int32Array:
+        """``[P]``: how many records each prompt has."""
+        return np.array([len(ids) // _ID_BYTES for ids in self.held], np.int32)
 
     def ids(self) -> list[list[bytes]]:
         """``[P]``: content ids of the records picked."""
@@ -50,7 +57,7 @@ class Drawn(NamedTuple):
             yield self._part(slice(start, None), slice(first, end))
 
     def _part(self, part: slice, records: slice) -> Drawn:
-        return Drawn(self.prompt_ids[part], self.counts[part], self.picks[records], self.held[part])
+        return Drawn(self.prompt_ids[part], self.counts[part], self.picks[records], self.held[part], self.minimum)
 
 
 class _Rows:
@@ -125,7 +132,7 @@ class Index:
             held = [known.held[row] for row in rows]
         available[available < minimum] = 0
         picks, offsets = draw_uniform_keyed(keys, available, count, seed=seed, step=step)
-        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), picks, held)
+        return Drawn(prompt_ids, np.diff(offsets).astype(np.int32), picks, held, minimum)
 
     def prompt_ids(self) -> list[str]:
         """Prompts with at least one record, ascending."""

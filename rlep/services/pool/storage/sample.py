@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlep.core.errors import RecordRefused
-from rlep.core.types import BoolArray, Float32Array, Int32Array, Int64Array, Trajectory
+from rlep.core.types import BoolArray, Float32Array, Int32Array, Int64Array, Trajectory, beyond_vocabulary
 from rlep.services.pool.storage.codec import Record, Sections, check, rebuild, split, split_all
 
 T = TypeVar("T")
@@ -40,6 +40,27 @@ class Sample:
     """``[K]``: whether the response ended with its EOS."""
     details: tuple[bytes, ...]
     """``[K]``: packed verdict, provenance and metadata, which ``trajectories`` unpacks."""
+    available: Int32Array | None = None
+    """``[P]``: trajectories that the pool has for each prompt; None from a server that does not say."""
+    minimum: int = 0
+    """A prompt with fewer trajectories gave none; 0 from a server that does not say."""
+
+    @property
+    def below_minimum(self) -> tuple[str, ...]:
+        """Prompts that gave none because the pool has fewer than ``minimum`` trajectories for them, or none at all."""
+        few = self.counts == 0 if self.available is None else self.available < self.minimum
+        return tuple(prompt_id for prompt_id, below in zip(self.prompt_ids, few.tolist(), strict=True) if below)
+
+    def checked(self, vocabulary: int | None) -> Sample:
+        """This sample. Raises ``RecordRefused`` for a token id beyond ``vocabulary`` (None: unknown)."""
+        if wrong := beyond_vocabulary(self.tokens, vocabulary):
+            record = int(np.searchsorted(self.offsets, self.tokens.argmax(), "right")) - 1
+            prompt = int(np.searchsorted(np.cumsum(self.counts), record, "right"))
+            raise RecordRefused(
+                f"trajectory {self.ids[record]} of prompt {self.prompt_ids[prompt]}: {wrong}; "
+                "rlep pool doctor --repair removes such records"
+            )
+        return self
 
     def trajectories(self) -> dict[str, tuple[Trajectory, ...]]:
         """For each prompt asked for, its trajectories. Their arrays are views of the columns."""
@@ -105,8 +126,13 @@ def part_of(ids: Sequence[bytes], records: Sequence[Sections]) -> Part:
     return Part(ids, lengths, tokens, logprobs, finished, details)
 
 
-def columns(prompt_ids: Sequence[str], counts: Int32Array, parts: Sequence[Part]) -> Sample:
-    """The sample that these parts make."""
+def columns(
+    prompt_ids: Sequence[str],
+    counts: Int32Array,
+    parts: Sequence[Part],
+    eligible: tuple[Int32Array | None, int] = (None, 0),
+) -> Sample:
+    """The sample that these parts make; ``eligible``: its ``available`` and ``minimum``."""
     lengths = [length for part in parts for length in part.lengths]
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -126,6 +152,7 @@ def columns(prompt_ids: Sequence[str], counts: Int32Array, parts: Sequence[Part]
         logprobs,
         np.array([ended for part in parts for ended in part.finished], np.bool_),
         tuple([details for part in parts for details in part.details]),
+        *eligible,
     )
 
 

@@ -4,7 +4,7 @@ For a pool ``N`` with bucket ``B`` (hash-tagged: a script touches one bucket, wh
 needs no more than one bucket)::
 
     rlep:pools                set     names of the pools of this Redis
-    rlep:{N}:meta             hash    format, buckets, tokenizer, cap, digest (when sealed)
+    rlep:{N}:meta             hash    format, buckets, tokenizer, cap, minimum, vocabulary (once stated), digest (when sealed)
     rlep:{N/B}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
                                       labels (last number given), epoch:<writer>
     rlep:{N/B}:index          set     ids of prompts that ever had a record or a quarantined one
@@ -51,6 +51,10 @@ class Meta:
     buckets: int
     cap: int
     digest: str | None
+    vocabulary: int | None = None
+    """Token ids are below this; None until a writer states it."""
+    minimum: int | None = None
+    """Trajectories that a prompt needs before any is drawn; None in a pool made before this was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,14 @@ class Store:
                 "rlep that made it (rlep pool export), and import the files into a new pool (rlep pool import)"
             )
         self.buckets = int(fields[b"buckets"])
-        digest = fields.get(b"digest")
+        digest, vocabulary, minimum = (fields.get(name) for name in (b"digest", b"vocabulary", b"minimum"))
         return Meta(
-            fields[b"tokenizer"].decode(), self.buckets, int(fields[b"cap"]), digest.decode() if digest else None
+            fields[b"tokenizer"].decode(),
+            self.buckets,
+            int(fields[b"cap"]),
+            digest.decode() if digest else None,
+            int(vocabulary) if vocabulary else None,
+            int(minimum) if minimum else None,
         )
 
     def create(self, meta: Meta) -> None:
@@ -120,9 +129,14 @@ class Store:
         The name comes first: a maker killed in between leaves no pool, and the next one makes it.
         """
         fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
+        fields |= {} if meta.minimum is None else {"minimum": meta.minimum}
         commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
         self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
         self._link.write(f"pool {self.name}: making", commands, atomic=True)
+
+    def set_vocabulary(self, vocabulary: int) -> None:
+        """Record the vocabulary, unless another opener was quicker."""
+        self._link.write(f"pool {self.name}: opening", [("HSETNX", self._meta, "vocabulary", vocabulary)])
 
     def insert(
         self, entries: Sequence[NewRecord], *, cap: int, writer: str, epoch: int | None, call: str | None = None

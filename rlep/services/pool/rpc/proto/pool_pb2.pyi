@@ -15,20 +15,22 @@ class Record(_message.Message):
     def __init__(self, prompt_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class AddFrame(_message.Message):
-    __slots__ = ("pool", "call", "writer", "epoch", "records", "total")
+    __slots__ = ("pool", "call", "writer", "epoch", "records", "total", "vocabulary")
     POOL_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     pool: str
     call: str
     writer: str
     epoch: int
     records: _containers.RepeatedCompositeFieldContainer[Record]
     total: int
-    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+    vocabulary: int
+    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., total: _Optional[int] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class AddReply(_message.Message):
     __slots__ = ("inserted", "duplicates", "refused", "evicted")
@@ -51,30 +53,38 @@ class Refused(_message.Message):
     def __init__(self, content_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("pool", "prompt_ids", "count", "seed", "step")
+    __slots__ = ("pool", "prompt_ids", "count", "seed", "step", "minimum")
     POOL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
     pool: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[str]
     count: int
     seed: int
     step: int
-    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., count: _Optional[int] = ..., seed: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    minimum: int
+    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., count: _Optional[int] = ..., seed: _Optional[int] = ..., step: _Optional[int] = ..., minimum: _Optional[int] = ...) -> None: ...
 
 class SampleFrame(_message.Message):
-    __slots__ = ("counts", "ids", "record_lengths", "records")
+    __slots__ = ("counts", "ids", "record_lengths", "records", "available", "minimum", "vocabulary")
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     RECORD_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     counts: bytes
     ids: bytes
     record_lengths: bytes
     records: bytes
-    def __init__(self, counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., record_lengths: _Optional[bytes] = ..., records: _Optional[bytes] = ...) -> None: ...
+    available: bytes
+    minimum: int
+    vocabulary: int
+    def __init__(self, counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., record_lengths: _Optional[bytes] = ..., records: _Optional[bytes] = ..., available: _Optional[bytes] = ..., minimum: _Optional[int] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
     __slots__ = ("pool", "after")
