@@ -144,6 +144,13 @@ class Checkpoints:
                 refused.append(str(error))
         return None, refused
 
+    def complete(self, steps: int) -> Checkpoint | None:
+        """The newest intact checkpoint where it has ``steps`` steps or more, so that nothing is left to do; or None."""
+        if not any(_step(path) >= steps for path in self._found()):
+            return None  # without reading any file
+        newest, _ = self.latest()
+        return newest if newest is not None and newest.state.step >= steps else None
+
     def _found(self) -> list[Path]:
         return sorted((p for p in self._directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)
 

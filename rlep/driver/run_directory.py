@@ -74,14 +74,15 @@ class RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as undo:
             self.events = undo.enter_context(EventLog(path / "events.jsonl"))  # first: it is the lock
-            self.resumed = _has_progress(path)
+            begun = _has_progress(path)
+            self.resumed = begun and (path / "manifest.json").exists()
             if self.resumed:
                 self._check_same(config, facts)
             write_json(path / "config.json", config.model_dump(mode="json"))
             write_json(path / "manifest.json", _manifest(facts, self._created()))
             self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
             self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
-            if not self.resumed:
+            if not begun:
                 self.evaluations.truncate_from(0)  # one before the first step may be of another config
             self.checkpoints = Checkpoints(
                 path / "checkpoints", config.checkpoint, deadline_s=config.learner.deadline_s
