@@ -66,7 +66,14 @@ class Collector:
         if len(left) < len(self._prompts):
             self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
         with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
-            await self._waves(left, shown)
+            try:
+                await self._waves(left, shown)
+            except asyncio.CancelledError:
+                done = sum(prompt.id in self._done for prompt in self._prompts)
+                self._run.progress.note(
+                    f"stopped: the same command continues the collection after {done} of {len(self._prompts)} questions"
+                )
+                raise
         return await self._finish(asked=len(left))
 
     async def _waves(self, prompts: Sequence[Prompt], shown: RolloutBars) -> None:

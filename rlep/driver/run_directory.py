@@ -89,11 +89,14 @@ class RunDirectory:
             )
             undo.pop_all()
 
-    def truncate_from(self, step: int) -> None:
-        """Drop what was recorded of step ``step`` and later: it will be done again."""
-        dropped = self.metrics.truncate_from(step)
+    def truncate_from(self, step: int, *, evaluated: bool = True) -> None:
+        """Drop what was recorded of step ``step`` and later: it will be done again.
+
+        ``evaluated`` = False: also the line of the step before and its evaluation, which the checkpoint is without.
+        """
+        dropped = self.metrics.truncate_from(step if evaluated else step - 1)
         # An evaluation at step k follows k steps and precedes checkpoint k; without a checkpoint that at step 0 is redone.
-        self.evaluations.truncate_from(step + 1 if step else 0)
+        self.evaluations.truncate_from(step + evaluated if step else 0)
         if dropped:
             self.events.log("metrics_truncated", step, lines=dropped)
 
