@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -167,7 +168,9 @@ def submit(
 ) -> None:
     """Run an rlep command as a Ray job: ``rlep submit -- train configs/rlep.toml``."""
     from rlep.actors.jobs import submit_job
+    from rlep.cli.submitted import check_submitted
 
+    check_submitted(app, context.args, working_dir, address or os.environ.get("RAY_API_SERVER_ADDRESS", ""))
     raise typer.Exit(submit_job(context.args, address=address, working_dir=working_dir, wait=wait, echo=typer.echo))
 
 

@@ -21,6 +21,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
+from rlep.driver.plan_cpus import wanted_cpus
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
@@ -112,20 +113,11 @@ def _vllm(config: Config) -> Iterator[Finding]:
 
 def _cores(config: Config) -> Iterator[Finding]:
     from rlep.actors.ray_private import cores
+    from rlep.launch.before_start import missing_cpus
 
-    wanted = (
-        config.generator.count * config.generator.cpus
-        + config.learner.ranks * config.learner.cpus
-        + config.verifier.count * config.verifier.cpus
-    )
-    have = config.cluster.cpus or cores()
-    detail = f"{have} logical CPUs, the actors ask for {wanted:g}"
-    if config.cluster.address is None and wanted > have:
-        yield Finding(
-            "CPUs", "wrong", detail, "lower generator.count, learner.ranks or their cpus, or set cluster.cpus"
-        )
-    else:
-        yield Finding("CPUs", "ok", detail)
+    detail = f"{config.cluster.cpus or cores()} logical CPUs, the actors ask for {wanted_cpus(config):g}"
+    missing = missing_cpus(config)
+    yield Finding("CPUs", "wrong" if missing else "ok", detail, missing)
 
 
 def _gpus(config: Config) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
 from rlep.driver.run_plan import Known, PoolCoverage, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.launch.before_start import missing_cpus, pool_exists
 from rlep.launch.compose import check_context, read_prompts
 from rlep.launch.engine_options import check_options
 from rlep.services.pool.opening import open_pool
@@ -33,6 +34,8 @@ def show_plan(config: Config, *, as_json: bool) -> None:
     show_table([{"plan": what, config.run.name: value} for what, value in lines(plan, config)])
     for sentence in plan.missing:
         typer.echo(f"missing: {sentence}")
+    if plan.missing_cpus:
+        typer.echo(f"does not fit this machine: {plan.missing_cpus}")
 
 
 def read_known(config: Config) -> Known:
@@ -49,6 +52,7 @@ def read_known(config: Config) -> Known:
         model=shape,
         pool=_pool(config, train, missing) if config.replay.count else None,
         missing=tuple(missing),
+        missing_cpus=missing_cpus(config),
     )
 
 
@@ -82,7 +86,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     collection = directory.parent / "collection.json"
     if collection.is_file():
         return read_collection(collection)
-    if not (directory / "redis.conf").is_file():  # opening it would make one
+    if not pool_exists(config):  # opening it would make one
         missing.append(f"pool {directory}: no pool there; `rlep collect` fills it")
         return None
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)

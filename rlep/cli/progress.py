@@ -66,4 +66,4 @@ class TerminalProgress:
 
     def note(self, text: str) -> None:
         """One line of text."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)

@@ -85,8 +85,8 @@ class GeneratorConfig(ActorConfig):
 class VerifierConfig(ActorConfig):
     """Verifier actors; each supervises killable worker processes."""
 
-    cpus: float = Field(0.5, ge=0)
-    """CPU cores reserved for each actor."""
+    cpus: float = Field(0.0, ge=0)
+    """CPU cores reserved for each actor; 0 reserves none: it then works beside the generators."""
     count: Positive = 1
     """Number of verifier actors."""
     workers: Positive = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -95,10 +96,15 @@ def dump_config(config: Config) -> str:
     return json.dumps(config.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
 
 
-def differences(left: Config, right: Config) -> list[str]:
-    """The dotted keys whose values differ, each with both values."""
+def differences(left: Config, right: Config) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys whose values differ, each with both values as JSON has them; in order of the keys."""
     a, b = _flat(left.model_dump(mode="json")), _flat(right.model_dump(mode="json"))
-    return [f"{key}: {a.get(key)!r} → {b.get(key)!r}" for key in sorted(a | b) if a.get(key) != b.get(key)]
+    return {key: (a.get(key), b.get(key)) for key in sorted(a | b) if a.get(key) != b.get(key)}
+
+
+def as_override(key: str, value: Any) -> str:
+    """A ``--set`` option for a shell that gives ``key`` this JSON value. None, which TOML does not have, is not allowed."""
+    return f"--set {shlex.quote(f'{key}={json.dumps(value, ensure_ascii=False)}')}"
 
 
 def _read(file: Path) -> Tree:

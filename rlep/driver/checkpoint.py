@@ -21,6 +21,7 @@ from pathlib import Path
 from rlep.config.schema import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver.ports import Learner
+from rlep.metrics.catalogue import MetricValue
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
@@ -42,6 +43,8 @@ class RunState:
     """That metric's value at this step; None where it has none."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
+    unrecorded: Mapping[str, MetricValue] = field(default_factory=dict)
+    """Metrics of the last step, where the run was interrupted before its evaluation: both are made up for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,14 @@ class Checkpoints:
             except CheckpointError as error:
                 refused.append(str(error))
         return None, refused
+
+    def complete(self, steps: int) -> Checkpoint | None:
+        """The newest intact checkpoint where nothing is left to do after it: it has ``steps`` steps or more; or None."""
+        if not any(_step(path) >= steps for path in self._found()):
+            return None  # without reading any file
+        newest, _ = self.latest()
+        done = newest is not None and newest.state.step >= steps and not newest.state.unrecorded
+        return newest if done else None
 
     def _found(self) -> list[Path]:
         return sorted((p for p in self._directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)

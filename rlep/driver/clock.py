@@ -13,10 +13,13 @@ class Clock:
     """Seconds by phase."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    """Phases that have begun, finished or not."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall time of the block to ``name``."""
+        self.begun.add(name)
         begun = time.perf_counter()
         try:
             yield

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from rlep.algorithms.admission import Admission, Coverage, admit
+from rlep.algorithms.admission import Admission, Coverage, Refusal, admit
 from rlep.core.errors import PoolError
 from rlep.core.jsonl import JsonLines, read_lines
 from rlep.core.types import Prompt, Sampling, Trajectory
@@ -23,6 +26,7 @@ from rlep.driver.tasks import together
 
 CHUNK = 64
 """Questions in one wave; two waves run at once, so that generators do not idle at a wave's end."""
+LEDGER, SUMMARY = "collection.jsonl", "collection.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Collector:
     ) -> None:
         """``failures`` takes complete but wrong responses, at most ``collection.failed`` a question."""
         self._run, self._pool, self._store, self._failures = run, pool, store, failures
-        self._ledger = JsonLines(store.path / "collection.jsonl")
+        self._ledger = JsonLines(store.path / LEDGER)
         self._done: dict[str, dict[str, Any]] = {str(line["prompt_id"]): line for line in read_lines(self._ledger.path)}
         self._prompts = prompts
         self._begun = time.monotonic() - max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
@@ -62,7 +66,14 @@ class Collector:
         if len(left) < len(self._prompts):
             self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
         with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
-            await self._waves(left, shown)
+            try:
+                await self._waves(left, shown)
+            except asyncio.CancelledError:
+                done = sum(prompt.id in self._done for prompt in self._prompts)
+                self._run.progress.note(
+                    f"stopped: the same command continues the collection after {done} of {len(self._prompts)} questions"
+                )
+                raise
         return await self._finish(asked=len(left))
 
     async def _waves(self, prompts: Sequence[Prompt], shown: RolloutBars) -> None:
@@ -105,26 +116,14 @@ class Collector:
             self._done[prompt_id] = line
 
     async def _finish(self, *, asked: int) -> Collected:
-        answers: dict[int, int] = {}
-        refused: dict[str, int] = {}
-        for line in self._done.values():
-            answers[line["admitted"]] = answers.get(line["admitted"], 0) + 1
-            for reason, count in line["refused"].items():
-                refused[reason] = refused.get(reason, 0) + count
-        admitted = sum(count * questions for count, questions in answers.items())
-        coverage = Coverage(answers, refused, admitted)  # type: ignore[arg-type]
-        collected = Collected(
-            coverage,
-            await self._pool.digest(),
-            candidates=sum(line["candidates"] for line in self._done.values()),
-            correct=sum(line["correct"] for line in self._done.values()),
-        )
+        collected = _collected(list(self._done.values()), await self._pool.digest())
         wall_s = max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
         summary = as_json(collected, self._run.config.replay.minimum) | {"wall_s": wall_s}
-        new = asked or not (self._store.path / "collection.json").exists()
-        write_json(self._store.path / "collection.json", summary)
+        new = asked or not (self._store.path / SUMMARY).exists()
+        write_json(self._store.path / SUMMARY, summary)
         if new:
-            self._store.events.log("collection_finished", questions=coverage.questions, admitted=admitted)
+            coverage = collected.coverage
+            self._store.events.log("collection_finished", questions=coverage.questions, admitted=coverage.accepted)
         return collected
 
     @contextmanager
@@ -135,6 +134,35 @@ class Collector:
             progress.phase("verify", samples, "responses") as graded,
         ):
             yield RolloutBars(generated, graded)
+
+
+def collected_before(directory: Path, prompts: Sequence[Prompt]) -> Collected | None:
+    """The collection that a run directory holds, where each of ``prompts`` has its line and the summary is written."""
+    if not (directory / LEDGER).is_file() or not (directory / SUMMARY).is_file():
+        return None
+    lines = {str(line["prompt_id"]): line for line in read_lines(directory / LEDGER)}
+    if any(prompt.id not in lines for prompt in prompts):
+        return None
+    try:
+        digest = str(json.loads((directory / SUMMARY).read_text())["pool_digest"])
+    except (ValueError, KeyError, TypeError):
+        return None  # damaged: to be written again
+    return _collected(list(lines.values()), digest)
+
+
+def _collected(lines: Sequence[Mapping[str, Any]], pool_digest: str) -> Collected:
+    """The sums of a ledger's lines."""
+    answers = Counter(int(line["admitted"]) for line in lines)
+    refused: Counter[Refusal] = Counter()
+    for line in lines:
+        refused.update(line["refused"])
+    admitted = sum(count * questions for count, questions in answers.items())
+    return Collected(
+        Coverage(dict(answers), dict(refused), admitted),
+        pool_digest,
+        candidates=sum(line["candidates"] for line in lines),
+        correct=sum(line["correct"] for line in lines),
+    )
 
 
 async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:

@@ -1,4 +1,8 @@
-"""A run's directory: its config, its records, and the lock that keeps other runs out."""
+"""A run's directory: its config, its records, and the lock that keeps other runs out.
+
+The directory belongs to a command and its config from the first completed step on (for ``collect``: the first question).
+Until then the next command may be any other.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rlep.config.schema import Config
-from rlep.config.settings import differences, parse_stored_config
+from rlep.config.settings import as_override, differences, parse_stored_config
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.checkpoint import Checkpoints, write_json
 from rlep.metrics.catalogue import Tracker
@@ -61,31 +66,37 @@ class RunDirectory:
         """Create the directory, or take it up again.
 
         Raises:
-            ConfigError: it holds a run of another command or config; the differing keys are named.
-            CheckpointError: it holds a run on another dataset, model or tokenizer.
+            ConfigError: it holds a run of another command or config with a completed step; both sides are named.
+            CheckpointError: it holds such a run on another dataset, model or tokenizer.
             DataError: another process writes to it.
         """
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self.resumed = (path / "manifest.json").exists()
         with ExitStack() as undo:
-            self.events = undo.enter_context(EventLog(path / "events.jsonl"))
+            self.events = undo.enter_context(EventLog(path / "events.jsonl"))  # first: it is the lock
+            begun = _has_progress(path)
+            self.resumed = begun and (path / "manifest.json").exists()
             if self.resumed:
                 self._check_same(config, facts)
             write_json(path / "config.json", config.model_dump(mode="json"))
             write_json(path / "manifest.json", _manifest(facts, self._created()))
             self.metrics = undo.enter_context(MetricsLog(path / "metrics.jsonl", open_trackers()))
             self.evaluations = undo.enter_context(EvaluationsLog(path / "evaluations.jsonl"))
+            if not begun:
+                self.evaluations.truncate_from(0)  # one before the first step may be of another config
             self.checkpoints = Checkpoints(
                 path / "checkpoints", config.checkpoint, deadline_s=config.learner.deadline_s
             )
             undo.pop_all()
 
-    def truncate_from(self, step: int) -> None:
-        """Drop what was recorded of step ``step`` and later: it will be done again."""
-        dropped = self.metrics.truncate_from(step)
+    def truncate_from(self, step: int, *, evaluated: bool = True) -> None:
+        """Drop what was recorded of step ``step`` and later: it will be done again.
+
+        ``evaluated`` = False: also the line of the step before and its evaluation, which the checkpoint is without.
+        """
+        dropped = self.metrics.truncate_from(step if evaluated else step - 1)
         # An evaluation at step k follows k steps and precedes checkpoint k; without a checkpoint that at step 0 is redone.
-        self.evaluations.truncate_from(step + 1 if step else 0)
+        self.evaluations.truncate_from(step + evaluated if step else 0)
         if dropped:
             self.events.log("metrics_truncated", step, lines=dropped)
 
@@ -105,26 +116,45 @@ class RunDirectory:
     def _check_same(self, config: Config, facts: Facts) -> None:
         before = self._read("manifest.json")
         if before["phase"] != facts.phase:
-            raise ConfigError(f"{self.path} holds a {before['phase']!r} run; choose another run.directory")
-        accepted = config.checkpoint.accept
-        changeable = CHANGEABLE + tuple(key for name in accepted for key in ACCEPTABLE[name])
-        fixed = () if {config.replay.schedule, config.update.schedule} == {"constant"} else ("run.steps:",)
-        stored = parse_stored_config(self._read("config.json"), self.path / "config.json")
-        changed = [
-            line for line in differences(stored, config) if not line.startswith(changeable) or line.startswith(fixed)
-        ]
-        if changed:
             raise ConfigError(
-                f"{self.path} holds a run of another config; choose another run.directory or restore:\n  "
-                + "\n  ".join(changed)
+                f"{self.path} belongs to `rlep {before['phase']}`, this command is `rlep {facts.phase}`; "
+                f"to give it a directory of its own, add: {self._elsewhere()}"
             )
+        stored = parse_stored_config(self._read("config.json"), self.path / "config.json")
+        if changed := _fixed_differences(stored, config):
+            raise ConfigError(self._another_config(changed))
         for name in ("model", "tokenizer", "data"):
             key = f"{name}_digest"
-            if before[key] != getattr(facts, key) and name not in accepted:
+            if before[key] != getattr(facts, key) and name not in config.checkpoint.accept:
                 raise CheckpointError(
                     f"{self.path} was made with {key} {before[key]}, now it is {getattr(facts, key)}: "
-                    "the file behind it has changed" + how_to_accept(name)
+                    f"the file behind it has changed{how_to_accept(name)}; to start another run, add: {self._elsewhere()}"
                 )
+
+    def _another_config(self, changed: Mapping[str, tuple[Any, Any]]) -> str:
+        """Both sides key by key, and the options that start another run or continue this one."""
+        width = max(map(len, changed))
+        rows = [
+            f"{key:<{width}}  in the directory: {json.dumps(held)}  in this command: {json.dumps(asked)}"
+            for key, (held, asked) in changed.items()
+        ]
+        stored = {key: value for key, (value, _) in changed.items()}
+        options = [as_override(key, value) for key, value in stored.items() if value is not None]
+        unset = [f"leave out {key}" for key, value in stored.items() if value is None]
+        back = " and ".join([*([f"add: {' '.join(options)}"] if options else []), *unset])
+        return "\n  ".join(
+            [
+                f"{self.path} belongs to a run of another config, which has completed steps; nothing was changed",
+                *rows,
+                f"to start another run, add: {self._elsewhere()}",
+                f"to continue the run in {self.path}, {back}",
+            ]
+        )
+
+    def _elsewhere(self) -> str:
+        """The option for a directory beside this one that is free."""
+        free = next(path for n in count(2) if not (path := self.path.with_name(f"{self.path.name}-{n}")).exists())
+        return as_override("run.directory", str(free))
 
     def _read(self, name: str) -> Any:
         try:
@@ -138,6 +168,23 @@ class RunDirectory:
         if not self.resumed:
             return time.time()
         return float(self._read("manifest.json")["created"])
+
+
+def _has_progress(path: Path) -> bool:
+    """Whether a step, or a collected question, is recorded in a run's directory."""
+    ledgers = [file for name in ("metrics.jsonl", "collection.jsonl") if (file := path / name).is_file()]
+    return any(file.stat().st_size for file in ledgers) or any((path / "checkpoints").glob("step-*"))
+
+
+def _fixed_differences(stored: Config, config: Config) -> dict[str, tuple[Any, Any]]:
+    """Keys that differ and must not: they change what a step computes."""
+    changeable = CHANGEABLE + tuple(key for name in config.checkpoint.accept for key in ACCEPTABLE[name])
+    steps_count = {config.replay.schedule, config.update.schedule} != {"constant"}
+    return {
+        key: values
+        for key, values in differences(stored, config).items()
+        if not key.startswith(changeable) or (steps_count and key == "run.steps")
+    }
 
 
 def how_to_accept(name: str) -> str:

@@ -11,6 +11,7 @@ from rlep.algorithms.selection import ReplaySchedule
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.data.prompts import PromptOrder, PromptReport
+from rlep.driver.plan_cpus import wanted_cpus
 from rlep.driver.plan_memory import MemoryPlan, ModelShape, plan_memory
 
 EXPECTED_RESPONSE = 3
@@ -52,6 +53,8 @@ class Known:
     pool: PoolCoverage | None = None
     missing: tuple[str, ...] = ()
     """A sentence on each input that is not there."""
+    missing_cpus: str = ""
+    """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +134,16 @@ class RunPlan:
     gpus: float
     """Of the whole cluster; those that generators and learners share are counted once."""
     missing: tuple[str, ...]
+    missing_cpus: str
+    """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
 
 
 def make_plan(config: Config, known: Known) -> RunPlan:
     """The plan of a training run. Raises ``DataError`` when a step wants more prompts than there are."""
     roles = _roles(config)
-    cpus, gpus = sum(role.cpus for role in roles), sum(role.gpus for role in roles)
+    gpus = sum(role.gpus for role in roles)
     if config.cluster.placement == "colocated":
-        generators, _, ranks = roles
-        cpus -= min(generators.cpus, ranks.cpus)
-        gpus -= generators.gpus
+        gpus -= roles[0].gpus  # the generators'
     return RunPlan(
         data=known.data,
         step=_step(config, known),
@@ -148,9 +151,10 @@ def make_plan(config: Config, known: Known) -> RunPlan:
         evaluation=_evaluation(config, known.evaluation_questions),
         memory=plan_memory(config, known.model) if known.model else None,
         roles=roles,
-        cpus=cpus,
+        cpus=wanted_cpus(config),
         gpus=gpus,
         missing=known.missing,
+        missing_cpus=known.missing_cpus,
     )
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.core.errors import CheckpointError, ConfigError, LearnerLost
+from rlep.core.errors import CheckpointError, ConfigError, LearnerLost, RlepError
 from rlep.core.types import Int64Array, Prompt, UpdateOutcome
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, RunState
+from rlep.driver.clock import Clock
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.ports import Trainers
@@ -22,6 +23,7 @@ from rlep.driver.run_directory import RunDirectory, how_to_accept
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.metrics.catalogue import MetricValue, evaluation_metrics, metric_for
+from rlep.metrics.logs import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,17 @@ class Training:
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
         self._unlogged: dict[str, MetricValue] = {}
         """Metrics for the next step's line: this step's is already written."""
+        self._clock = Clock()
+        """Of the step in progress."""
+        self._unsaved: RunState | None = None
+        """What a checkpoint of the last complete step would hold, until it is begun."""
+        self._last: Checkpoint | None = None
 
     async def run(self) -> Checkpoint:
-        """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one."""
+        """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one.
+
+        Cancelled, it first writes a checkpoint of the last complete step, unless the next one's updates have begun.
+        """
         final: Checkpoint | None = None
         try:
             while final is None:
@@ -103,6 +113,9 @@ class Training:
                     await self._store.checkpoints.abandon()
                     await self._restart_learner(log)
                     self._store.events.log("actor_restarted", actor="learner")
+        except asyncio.CancelledError:
+            await self._save_interrupted()
+            raise
         finally:
             await self._trainers.rollouts.drop()
             await self._store.checkpoints.abandon()
@@ -119,19 +132,24 @@ class Training:
     async def _until_done(self) -> Checkpoint:
         checkpoint = await self._restore()
         step = checkpoint.state.step if checkpoint else 0
-        if step < self._run.config.run.steps:
+        metrics = dict(checkpoint.state.unrecorded) if checkpoint else {}
+        steps, every = self._run.config.run.steps, self._run.config.checkpoint.every
+        if step < steps or metrics:
             await self._trainers.weights.publish(step)
         if step == 0:
             await self._evaluate(0)
-        steps, every = self._run.config.run.steps, self._run.config.checkpoint.every
-        while step < steps:
-            metrics = await self._step(step) | self._unlogged
-            self._unlogged.clear()
-            step += 1
+        while step < steps or metrics:
+            if not metrics:
+                metrics = await self._step(step) | self._unlogged
+                self._unlogged.clear()
+                step += 1
+                self._clock, self._unsaved = Clock(), self._state(step, {}, unrecorded=metrics)
             metrics |= await self._evaluate(step)
             self._store.metrics.log(step - 1, metrics)
+            self._unsaved = self._state(step, metrics)
             if step % every == 0 or step == steps:
-                await self._save(step, metrics)
+                await self._save(self._unsaved)
+            metrics = {}
         checkpoint = await self._store.checkpoints.finished() or checkpoint
         if checkpoint is None:
             raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
@@ -151,6 +169,7 @@ class Training:
 
     async def _step(self, step: int) -> dict[str, MetricValue]:
         number, prompts = self._planned(step)
+        self._clock = number.clock
         generators = self._run.roles.generators
         before = generators.reissued
         trained = await self._train(number, prompts)
@@ -179,10 +198,13 @@ class Training:
         self._run.progress.note(f"step {step}: {_headline(evaluated.report)}")
         return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
 
-    async def _save(self, step: int, metrics: Mapping[str, MetricValue]) -> None:
+    def _state(
+        self, step: int, metrics: Mapping[str, MetricValue], unrecorded: Mapping[str, MetricValue] | None = None
+    ) -> RunState:
+        """What a checkpoint holds after ``step`` steps; ``metrics`` are the last one's, with its evaluation."""
         best = self._run.config.checkpoint.best
         score = metrics.get(best) if best else None
-        state = RunState(
+        return RunState(
             step,
             self._data.train.digest,
             self._run.tokenizer_digest,
@@ -190,18 +212,38 @@ class Training:
             best or "",
             score if isinstance(score, int | float) else None,
             dict(self._used),
+            {name: plain(value) for name, value in (unrecorded or {}).items()},
         )
+
+    async def _save(self, state: RunState) -> None:
         begun = time.perf_counter()
+        self._unsaved = None
         await self._store.checkpoints.save(self._trainers.learner, state, self._saved)
         self._unlogged["time/checkpoint"] = time.perf_counter() - begun
 
     def _saved(self, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state
+        state, self._last = checkpoint.state, checkpoint
         self._store.events.log("checkpoint_saved", state.step, path=checkpoint.path.name, score=state.score)
+
+    async def _save_interrupted(self) -> None:
+        """Save the last complete step where the learner still has its weights; say from where the run will go on."""
+        note = self._run.progress.note
+        await self._trainers.rollouts.drop()
+        try:
+            if self._unsaved is not None and "update" not in self._clock.begun:
+                note(f"writing a checkpoint after step {self._unsaved.step} …")
+                await self._save(self._unsaved)
+            await self._store.checkpoints.finished()
+        except RlepError as error:
+            note(f"no checkpoint was written: {error}")
+        steps = self._run.config.run.steps
+        after = f"after step {self._last.state.step} of {steps}" if self._last else "from its beginning"
+        note(f"stopped: the same command continues the run {after}")
 
     async def _restore(self) -> Checkpoint | None:
         self._unlogged.clear()
         self._used.clear()
+        self._unsaved = None
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
@@ -212,7 +254,8 @@ class Training:
             self._used.update(checkpoint.state.used)
             await self._trainers.learner.load(checkpoint.path)
             self._run.progress.note(f"resuming after step {step}")
-        self._store.truncate_from(step)
+        self._last = checkpoint
+        self._store.truncate_from(step, evaluated=checkpoint is None or not checkpoint.state.unrecorded)
         self._store.events.log("run_resumed" if self._started else "run_started", step)
         self._started = True
         return checkpoint

@@ -15,7 +15,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, write_json
-from rlep.driver.collect import Collected, Collector
+from rlep.driver.collect import Collected, Collector, collected_before
 from rlep.driver.context import Run
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
 from rlep.driver.ports import Progress, Roles, Trainers
@@ -23,6 +23,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.engines.tokenizer import vocabulary_size
+from rlep.launch.before_start import check_cpus, check_pool, covered_questions, pool_exists
 from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
@@ -62,6 +63,15 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
     inputs = read_inputs(config)
     store = _open(config, inputs, "collect")
     try:
+        if done := collected_before(store.path, _train_set(inputs).prompts):
+            if not pool_exists(config):
+                raise PoolError(
+                    f"{store.path} has collected every question, but its pool {config.pool_directory} is gone: "
+                    "collect again in another run.directory, or check pool.directory"
+                )
+            progress.note(f"nothing to do: all {done.coverage.questions} questions are collected")
+            return done
+        check_cpus(config, learns=False)
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
     finally:
         store.close()
@@ -78,6 +88,7 @@ def evaluate(
     }
     config = config.model_copy(update=sections)
     inputs = read_inputs(config, train=False)
+    check_cpus(config, learns=False)
     out.mkdir(parents=True, exist_ok=True)
     evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
     rows = evaluated.report.to_json()
@@ -91,6 +102,12 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
     store = _open(config, inputs, phase)
     try:
+        if done := store.checkpoints.complete(config.run.steps):
+            store.events.log("run_finished", done.state.step)
+            progress.note(f"nothing to do: all {config.run.steps} steps are done, {done.path}")
+            return done
+        check_cpus(config, learns=True)
+        check_pool(config, inputs.tokenizer.digest, _train_set(inputs))
         return run_async(_train(config, inputs, store, progress, supervised=phase == "sft"), progress.stopping)
     except BaseException as error:
         interrupted = not isinstance(error, Exception)
@@ -176,14 +193,8 @@ async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -
 async def _pool_digest(
     config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
 ) -> str:
-    held = set(await pool.prompt_ids())
-    covered = sum(prompt.id in held for prompt in prompts.prompts)
+    covered = covered_questions(config, await pool.prompt_ids(), prompts)
     where = config.pool.url or config.pool_directory
-    if not covered:
-        raise PoolError(
-            f"pool {config.pool.name} at {where} has responses to {len(held)} questions, to none of the {len(prompts)} "
-            "training questions: run `rlep collect` with the same data first, or check pool.directory and pool.name"
-        )
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))
     progress.note(f"pool {config.pool.name}: responses to {covered} of {len(prompts)} training questions")

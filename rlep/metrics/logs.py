@@ -110,6 +110,13 @@ def _cleaned(name: str, value: MetricValue) -> Recorded:
 
 
 def _finite(value: Number) -> Number | None:
-    if not math.isfinite(value):
-        return None
+    return _plain(value) if math.isfinite(value) else None
+
+
+def plain(value: MetricValue) -> MetricValue:
+    """The value in Python's own numbers, which JSON has; NaN and infinity stay."""
+    return [_plain(v) for v in value] if isinstance(value, Sequence) else _plain(value)
+
+
+def _plain(value: Number) -> Number:
     return int(value) if isinstance(value, numbers.Integral) else float(value)

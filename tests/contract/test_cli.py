@@ -187,14 +187,16 @@ def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
 
 @pytest.fixture
 def held(overrides: list[str]) -> Path:
-    """The directory of a training run with these settings."""
+    """The directory of a training run with these settings, after its first step."""
     config = load_config([], overrides)
     inputs = read_inputs(config)
     assert inputs.train is not None
     facts = Facts(
         "train", inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest, asdict(inputs.train.report)
     )
-    RunDirectory(config.run.directory, config, facts).close()
+    store = RunDirectory(config.run.directory, config, facts)
+    store.metrics.log(0, {})
+    store.close()
     return config.run.directory
 
 
@@ -203,8 +205,10 @@ def test_a_directory_of_another_config_names_what_differs(config: str, overrides
     result = CliRunner().invoke(app, arguments("train", config, [*overrides, "update.lr=0.5", "run.steps=9"]))
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        f"error: {held} holds a run of another config; choose another run.directory or restore:",
-        "  update.lr: 1e-06 → 0.5",  # run.steps may change
+        f"error: {held} belongs to a run of another config, which has completed steps; nothing was changed",
+        "  update.lr  in the directory: 1e-06  in this command: 0.5",  # run.steps may change
+        f"  to start another run, add: --set 'run.directory=\"{held}-2\"'",
+        f"  to continue the run in {held}, add: --set update.lr=1e-06",
     ]
     assert (held / "config.json").read_text() == before
     assert not ray.is_initialized()
@@ -212,7 +216,10 @@ def test_a_directory_of_another_config_names_what_differs(config: str, overrides
 
 def test_a_directory_of_another_command_is_not_taken(config: str, overrides: list[str], held: Path) -> None:
     message = mistake(arguments("collect", config, overrides))
-    assert message == f"{held} holds a 'train' run; choose another run.directory"
+    assert message == (
+        f"{held} belongs to `rlep train`, this command is `rlep collect`; "
+        f"to give it a directory of its own, add: --set 'run.directory=\"{held}-2\"'"
+    )
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "config.json"])

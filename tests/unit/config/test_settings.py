@@ -1,6 +1,7 @@
 """From files and --set to a config: layers, literals, mistakes named with their fix, no secret in any message."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rlep.config.settings import (
     DELETED_VALUES,
     RENAMED,
     RENAMED_VALUES,
+    as_override,
     differences,
     dump_config,
     load_config,
@@ -182,13 +184,29 @@ def test_json_and_back_is_the_same_config() -> None:
 def test_differences_name_key_and_both_values() -> None:
     left = load_config([], ["update.lr=1e-5", "generator.label_selector.zone=a"])
     right = load_config([], ["run.seed=4"])
-    assert differences(left, right) == [
-        "generator.label_selector: None → {}",
-        "generator.label_selector.zone: 'a' → None",
-        "run.seed: 0 → 4",
-        "update.lr: 1e-05 → 1e-06",
-    ]
-    assert differences(left, left) == []
+    assert differences(left, right) == {
+        "generator.label_selector": (None, {}),
+        "generator.label_selector.zone": ("a", None),
+        "run.seed": (0, 4),
+        "update.lr": (1e-05, 1e-06),
+    }
+    assert differences(left, left) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("update.lr", 1e-6),
+        ("run.directory", "my runs/é'\"2"),
+        ("data.evaluation", ["a b", "c"]),
+        ("update.stream", True),
+    ],
+)
+def test_an_override_for_the_shell_gives_the_same_value(key: str, value: object) -> None:
+    option, override = shlex.split(as_override(key, value))
+    section, name = key.split(".")
+    assert option == "--set"
+    assert load_config([], [override]).model_dump(mode="json")[section][name] == value
 
 
 @pytest.mark.parametrize(

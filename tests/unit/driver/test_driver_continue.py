@@ -59,24 +59,6 @@ async def test_what_is_accepted_goes_on_and_is_said(
     await trained(tmp_path, new_scene(config_of(run={"steps": 5}, **keys), train), **changed)
 
 
-def test_another_tokenizer_is_accepted_when_told_another_model_never(tmp_path: Path) -> None:
-    told = config_of(checkpoint={"accept": ["tokenizer", "data", "pool"]})
-    RunDirectory(tmp_path, told, Facts("train", "model", "tok", "data")).close()
-    with pytest.raises(CheckpointError, match=r'tokenizer_digest tok, now it is new: .*accept = \["tokenizer"\]'):
-        RunDirectory(tmp_path, config_of(), Facts("train", "model", "new", "data"))
-    RunDirectory(tmp_path, told, Facts("train", "model", "new", "data")).close()
-    with pytest.raises(CheckpointError, match=r"model_digest model, now it is other: the file behind it has changed$"):
-        RunDirectory(tmp_path, told, Facts("train", "other", "new", "data"))
-
-
-def test_steps_may_not_change_where_the_learning_rate_decays_towards_the_last(tmp_path: Path) -> None:
-    facts = Facts("train", "model", "tok", "data")
-    decaying = {"schedule": "cosine", "warmup": 1}
-    RunDirectory(tmp_path, config_of(update=decaying), facts).close()
-    with pytest.raises(ConfigError, match=r"run\.steps: 4 → 9"):
-        RunDirectory(tmp_path, config_of(update=decaying, run={"steps": 9}), facts)
-
-
 async def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path: Path) -> None:
     metric = "evaluation/aime/avg"
     await trained(tmp_path, new_scene(config_of(run={"steps": 8}, checkpoint={"keep": 1, "best": metric})))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlep.config.schema import Config
-from rlep.core.errors import CheckpointError, ConfigError, DataError, LearnerLost
+from rlep.core.errors import CheckpointError, DataError, LearnerLost
 from rlep.core.jsonl import read_lines
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
@@ -248,67 +247,6 @@ async def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, changed: di
     with pytest.raises(CheckpointError, match=f"made with {name}"):
         await trained(tmp_path, scene, **changed)
     assert scene.world.happened == []
-
-
-@pytest.mark.parametrize("name", ["model_digest", "tokenizer_digest", "data_digest"])
-def test_a_directory_of_another_model_tokenizer_or_dataset_is_refused(tmp_path: Path, name: str) -> None:
-    RunDirectory(tmp_path, config_of(), FACTS).close()
-    facts: dict[str, Any] = {
-        "model_digest": "model",
-        "tokenizer_digest": "tok",
-        "data_digest": TRAIN.digest,
-        name: "other",
-    }
-    with pytest.raises(CheckpointError, match=f"{name} .* now it is other"):
-        RunDirectory(tmp_path, config_of(), Facts("train", **facts))
-    RunDirectory(tmp_path, config_of(), FACTS).close()  # a refusal leaves nothing locked
-
-
-def test_a_directory_of_another_config_is_refused_by_its_keys(tmp_path: Path) -> None:
-    RunDirectory(tmp_path, config_of(), FACTS).close()
-    before = (tmp_path / "config.json").read_text()
-    with pytest.raises(ConfigError) as refused:
-        RunDirectory(tmp_path, config_of(replay={"count": 1}, update={"lr": 1.0}, run={"steps": 9}), FACTS)
-    assert "replay.count: 2 → 1" in str(refused.value)
-    assert "update.lr: 1e-06 → 1.0" in str(refused.value)
-    assert "run.steps" not in str(refused.value)
-    assert (tmp_path / "config.json").read_text() == before
-
-
-def test_a_directory_of_another_command_is_refused(tmp_path: Path) -> None:
-    RunDirectory(tmp_path, config_of(), FACTS).close()
-    with pytest.raises(ConfigError, match="holds a 'train' run"):
-        RunDirectory(tmp_path, config_of(), Facts("sft", "model", "tok", TRAIN.digest))
-
-
-def test_what_does_not_change_the_steps_may_change(tmp_path: Path) -> None:
-    RunDirectory(tmp_path, config_of(), FACTS).close()
-    changed = config_of(
-        run={"steps": 9, "name": "other"},
-        rollout={"deadline_s": 7},
-        evaluation={"every": 1},
-        checkpoint={"every": 2},
-        generator={"count": 2},
-        learner={"restarts": 5},
-    )
-    store = RunDirectory(tmp_path, changed, FACTS)
-    assert store.resumed
-    assert json.loads((tmp_path / "config.json").read_text())["run"]["steps"] == 9
-    store.close()
-
-
-def test_steps_may_not_change_where_the_replay_schedule_depends_on_them(tmp_path: Path) -> None:
-    linear = {"schedule": "linear"}
-    RunDirectory(tmp_path, config_of(replay=linear), FACTS).close()
-    with pytest.raises(ConfigError, match=r"run\.steps: 4 → 9"):
-        RunDirectory(tmp_path, config_of(replay=linear, run={"steps": 9}), FACTS)
-
-
-def test_two_at_once_are_refused(tmp_path: Path) -> None:
-    store = RunDirectory(tmp_path, config_of(), FACTS)
-    with pytest.raises(DataError, match="already running"):
-        RunDirectory(tmp_path, config_of(), FACTS)
-    store.close()
 
 
 async def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:

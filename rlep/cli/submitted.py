@@ -1,0 +1,44 @@
+"""What is wrong with a command that is to be submitted, as far as it can be known before anything is uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import typer
+
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
+
+CHECKED = ("train", "collect", "sft", "evaluate")
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Path, address: str) -> None:
+    """Refuse a command whose words, config, model or data are wrong.
+
+    Relative paths are looked up in ``working_dir``, which the job runs in a copy of. Absolute ones are those of the
+    cluster's machines: they are looked up where ``address`` is this machine's.
+
+    Raises ``ConfigError`` naming the key or path, and what the command line raises for wrong words.
+    """
+    if not arguments or arguments[0] not in CHECKED:
+        return
+    command = vars(typer.main.get_command(app))["commands"][arguments[0]]
+    words = command.make_context(arguments[0], list(arguments[1:])).params
+    files = words.get("files") or words.get("config") or []
+    config = load_config([working_dir / file for file in files], words.get("overrides") or ())
+    paths = {"MODEL_DIR": [words["model"]], "DATA": words["data"]} if arguments[0] == "evaluate" else _paths(config)
+    local = (urlsplit(address).hostname or "") in LOCAL
+    for name, found in paths.items():
+        for path in found:
+            if not (working_dir / path).exists() and (local or not path.is_absolute()):
+                where = "" if path.is_absolute() else f" in {working_dir.absolute()}, which is copied to the job"
+                raise ConfigError(f"{name} = {path}: there is no such path{where}")
+
+
+def _paths(config: Config) -> dict[str, Sequence[Path]]:
+    data = config.data
+    return {"model.path": [config.model.path], "data.train": [data.train], "data.evaluation": data.evaluation}

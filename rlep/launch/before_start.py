@@ -1,0 +1,70 @@
+"""What is checked before any actor starts: CPUs of this machine, and whether the pool is there and filled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from rlep.actors.ray_private import cores
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, PoolError
+from rlep.data.prompts import PromptSet
+from rlep.driver.plan_cpus import cpu_shortage
+from rlep.services.pool.opening import open_pool
+from rlep.services.pool.values import PoolOptions
+
+
+def joins_cluster(config: Config) -> bool:
+    """Whether a command with this config joins a Ray cluster that is there, instead of starting a private one here."""
+    return bool(config.cluster.address or os.environ.get("RAY_ADDRESS"))
+
+
+def missing_cpus(config: Config, *, learns: bool = True) -> str:
+    """Why a private cluster cannot hold all actors, with the overrides that help; or an empty string.
+
+    A cluster that is joined may be larger than this machine, and may grow: of it nothing is known here.
+    """
+    return "" if joins_cluster(config) else cpu_shortage(config, config.cluster.cpus or cores(), learns=learns)
+
+
+def check_cpus(config: Config, *, learns: bool) -> None:
+    """Raise ``ConfigError`` where ``missing_cpus`` finds some."""
+    if missing := missing_cpus(config, learns=learns):
+        raise ConfigError(missing)
+
+
+def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> None:
+    """Raise ``PoolError`` where the pool of replays is not there or has no response to any of ``prompts``.
+
+    On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
+    """
+    if not config.replay.count or joins_cluster(config):
+        return
+    if not pool_exists(config):
+        raise PoolError(
+            f"there is no pool at {config.pool_directory}: run `rlep collect` with the same data and "
+            "pool.directory first, or check pool.directory"
+        )
+    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
+    with open_pool(
+        config.pool.url, config.pool_directory, config.pool.name, tokenizer_digest=tokenizer_digest, options=options
+    ) as pool:
+        covered_questions(config, pool.prompt_ids(), prompts)
+
+
+def pool_exists(config: Config) -> bool:
+    """Whether the embedded pool's directory holds one; a Redis at ``pool.url`` says so itself."""
+    return config.pool.url is not None or (config.pool_directory / "redis.conf").is_file()
+
+
+def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -> int:
+    """How many of ``prompts`` the pool has responses to, ``held`` being its question ids. Raises ``PoolError`` for none."""
+    ids = set(held)
+    covered = sum(prompt.id in ids for prompt in prompts.prompts)
+    if not covered:
+        raise PoolError(
+            f"pool {config.pool.name} at {config.pool.url or config.pool_directory} has responses to {len(ids)} questions, "
+            f"to none of the {len(prompts)} training questions: run `rlep collect` with the same data first, or check "
+            "pool.directory and pool.name"
+        )
+    return covered

@@ -1,0 +1,171 @@
+"""What every command finds before it starts an actor: too few CPUs, no pool or an empty one, nothing left to do."""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import ray
+from typer.testing import CliRunner, Result
+
+from rlep.cli import app
+from rlep.config.settings import load_config
+from rlep.driver.checkpoint import RunState
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.launch.compose import read_inputs
+from rlep.services.pool.opening import open_pool
+from rlep.services.pool.values import PoolOptions
+from tests.unit.driver.driver_fakes import FakeLearner, World
+
+MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
+ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
+
+
+@pytest.fixture
+def overrides(tmp_path: Path) -> list[str]:
+    """A run of the shipped model on four questions, all in ``tmp_path``."""
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return [
+        f'model.path="{MODEL}"',
+        f'data.train="{train}"',
+        f'run.directory="{tmp_path / "run"}"',
+        "run.steps=3",
+        "data.max_prompt_tokens=40",
+        "rollout.prompts=2",
+        "rollout.fresh=4",
+        "rollout.max_tokens=48",
+        "reward.overlong_buffer=8",
+        "update.prompts=1",
+    ]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "empty.toml").write_text("")
+    return str(tmp_path / "empty.toml")
+
+
+def invoke(command: str, config: str, overrides: Sequence[str]) -> Result:
+    """Run a command; checks that no actor was started."""
+    words = [command, config, *(word for text in overrides for word in ("--set", text))]
+    result = CliRunner().invoke(app, words)
+    assert not ray.is_initialized()
+    return result
+
+
+def opened(overrides: Sequence[str], phase: str) -> RunDirectory:
+    """The run's directory, as the command itself opens it."""
+    config = load_config([], overrides)
+    inputs = read_inputs(config)
+    assert inputs.train is not None
+    digests = (inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest)
+    return RunDirectory(config.run.directory, config, Facts(phase, *digests, asdict(inputs.train.report)))
+
+
+def events(directory: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
+    command: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    result = invoke(command, config, [*overrides, "generator.cpus=4", "cluster.cpus=3"])
+    asked = {"train": "5 CPUs (generator 1 x 4, learner 1 x 1)", "collect": "4 CPUs (generator 1 x 4)"}[command]
+    least = {"train": "generator.cpus=2, --set cluster.cpus=5", "collect": "generator.cpus=3, --set cluster.cpus=4"}[
+        command
+    ]
+    assert result.exit_code == 2, result.output
+    assert result.stderr == (
+        f"error: the actors ask for {asked}, there are 3 CPUs; one of these helps: --set {least} "
+        "(the actors then share the cores)\n"
+    )
+    opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
+
+
+def test_plan_and_doctor_say_what_does_not_fit(config: str, overrides: list[str]) -> None:
+    helps = "--set generator.cpus=2, --set cluster.cpus=5 (the actors then share the cores)"
+    small = [*overrides, "generator.cpus=4", "cluster.cpus=3"]
+    planned, examined = invoke("plan", config, small), invoke("doctor", config, small)
+    assert planned.exit_code == 0
+    assert planned.stdout.splitlines()[-1].startswith("does not fit this machine: the actors ask for 5 CPUs")
+    assert planned.stdout.splitlines()[-1].endswith(helps)
+    assert examined.exit_code == 1
+    assert "wrong CPUs: 3 logical CPUs, the actors ask for 5\n" in examined.stdout
+    assert helps in " ".join(examined.stdout.split())
+    assert "does not fit" not in invoke("plan", config, [*overrides, "cluster.cpus=2"]).stdout
+
+
+def test_of_a_cluster_that_is_joined_nothing_is_assumed(
+    config: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(os.environ, "RAY_ADDRESS", "127.0.0.1:1")
+    result = invoke("train", config, [*overrides, "generator.cpus=400", "replay.count=2"])
+    assert result.stderr.splitlines()[-1].startswith("error: no Ray cluster answers at '127.0.0.1:1'")
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str], tmp_path: Path) -> None:
+    result = invoke(command, config, [*overrides, "replay.count=2"])
+    assert result.exit_code == 1
+    assert result.stderr == (
+        f"error: there is no pool at {tmp_path / 'run' / 'pool'}: run `rlep collect` with the same data and "
+        "pool.directory first, or check pool.directory\n"
+    )
+    assert not (tmp_path / "run" / "pool").exists()
+    assert events(tmp_path / "run")[-1] == "run_failed"
+    opened([*overrides, "update.lr=0.5"], "train").close()
+
+
+def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:
+    digest = read_inputs(load_config([], overrides)).tokenizer.digest
+    with open_pool(None, tmp_path / "pool", "pool", tokenizer_digest=digest, options=PoolOptions()):
+        pass
+    result = invoke("train", config, [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"'])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"error: pool pool at {tmp_path / 'pool'} has responses to 0 questions, to none of the 4 training questions: "
+    )
+
+
+def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp_path: Path) -> None:
+    store = opened(overrides, "train")
+    inputs = read_inputs(load_config([], overrides))
+    assert inputs.train is not None
+    state = RunState(3, inputs.train.digest, inputs.tokenizer.digest, "")
+
+    async def save() -> None:
+        await store.checkpoints.save(FakeLearner(World()), state, lambda _: None)
+        await store.checkpoints.finished()
+
+    asyncio.run(save())
+    store.close()
+    result = invoke("train", config, overrides)
+    assert result.exit_code == 0, result.output
+    last = tmp_path / "run" / "checkpoints" / "step-000003"
+    assert result.stderr == f"nothing to do: all 3 steps are done, {last}\n"
+    assert events(tmp_path / "run")[-1] == "run_finished"
+
+
+def test_a_finished_collection_has_nothing_to_do_unless_its_pool_is_gone(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    inputs = read_inputs(load_config([], overrides))
+    assert inputs.train is not None
+    opened(overrides, "collect").close()
+    line = {"candidates": 64, "correct": 3, "admitted": 2, "refused": {"duplicate": 1}, "wall_s": 1.0}
+    ledger = [json.dumps({"prompt_id": prompt.id, **line}) + "\n" for prompt in inputs.train.prompts]
+    (tmp_path / "run" / "collection.jsonl").write_text("".join(ledger))
+    (tmp_path / "run" / "collection.json").write_text(json.dumps({"pool_digest": "d"}))
+    gone = invoke("collect", config, overrides)
+    assert gone.exit_code == 1
+    assert "has collected every question, but its pool" in gone.stderr
+    (tmp_path / "run" / "pool").mkdir()
+    (tmp_path / "run" / "pool" / "redis.conf").write_text("")
+    done = invoke("collect", config, overrides)
+    assert done.exit_code == 0, done.output
+    assert done.stderr == "nothing to do: all 4 questions are collected\n"

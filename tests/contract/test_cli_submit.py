@@ -1,0 +1,68 @@
+"""What `rlep submit` refuses before it uploads anything or asks a cluster."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rlep.cli import app
+
+LOCAL, ELSEWHERE = "http://127.0.0.1:1", "garbage"
+TAKEN = (2, "error: garbage is not the address of a dashboard")
+"""How a command ends that nothing is wrong with: its cluster is asked."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A working directory with a config, a model directory and data, all named by relative paths."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "train.jsonl").write_text(json.dumps({"problem": "1 + 1?", "answer": "2"}) + "\n")
+    (tmp_path / "own.toml").write_text('[model]\npath = "model"\n[data]\ntrain = "train.jsonl"\n')
+    return tmp_path
+
+
+def submitted(project: Path, *words: str, address: str = ELSEWHERE) -> tuple[int, str]:
+    prefix = ["submit", "--address", address, "--working-dir", str(project), "--"]
+    result = CliRunner().invoke(app, [*prefix, *words], env={"RAY_API_SERVER_ADDRESS": ""})  # submitting sets it
+    return result.exit_code, result.stderr.partition(" (http://HEAD:8265)")[0].rstrip()
+
+
+@pytest.mark.parametrize("words", [["train", "own.toml", "--set", "run.steps=3"], ["pool", "stats", "--attach", "run"]])
+def test_what_is_right_is_submitted(project: Path, words: list[str]) -> None:
+    assert submitted(project, *words) == TAKEN
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "gone.toml"], "config file {project}/gone.toml does not exist"),
+        (["sft", "own.toml", "--set", "rollout.promts=3"], "unknown key rollout.promts; did you mean rollout.prompts?"),
+        (
+            ["collect", "own.toml", "--set", "model.path=gone"],
+            "model.path = gone: there is no such path in {project}, which is copied to the job",
+        ),
+        (
+            ["train", "own.toml", "--set", 'data.evaluation=["train.jsonl", "gone.jsonl"]'],
+            "data.evaluation = gone.jsonl: there is no such path in {project}, which is copied to the job",
+        ),
+        (
+            ["evaluate", "gone", "train.jsonl", "--config", "own.toml"],
+            "MODEL_DIR = gone: there is no such path in {project}, which is copied to the job",
+        ),
+    ],
+)
+def test_mistakes_are_refused_before_the_cluster_is_asked(project: Path, words: list[str], message: str) -> None:
+    assert submitted(project, *words) == (2, f"error: {message.format(project=project)}")
+
+
+def test_unknown_words_are_refused_as_the_command_itself_does(project: Path) -> None:
+    code, said = submitted(project, "train", "own.toml", "--sett", "run.steps=3")
+    assert code == 2
+    assert "No such option: --sett" in said
+
+
+def test_absolute_paths_are_known_only_where_the_cluster_is_this_machine(project: Path) -> None:
+    words = ["train", "own.toml", "--set", "model.path=/gone/model"]
+    assert submitted(project, *words) == TAKEN
+    assert submitted(project, *words, address=LOCAL) == (2, "error: model.path = /gone/model: there is no such path")

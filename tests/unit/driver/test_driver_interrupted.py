@@ -1,0 +1,158 @@
+"""A run that is told to stop: it saves its last complete step where it can, says where it will go on, and loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep.core.errors import LearnerLost
+from rlep.core.jsonl import read_lines
+from rlep.driver.checkpoint import Checkpoint
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.sft import sft_step
+from rlep.driver.train import Training
+from rlep.launch.wings import rollouts, train_step
+from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_values import config_of, prompt_set, prompts_of
+
+TRAIN = prompt_set(10)
+HELD_OUT = prompts_of(1, prefix="held", source="aime")
+KINDS = ["plain", "streamed", "sft"]
+EVERY = {"every": 3, "keep": 9}
+
+
+def new_scene(kind: str, **sections: Mapping[str, Any]) -> Scene:
+    config = config_of(update={"stream": kind == "streamed"}, **{"checkpoint": EVERY, **sections})
+    return scene_of(config, pool=filled_pool(World(), TRAIN.prompts))
+
+
+async def trained(directory: Path, scene: Scene, kind: str) -> Checkpoint:
+    """Train as a process of its own would."""
+    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
+    step = sft_step if kind == "sft" else train_step(scene.config)
+    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN))
+    try:
+        return await Training(scene.run, trainers, data_of(TRAIN, HELD_OUT), store, step).run()
+    finally:
+        store.close()
+
+
+async def interrupted(directory: Path, scene: Scene, kind: str, stop: Callable[[list[str]], bool]) -> None:
+    """Train, and be told to stop when ``stop`` says so of what has happened."""
+    training = asyncio.create_task(trained(directory, scene, kind))
+    while not stop(scene.world.happened):
+        assert not training.done(), training.exception()
+        await asyncio.sleep(0)
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def reached(events: int) -> Callable[[list[str]], bool]:
+    """So many events have happened."""
+    return lambda happened: len(happened) >= events
+
+
+def asked(step: int) -> Callable[[list[str]], bool]:
+    """The step has asked for its replays."""
+    return lambda happened: f"sample {step}" in happened
+
+
+def untimed(directory: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    timed = ("time/", "rollout/tokens_per_second")
+    return [
+        (line["step"], {name: value for name, value in line["metrics"].items() if not name.startswith(timed)})
+        for line in read_lines(directory / "metrics.jsonl")
+    ]
+
+
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    return [{n: v for n, v in row.items() if n != "wall_s"} for row in read_lines(directory / "evaluations.jsonl")]
+
+
+def saved_steps(directory: Path) -> list[int]:
+    return sorted(int(path.name[-6:]) for path in (directory / "checkpoints").iterdir())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Scene]]:
+    """Of each kind a run of four steps that nothing happened to."""
+    base = tmp_path_factory.mktemp("whole")
+    scenes = {kind: new_scene(kind) for kind in KINDS}
+    for kind, scene in scenes.items():
+        asyncio.run(trained(base / kind, scene, kind))
+    return {kind: (base / kind, scene) for kind, scene in scenes.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_run_interrupted_anywhere_and_continued_is_the_undisturbed_run(
+    tmp_path: Path, whole: dict[str, tuple[Path, Scene]], kind: str
+) -> None:
+    directory, expected = whole[kind]
+    events = len(expected.world.happened)
+    for after in range(1, events - 1, 2 if kind == "sft" else 5):
+        here = tmp_path / str(after)
+        first = new_scene(kind)
+        await interrupted(here, first, kind, reached(after))
+        second = new_scene(kind)
+        await trained(here, second, kind)
+        assert second.learner.state == expected.learner.state, after
+        assert untimed(here) == untimed(directory), after
+        assert evaluations(here) == evaluations(directory), after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_last_complete_step_is_saved_and_named(tmp_path: Path, kind: str) -> None:
+    for done in (1, 2):
+        scene = new_scene(kind, evaluation={"every": 0})
+        here = tmp_path / str(done)
+        # The next step has asked for its replays; its updates are to come.
+        await interrupted(here, scene, kind, asked(done))
+        assert saved_steps(here) == [done]  # otherwise one only every 3 steps
+        assert scene.progress.notes[-2:] == [
+            f"writing a checkpoint after step {done} …",
+            f"stopped: the same command continues the run after step {done} of 4",
+        ]
+
+
+async def test_an_evaluation_that_was_interrupted_is_made_up_for(tmp_path: Path) -> None:
+    first = new_scene("plain")
+    await interrupted(
+        tmp_path,
+        first,
+        "plain",
+        lambda happened: "publish 2" in happened and happened[-1].startswith("completion eval"),
+    )
+    assert saved_steps(tmp_path) == [2]
+    assert [step for step, _ in untimed(tmp_path)] == [0]
+    second = new_scene("plain")
+    await trained(tmp_path, second, "plain")
+    assert [(row["step"], row["n"]) for row in evaluations(tmp_path)] == [(0, 2), (2, 2), (4, 4)]
+    assert second.world.happened[:3] == ["load step-000002", "publish 2", "generate 2"]
+
+
+async def test_in_the_middle_of_updates_the_run_goes_on_from_the_last_checkpoint(tmp_path: Path) -> None:
+    scene = new_scene("plain")
+    await interrupted(tmp_path, scene, "plain", lambda happened: sum(e.startswith("update") for e in happened) == 3)
+    assert saved_steps(tmp_path) == []
+    assert scene.progress.notes[-1] == "stopped: the same command continues the run from its beginning"
+
+
+async def test_a_learner_that_is_lost_while_it_saves_does_not_keep_the_run_from_ending(tmp_path: Path) -> None:
+    scene = new_scene("plain")
+
+    async def save(directory: Path) -> None:
+        raise LearnerLost("rank 1 died")
+
+    scene.learner.save = save  # type: ignore[method-assign]
+    await interrupted(tmp_path, scene, "plain", lambda happened: "sample 1" in happened)
+    assert scene.progress.notes[-2:] == [
+        "no checkpoint was written: rank 1 died",
+        "stopped: the same command continues the run from its beginning",
+    ]
