@@ -70,8 +70,13 @@ def _prompts(
         missing.append(f"dataset {', '.join(absent)}: no such file; planned without its questions")
         return None
     if tokenizer is None:  # questions can be counted, their tokens cannot
-        return load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=config.data.max_prompt_tokens)
-    return read_prompts(config, paths, tokenizer)
+        most = config.data.max_bad_rows
+        found = load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
+    else:
+        found = read_prompts(config, paths, tokenizer)
+    for line in found.report.bad_rows:
+        typer.echo(line, err=True)
+    return found
 
 
 def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCoverage | None:

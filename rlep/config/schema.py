@@ -61,6 +61,8 @@ class DataConfig(Section):
     """Held-out files; each may hold several data sources, reported one by one."""
     max_prompt_tokens: Positive = 1024
     """Longer prompts are filtered and counted."""
+    max_bad_rows: Share = 0.05
+    """Largest share of a file's rows without a usable question or answer; a file with more is refused, and names ten of them."""
 
 
 class RolloutConfig(Section):

@@ -58,7 +58,7 @@ def sft(config: Config, progress: CommandProgress) -> Checkpoint:
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
-    inputs = read_inputs(config)
+    inputs = _read(config, progress)
     store = _open(config, inputs, "collect")
     try:
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
@@ -76,7 +76,7 @@ def evaluate(
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
     config = config.model_copy(update=sections)
-    inputs = read_inputs(config, train=False)
+    inputs = _read(config, progress, train=False)
     out.mkdir(parents=True, exist_ok=True)
     evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
     rows = evaluated.report.to_json()
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
-    inputs = read_inputs(config)
+    inputs = _read(config, progress)
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
     store = _open(config, inputs, phase)
     try:
@@ -97,6 +97,15 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
         raise
     finally:
         store.close()
+
+
+def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
+    """The inputs; names the rows that are left out."""
+    inputs = read_inputs(config, train=train)
+    for found in (inputs.train, inputs.evaluation):
+        for line in () if found is None else found.report.bad_rows:
+            progress.note(line)
+    return inputs
 
 
 def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:

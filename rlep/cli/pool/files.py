@@ -18,7 +18,8 @@ from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import DataError
-from rlep.data.prompt_files import PromptRow, write_verl
+from rlep.data.prompt_files import write_verl
+from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.files.manifest import MAX_SHARD, Form, check_plain, read_manifest
 from rlep.services.pool.files.records import Imported, export_records, import_records

@@ -19,7 +19,7 @@ from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError
 from rlep.core.types import Trajectory
-from rlep.data.prompt_files import PromptRow
+from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer
 from rlep.launch.event_loop import run_async
 from rlep.services.pool.files.export_rows import line_of

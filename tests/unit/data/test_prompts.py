@@ -17,7 +17,7 @@ def one_token_per_word(messages: object) -> Int32Array:
 
 
 def load(*paths: Path, max_tokens: int = 100) -> PromptSet:
-    return load_prompts(paths, encode=one_token_per_word, max_tokens=max_tokens)
+    return load_prompts(paths, encode=one_token_per_word, max_tokens=max_tokens, max_bad_rows=1)
 
 
 def jsonl(path: Path, *rows: object) -> Path:
