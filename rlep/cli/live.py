@@ -18,6 +18,7 @@ from rlep.cli.shell import say_stopping
 from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
 from rlep.cli.tables import show_table
 from rlep.core.errors import ConfigError
+from rlep.core.plural import counted
 from rlep.launch.event_loop import run_async
 from rlep.metrics.spans import busy_shares
 
@@ -58,7 +59,7 @@ def save_timeline(run: str, out: Path, *, address: str | None) -> None:
     if status.last_step is not None:
         show_table(path_rows(status.last_step), "critical path")
         show_table(share_rows(status.last_step.idle, "role", "idle"))
-    typer.echo(f"timeline: {out} ({len(status.spans)} spans; https://ui.perfetto.dev opens it)")
+    typer.echo(f"timeline: {out} ({counted(len(status.spans), 'span')}; https://ui.perfetto.dev opens it)")
 
 
 def change_count(

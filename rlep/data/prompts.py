@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rlep.core.errors import DataError
+from rlep.core.plural import counted
 from rlep.core.seeds import generator_for
 from rlep.core.types import Int32Array, Int64Array, Message, Prompt, prompt_id_of
 from rlep.data.prompt_files import read_rows
@@ -49,14 +50,15 @@ class PromptReport:
 
     def __str__(self) -> str:
         counts = [
-            (self.duplicates, "duplicates merged"),
-            (self.too_long, "too long"),
-            (self.no_reference, "without reference"),
-            (self.empty, "empty"),
-            (len(self.conflicts), "questions with conflicting references"),
+            (self.duplicates, f"{counted(self.duplicates, 'duplicate')} merged"),
+            (self.too_long, f"{self.too_long:,} too long"),
+            (self.no_reference, f"{self.no_reference:,} without reference"),
+            (self.empty, f"{self.empty:,} empty"),
+            (len(self.conflicts), f"{counted(len(self.conflicts), 'question')} with conflicting references"),
         ]
-        rest = "".join(f", {count:,} {what}" for count, what in counts if count)
-        return f"{self.questions:,} questions from {self.rows:,} rows (longest prompt {self.longest} tokens){rest}"
+        rest = "".join(f", {text}" for count, text in counts if count)
+        longest = f"longest prompt {counted(self.longest, 'token')}"
+        return f"{counted(self.questions, 'question')} from {counted(self.rows, 'row')} ({longest}){rest}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class _BadRows:
     def lines(self) -> list[str]:
         if not self.count:
             return []
-        share = f"{self.count:,} of {self.rows:,} rows ({100 * self.count / self.rows:.1f} %)"
+        share = f"{self.count:,} of {counted(self.rows, 'row')} ({100 * self.count / self.rows:.1f} %)"
         more = [f"  and {self.count - NAMED_ROWS:,} more"] if self.count > NAMED_ROWS else []
         return [f"{self.path}: {share} have no usable question or answer, and are left out", *self.first, *more]
 
@@ -198,7 +200,7 @@ class _Intake:
 def _why_none(report: PromptReport, intake: _Intake) -> str:
     if not report.rows:
         return "there are no rows"
-    why = f"{report.rows:,} rows, {report.empty:,} without question, {report.no_reference:,} without reference"
+    why = f"{counted(report.rows, 'row')}, {report.empty:,} without question, {report.no_reference:,} without reference"
     if report.too_long:
         limit = f"the limit of {intake._max_tokens} prompt tokens"
         why += f", {report.too_long:,} over {limit} (the shortest has {intake.shortest_refused})"

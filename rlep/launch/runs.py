@@ -13,6 +13,7 @@ from rlep.actors.run_progress import Phase
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
+from rlep.core.plural import counted
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collector
@@ -167,8 +168,8 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         collected = await Collector(run, pool, store, prompts.prompts, failures).run()
     coverage = collected.coverage
     progress.note(
-        f"pool {config.pool.name}: {coverage.accepted} responses to {coverage.covered} of {coverage.questions} questions "
-        f"({collected.correct} of {collected.candidates} candidates correct)"
+        f"pool {config.pool.name}: {counted(coverage.accepted, 'response')} to {coverage.covered} of "
+        f"{counted(coverage.questions, 'question')} ({collected.correct} of {counted(collected.candidates, 'candidate')} correct)"
     )
     return collected
 
@@ -189,12 +190,13 @@ async def _pool_digest(
     where = config.pool.url or config.pool_directory
     if not covered:
         raise PoolError(
-            f"pool {config.pool.name} at {where} has responses to {len(held)} questions, to none of the {len(prompts)} "
-            "training questions: run `rlep collect` with the same data first, or check pool.directory and pool.name"
+            f"pool {config.pool.name} at {where} has responses to {counted(len(held), 'question')}, to none of the "
+            f"{len(prompts)} training questions: run `rlep collect` with the same data first, or check pool.directory and "
+            "pool.name"
         )
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))
-    progress.note(f"pool {config.pool.name}: responses to {covered} of {len(prompts)} training questions")
+    progress.note(f"pool {config.pool.name}: responses to {covered} of {counted(len(prompts), 'training question')}")
     return digest
 
 
@@ -221,6 +223,6 @@ def _train_set(inputs: Inputs) -> PromptSet:
 
 def _actor_counts(config: Config) -> str:
     return (
-        f"{config.generator.count} generator(s), {config.learner.ranks} learner rank(s), "
-        f"{config.verifier.count} verifier(s)"
+        f"{counted(config.generator.count, 'generator')}, {counted(config.learner.ranks, 'learner rank')}, "
+        f"{counted(config.verifier.count, 'verifier')}"
     )

@@ -269,7 +269,7 @@ def test_plan_of_a_whole_set_of_inputs(config: str, overrides: list[str], tmp_pa
     assert plan["memory"]["parameters"] == 109_888
     table = CliRunner().invoke(app, words)
     assert "4 questions from 4 rows" in table.stdout
-    assert "2 updates of 1 prompts (6 sequences)" in table.stdout
+    assert "2 updates of 1 prompt (6 sequences)" in table.stdout
     assert "2 of 4 questions" in table.stdout
 
 

@@ -12,6 +12,7 @@ from rlep.core.plural import counted
         (1, "restart", "1 restart"),
         (2, "restart", "2 restarts"),
         (1, "query", "1 query"),
+        (2, "replay", "2 replays"),
         (2000, "query", "2,000 queries"),
     ],
 )
