@@ -126,6 +126,11 @@ def run_cluster(run: str, address: str | None) -> Cluster:
         )
     if contact is None and Path(run).name != run:
         raise ConfigError(f"{run}: no such run directory")
+    if contact is None and not (address or os.environ.get("RAY_ADDRESS") or _started_cluster().exists()):
+        raise ConfigError(
+            f"no Ray cluster to look for run {run} on: a private run is found by its directory (e.g. runs/{run}); "
+            "for a run on a cluster give --address, or set RAY_ADDRESS"
+        )
     if contact is not None and contact.token_file is not None:
         if contact.host != platform.node():
             raise ConfigError(f"{run} runs on a private cluster of {contact.host}: ask on that machine")
@@ -139,6 +144,11 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     if contact is not None:
         return Cluster(ClusterConfig(address=contact.address), contact.run)
     return Cluster(ClusterConfig(address=address or os.environ.get("RAY_ADDRESS", "auto")), run)
+
+
+def _started_cluster() -> Path:
+    """The file in which ``ray start`` leaves the cluster's address; private clusters leave none."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 - read only
 
 
 def _show(status: RunStatus) -> None:
