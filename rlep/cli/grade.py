@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import TextIO
 
 from rlep.cli.progress import TerminalProgress
-from rlep.core.errors import DataError
+from rlep.core.errors import DataError, UngradedRows
 from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import build_verifier
+
+NAMED = 10
+"""Rows without a verdict that are named one by one."""
 
 
 def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None:
     """Grade a JSONL file; a malformed row is reported in its place.
 
-    Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file.
+    Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file, and
+    UngradedRows, when all others are written, where a row was malformed.
     """
+    unreadable: list[str] = []
     try:
         with file.open("rb") as rows:
             total = sum(1 for _ in rows)
@@ -30,10 +35,16 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None
         bars = stack.enter_context(TerminalProgress())
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
-                written.write(row + "\n")
+                written.write(row.text + "\n")
+                if row.error:
+                    unreadable.append(f"line {row.line}: {row.error}")
                 advance()
         counts = {name: count for name, count in verifier.stats().by_status.items() if count}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    if unreadable:
+        more = [f"and {len(unreadable) - NAMED} more"] if len(unreadable) > NAMED else []
+        was = "row was" if len(unreadable) == 1 else "rows were"
+        raise UngradedRows("\n  ".join([f"{file}: {len(unreadable):,} {was} not graded", *unreadable[:NAMED], *more]))
 
 
 def _opened(out: Path, file: Path) -> TextIO:

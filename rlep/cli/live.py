@@ -18,6 +18,7 @@ from rlep.cli.shell import say_stopping
 from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
 from rlep.cli.tables import show_table
 from rlep.core.errors import ConfigError
+from rlep.core.plural import counted
 from rlep.launch.event_loop import run_async
 from rlep.metrics.spans import busy_shares
 
@@ -58,7 +59,7 @@ def save_timeline(run: str, out: Path, *, address: str | None) -> None:
     if status.last_step is not None:
         show_table(path_rows(status.last_step), "critical path")
         show_table(share_rows(status.last_step.idle, "role", "idle"))
-    typer.echo(f"timeline: {out} ({len(status.spans)} spans; https://ui.perfetto.dev opens it)")
+    typer.echo(f"timeline: {out} ({counted(len(status.spans), 'span')}; https://ui.perfetto.dev opens it)")
 
 
 def change_count(
@@ -125,6 +126,11 @@ def run_cluster(run: str, address: str | None) -> Cluster:
         )
     if contact is None and Path(run).name != run:
         raise ConfigError(f"{run}: no such run directory")
+    if contact is None and not (address or os.environ.get("RAY_ADDRESS") or _started_cluster().exists()):
+        raise ConfigError(
+            f"no Ray cluster to look for run {run} on: a private run is found by its directory (e.g. runs/{run}); "
+            "for a run on a cluster give --address, or set RAY_ADDRESS"
+        )
     if contact is not None and contact.token_file is not None:
         if contact.host != platform.node():
             raise ConfigError(f"{run} runs on a private cluster of {contact.host}: ask on that machine")
@@ -138,6 +144,11 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     if contact is not None:
         return Cluster(ClusterConfig(address=contact.address), contact.run)
     return Cluster(ClusterConfig(address=address or os.environ.get("RAY_ADDRESS", "auto")), run)
+
+
+def _started_cluster() -> Path:
+    """The file in which ``ray start`` leaves the cluster's address; private clusters leave none."""
+    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 - read only
 
 
 def _show(status: RunStatus) -> None:

@@ -13,9 +13,10 @@ import typer
 
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
+from rlep.core.plural import counted
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
-from rlep.driver.run_plan import Known, PoolCoverage, RunPlan, make_plan, read_collection
+from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.launch.before_start import missing_cpus, pool_exists
 from rlep.launch.compose import check_context, read_prompts
@@ -74,8 +75,13 @@ def _prompts(
         missing.append(f"dataset {', '.join(absent)}: no such file; planned without its questions")
         return None
     if tokenizer is None:  # questions can be counted, their tokens cannot
-        return load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=config.data.max_prompt_tokens)
-    return read_prompts(config, paths, tokenizer)
+        most = config.data.max_bad_rows
+        found = load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
+    else:
+        found = read_prompts(config, paths, tokenizer)
+    for line in found.report.bad_rows:
+        typer.echo(line, err=True)
+    return found
 
 
 def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCoverage | None:
@@ -101,8 +107,13 @@ def lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     found = [("training data", str(plan.data) if plan.data else "not there")]
     found += _step_lines(plan, config) + _replay_lines(plan) + _evaluation_lines(plan)
     found += _memory_lines(plan, config)
-    found += [(f"{role.role}s", f"{role.actors} actors: {role.cpus:g} CPUs, {role.gpus:g} GPUs") for role in plan.roles]
-    return [*found, ("cluster", f"{plan.cpus:g} CPUs, {plan.gpus:g} GPUs")]
+    found += [(f"{role.role}s", f"{counted(role.actors, 'actor')}: {_devices(role)}") for role in plan.roles]
+    return [*found, ("cluster", _devices(plan))]
+
+
+def _devices(part: RunPlan | RolePlan) -> str:
+    cpus, gpus = ("" if count == 1 else "s" for count in (part.cpus, part.gpus))
+    return f"{part.cpus:g} CPU{cpus}, {part.gpus:g} GPU{gpus}"
 
 
 def _step_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
@@ -110,11 +121,15 @@ def _step_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     epoch = "" if step.steps_per_epoch is None else f", {step.steps_per_epoch:,} an epoch"
     found = [
         ("steps", f"{step.steps:,}{epoch}"),
-        ("groups a step", f"{step.groups:,} of {step.fresh} fresh responses and {_replays_text(step.replays, config)}"),
+        (
+            "groups a step",
+            f"{step.groups:,} of {counted(step.fresh, 'fresh response')} and {_replays_text(step.replays, config)}",
+        ),
         ("sequences a step", f"{step.sequences:,}"),
         (
             "optimizer updates",
-            f"{step.updates} updates of {step.prompts_per_update} prompts ({step.sequences_per_update:,} sequences)",
+            f"{counted(step.updates, 'update')} of {counted(step.prompts_per_update, 'prompt')} "
+            f"({counted(step.sequences_per_update, 'sequence')})",
         ),
         (
             "tokens a step",
@@ -128,7 +143,7 @@ def _step_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
 
 def _replays_text(replays: int, config: Config) -> str:
     falling = ", falling to 0" if config.replay.count and config.replay.schedule == "linear" else ""
-    return f"{'up to ' if replays else ''}{replays} replays{falling}"
+    return f"{'up to ' if replays else ''}{counted(replays, 'replay')}{falling}"
 
 
 def _replay_lines(plan: RunPlan) -> list[tuple[str, str]]:
@@ -138,7 +153,9 @@ def _replay_lines(plan: RunPlan) -> list[tuple[str, str]]:
     found = [("replays, full pool", f"{100 * replay.share_full:.1f} % of the sequences")]
     if replay.share_expected is not None:
         found.append(("replays, this pool", f"{100 * replay.share_expected:.1f} %, {replay.per_group:.2f} a group"))
-        found.append(("pool coverage", f"{replay.eligible:,} of {replay.questions:,} questions ({replay.source})"))
+        found.append(
+            ("pool coverage", f"{replay.eligible:,} of {counted(replay.questions, 'question')} ({replay.source})")
+        )
     return found
 
 
@@ -147,11 +164,17 @@ def _evaluation_lines(plan: RunPlan) -> list[tuple[str, str]]:
     if not evaluation.times:
         return [("evaluation", "none (data.evaluation is empty)")]
     if evaluation.samples is None:
-        return [("evaluation", f"{evaluation.times} times, {evaluation.samples_each} responses a question")]
+        return [
+            (
+                "evaluation",
+                f"{counted(evaluation.times, 'time')}, {counted(evaluation.samples_each, 'response')} a question",
+            )
+        ]
     return [
         (
             "evaluation",
-            f"{evaluation.times} times {evaluation.questions:,} questions, {evaluation.samples:,} responses in all",
+            f"{counted(evaluation.times, 'time')} {counted(evaluation.questions, 'question')}, "
+            f"{counted(evaluation.samples, 'response')} in all",
         )
     ]
 
@@ -166,7 +189,7 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         ("learner, a rank", f"{_size(memory.learner)} in all"),
         (
             "  state",
-            f"{_size(memory.learner_state)} (weights, gradients, Adam: 16 bytes / {config.learner.ranks} ranks)",
+            f"{_size(memory.learner_state)} (weights, gradients, Adam: 16 bytes / {counted(config.learner.ranks, 'rank')})",
         ),
         ("  copy computed with", _size(memory.learner_copy)),
         *([("  base model for the KL", _size(memory.learner_reference))] if memory.learner_reference else []),

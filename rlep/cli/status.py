@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rlep.core.plural import counted
 from rlep.metrics.spans import StepBreakdown
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ def heading(status: RunStatus) -> str:
     """Which run, how far, and the newest policy version served."""
     versions = [actor.version for role in status.roles for actor in role.actors if actor.version is not None]
     progress = status.progress
-    steps = "" if progress.done is None else f"{progress.done} of {progress.steps} steps done, "
+    steps = "" if progress.done is None else f"{progress.done} of {counted(progress.steps or 0, 'step')} done, "
     return f"{status.run}: {steps}policy version {max(versions, default='none yet')}"
 
 
@@ -47,10 +48,10 @@ def backlog(status: RunStatus) -> list[str]:
     lines = []
     for role in status.roles:
         if role.role == "generator":
-            again = f"{role.reissued.retried} re-dispatched, {role.reissued.dropped} completions dropped"
+            again = f"{role.reissued.retried} re-dispatched, {counted(role.reissued.dropped, 'completion')} dropped"
             lines.append(f"requests: {role.backlog} waiting for a generator, {again}")
         elif role.role == "verifier":
-            lines.append(f"verdicts: {role.backlog} calls waiting for a verifier")
+            lines.append(f"verdicts: {counted(role.backlog, 'call')} waiting for a verifier")
     return lines
 
 

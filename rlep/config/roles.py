@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from types import NoneType
+from typing import Annotated, Literal, get_args
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from rlep.core.errors import ConfigError
 
+
+def _none_is_zero(value: object) -> object:
+    return 0 if value == "none" else value
+
+
 Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0), BeforeValidator(_none_is_zero)]
+Weight = Annotated[float, Field(ge=0), BeforeValidator(_none_is_zero)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -31,8 +38,18 @@ class Section(BaseModel):
     @classmethod
     def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("a number or text is expected, not true or false")
+            raise ValueError("must be a number or text, not true or false")
         return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none_or_zero(cls, value: object, info: ValidationInfo) -> object:
+        """``"none"`` (TOML has no null), and 0 as a number, are None where a key may be None."""
+        kinds = get_args(cls.model_fields[str(info.field_name)].annotation)
+        if NoneType not in kinds:
+            return value
+        zero = value == 0 and not isinstance(value, bool) and not {str, Path} & set(kinds)
+        return None if zero or value == "none" else value
 
 
 class ActorConfig(Section):

@@ -23,6 +23,7 @@ from rlep.config.roles import (
     Section,
     Share,
     VerifierConfig,
+    Weight,
     check_colocated,
 )
 from rlep.core.errors import ConfigError
@@ -61,6 +62,8 @@ class DataConfig(Section):
     """Held-out files; each may hold several data sources, reported one by one."""
     max_prompt_tokens: Positive = 1024
     """Longer prompts are filtered and counted."""
+    max_bad_rows: Share = 0.05
+    """Largest share of a file's rows without a usable question or answer; a file with more is refused, and names ten of them."""
 
 
 class RolloutConfig(Section):
@@ -106,11 +109,18 @@ class ReplayConfig(Section):
     require: bool = False
     """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
     only_below: float | None = Field(None, gt=0, le=1)
-    """Replay only for prompts whose share of fresh successes is below this; None replays for all (paper)."""
+    """Replay only for prompts whose share of fresh successes is below this; None (``"none"`` in TOML) replays for all (paper)."""
     old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
     failed: Count = 0
     """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
+
+    @field_validator("only_below", mode="before")
+    @classmethod
+    def _below_zero_is_nothing(cls, value: object) -> object:
+        if value == 0 and not isinstance(value, bool):
+            raise ValueError('no prompt is below it; replay.count = 0 replays for none, "none" for all')
+        return value
 
 
 class RewardConfig(Section):
@@ -151,7 +161,7 @@ class LossConfig(Section):
     clip_high: float = Field(0.28, ge=0)
     """Upper clip (clip-higher): ratios above 1 + clip_high are clipped."""
     dual_clip: float | None = Field(10.0, gt=1)
-    """Bound of the loss where the advantage is negative; None (``"none"`` in TOML) is eq. 4 literally."""
+    """Bound of the loss where the advantage is negative; None (``"none"`` or 0 in TOML) is eq. 4 literally."""
     aggregation: Literal[
         "token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"
     ] = "token-mean"
@@ -162,19 +172,14 @@ class LossConfig(Section):
     """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
     tis_cap: float | None = Field(None, gt=0)
     """Truncated importance sampling between sampler and learner, capped here; None is off."""
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: Weight = 0.0
     """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that KL."""
-    entropy_coef: float = Field(0.0, ge=0)
+    entropy_coef: Weight = 0.0
     """Weight of the entropy bonus; 0 is off."""
     high_entropy_fraction: float = Field(1.0, gt=0, le=1)
     """Train only on this share of tokens, those of highest entropy (the 80/20 paper uses 0.2)."""
-
-    @field_validator("dual_clip", mode="before")
-    @classmethod
-    def _none_word(cls, value: object) -> object:
-        return None if value == "none" else value
 
 
 class UpdateConfig(Section):
@@ -215,7 +220,7 @@ class EvaluationConfig(Section):
     """Sampling temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus."""
-    seed: Count = 0
+    seed: int = Field(0, ge=0)
     """Seed of the evaluation's samples; use the same in runs that you compare."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import tomllib
@@ -11,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypeIs
 
+from rlep.config.refusals import reason
 from rlep.config.schema import Config
+from rlep.config.suggest import suggestions
 from rlep.core.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -148,13 +150,12 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str
     for key, value in tree.items():
         field = model.model_fields.get(key)
         if field is None:
-            _refuse_former(prefix + key)
-            near = difflib.get_close_matches(key, model.model_fields, n=1)
-            elsewhere = [f"{name}.{key}" for name, f in Config.model_fields.items() if key in _fields(f.annotation)]
-            hints = [prefix + name for name in near] or elsewhere
+            unknown = prefix + next(iter(_flat({key: value})))
+            _refuse_former(unknown)
+            hints = suggestions(unknown, _keys())
             hint = f"; did you mean {' or '.join(hints)}?" if hints else f"; known: {', '.join(model.model_fields)}"
-            raise ConfigError(f"unknown key {prefix}{key}{hint}")
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            raise ConfigError(f"unknown key {unknown}{hint}")
+        if _is_section(field.annotation):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{prefix}{key} is a section with keys, not one value")
             _refuse_unknown(value, field.annotation, f"{prefix}{key}.")
@@ -168,15 +169,22 @@ def _refuse_former(key: str) -> None:
         raise ConfigError(f"{key} no longer exists: {DELETED[key]}")
 
 
-def _fields(annotation: object) -> Iterable[str]:
-    return annotation.model_fields if isinstance(annotation, type) and issubclass(annotation, BaseModel) else ()
+def _keys() -> list[str]:
+    """Every section, and every key in it."""
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    keys = [f"{n}.{key}" for n, kind in sections.items() if _is_section(kind) for key in kind.model_fields]
+    return [*keys, *sections]
+
+
+def _is_section(annotation: object) -> TypeIs[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     parts = [str(part) for part in issue["loc"]]
     key = ".".join(parts)
     former = (key, str(issue["input"]))
-    text = str(issue["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list")
+    text = reason(issue)
     if former in RENAMED_VALUES:
         text = f"this value is now called {RENAMED_VALUES[former]}"
     elif former in DELETED_VALUES:

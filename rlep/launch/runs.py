@@ -13,6 +13,7 @@ from rlep.actors.run_progress import Phase
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
+from rlep.core.plural import counted
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collector, collected_before
@@ -60,7 +61,7 @@ def sft(config: Config, progress: CommandProgress) -> Checkpoint:
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
-    inputs = read_inputs(config)
+    inputs = _read(config, progress)
     store = _open(config, inputs, "collect")
     try:
         if done := collected_before(store.path, _train_set(inputs).prompts):
@@ -87,7 +88,7 @@ def evaluate(
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
     config = config.model_copy(update=sections)
-    inputs = read_inputs(config, train=False)
+    inputs = _read(config, progress, train=False)
     check_cpus(config, learns=False)
     out.mkdir(parents=True, exist_ok=True)
     evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
@@ -98,7 +99,7 @@ def evaluate(
 
 
 def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
-    inputs = read_inputs(config)
+    inputs = _read(config, progress)
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
     store = _open(config, inputs, phase)
     try:
@@ -115,6 +116,15 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
         raise
     finally:
         store.close()
+
+
+def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
+    """The inputs; names the rows that are left out."""
+    inputs = read_inputs(config, train=train)
+    for found in (inputs.train, inputs.evaluation):
+        for line in () if found is None else found.report.bad_rows:
+            progress.note(line)
+    return inputs
 
 
 def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
@@ -176,8 +186,8 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         collected = await Collector(run, pool, store, prompts.prompts, failures).run()
     coverage = collected.coverage
     progress.note(
-        f"pool {config.pool.name}: {coverage.accepted} responses to {coverage.covered} of {coverage.questions} questions "
-        f"({collected.correct} of {collected.candidates} candidates correct)"
+        f"pool {config.pool.name}: {counted(coverage.accepted, 'response')} to {coverage.covered} of "
+        f"{counted(coverage.questions, 'question')} ({collected.correct} of {counted(collected.candidates, 'candidate')} correct)"
     )
     return collected
 
@@ -197,7 +207,7 @@ async def _pool_digest(
     where = config.pool.url or config.pool_directory
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))
-    progress.note(f"pool {config.pool.name}: responses to {covered} of {len(prompts)} training questions")
+    progress.note(f"pool {config.pool.name}: responses to {covered} of {counted(len(prompts), 'training question')}")
     return digest
 
 
@@ -225,6 +235,6 @@ def _train_set(inputs: Inputs) -> PromptSet:
 
 def _actor_counts(config: Config) -> str:
     return (
-        f"{config.generator.count} generator(s), {config.learner.ranks} learner rank(s), "
-        f"{config.verifier.count} verifier(s)"
+        f"{counted(config.generator.count, 'generator')}, {counted(config.learner.ranks, 'learner rank')}, "
+        f"{counted(config.verifier.count, 'verifier')}"
     )

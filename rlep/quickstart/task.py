@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from rlep.core.types import Message
-from rlep.data.prompt_files import PromptRow, write_verl
+from rlep.data.prompt_files import write_verl
+from rlep.data.prompt_rows import PromptRow
 from rlep.quickstart.problems import Problem, draw_task
 
 TRAIN_COUNT = 512

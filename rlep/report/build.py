@@ -66,7 +66,7 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
         Panel(
             "Held-out accuracy by step",
             "Mean over questions; the band is the 95 % interval over questions. Rings: the baseline's best "
-            "evaluation, and RLEP's first that is not below it.",
+            "evaluation, and RLEP's first that is not below it, where its band and the baseline's do not overlap there.",
             partial(accuracy, runs=trained, source=source, over="steps"),
         ),
         Panel(

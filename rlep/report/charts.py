@@ -143,7 +143,7 @@ def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: str) -> None:
         else f"baseline's peak, {unit} {end:.1f}"
     )
     start = 0.0
-    if at.rlep_step is not None and at.rlep_wall_s is not None:
+    if at.certain and at.rlep_step is not None and at.rlep_wall_s is not None:
         start = _position(at.rlep_step, at.rlep_wall_s, over)
         reached = f"{start:.0f}" if over == "steps" else f"{start:.1f}"
         name += f"\nRLEP there at {unit} {reached}"

@@ -10,6 +10,7 @@ from html import escape
 from importlib.resources import files
 from statistics import fmean
 
+from rlep.core.plural import counted
 from rlep.report.charts import PHASES
 from rlep.report.load import RunRecord
 from rlep.report.summary import Summary, percent
@@ -161,7 +162,9 @@ def events(records: Sequence[RunRecord]) -> str:
     rows = [
         {"run": run.label, "event": name, "times": str(n)} for run in records for name, n in sorted(run.events.items())
     ]
-    return f"<details><summary>{sum(int(row['times']) for row in rows)} events</summary>{table(rows)}</details>"
+    return (
+        f"<details><summary>{counted(sum(int(row['times']) for row in rows), 'event')}</summary>{table(rows)}</details>"
+    )
 
 
 def details(run: RunRecord) -> str:

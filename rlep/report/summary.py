@@ -49,6 +49,18 @@ class BaselineReached:
     rlep_step: int | None
     """None while RLEP has not reached it."""
     rlep_wall_s: float | None
+    rlep: EvaluationPoint | None = None
+    """RLEP's evaluation at that step."""
+    baseline: EvaluationPoint | None = None
+    """The baseline's at that step, or its last before."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether RLEP's interval there and the baseline's do not overlap; without intervals nothing is certain."""
+        a, b = self.rlep, self.baseline
+        if a is None or b is None or a.low is None or a.high is None or b.low is None or b.high is None:
+            return False
+        return a.low > b.high or b.low > a.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,13 @@ class Summary:
             text = f"{first}; RLEP has not reached that."
         else:
             share = f" ({at.rlep_step / at.baseline_step:.0%} of the steps)" if at.baseline_step else ""
-            text = f"{first}; RLEP reaches that at step {at.rlep_step}{share}."
+            there = f"{with_interval(at.rlep)} there, the baseline {with_interval(at.baseline)}"
+            text = f"{first}; RLEP reaches that at step {at.rlep_step}{share}: {there}."
+            if not at.certain:
+                text = (
+                    f"{first}. Whether RLEP reaches that sooner is not certain: at step {at.rlep_step} it has "
+                    f"{with_interval(at.rlep)}, the baseline {with_interval(at.baseline)}, and these intervals overlap."
+                )
         if self.area_gain is not None:
             side = "above" if self.area_gain >= 0 else "below"
             text += f" Averaged over the steps, RLEP is {100 * abs(self.area_gain):.1f} points {side} the baseline."
@@ -154,12 +172,15 @@ def crossing(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint
     """The baseline's peak (the first, of equals) and RLEP's first evaluation that is not below it."""
     peak = max(baseline, key=lambda row: row.avg)
     reached = next((row for row in rlep if row.avg >= peak.avg), None)
+    before = [row for row in baseline if reached and row.step <= reached.step]
     return BaselineReached(
         peak=peak.avg,
         baseline_step=peak.step,
         baseline_wall_s=peak.wall_s,
         rlep_step=reached.step if reached else None,
         rlep_wall_s=reached.wall_s if reached else None,
+        rlep=reached,
+        baseline=before[-1] if before else None,
     )
 
 
@@ -181,6 +202,15 @@ def area_gain(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoin
 def percent(share: float | None) -> str:
     """``40.6%``, or a dash."""
     return "–" if share is None else f"{100 * share:.1f}%"
+
+
+def with_interval(point: EvaluationPoint | None) -> str:
+    """``40.6% [35.1, 46.0]``: an accuracy with its 95 % interval, as far as they are known."""
+    if point is None:
+        return "no evaluation"
+    if point.low is None or point.high is None:
+        return f"{percent(point.avg)} [no interval]"
+    return f"{percent(point.avg)} [{100 * point.low:.1f}, {100 * point.high:.1f}]"
 
 
 def _row(run: RunSummary) -> dict[str, str]:

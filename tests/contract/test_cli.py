@@ -55,13 +55,13 @@ def arguments(command: str, config: str, overrides: Sequence[str]) -> list[str]:
     return [command, config, *(word for text in overrides for word in ("--set", text))]
 
 
-def mistake(words: Sequence[str]) -> str:
-    """The one sentence on standard error; checks the exit code and that no actor was started."""
+def mistake(words: Sequence[str], *, lines: int = 1) -> str:
+    """The sentence on standard error, or its lines; checks the exit code and that no actor was started."""
     result = CliRunner().invoke(app, list(words))
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.count("\n") == lines
     assert "Traceback" not in result.stderr
     assert not ray.is_initialized()
     return result.stderr.removeprefix("error: ").strip()
@@ -102,11 +102,29 @@ def test_wrong_columns_are_answered_with_those_found(config: str, overrides: lis
     assert "output" in message
 
 
-def test_rows_without_references_are_counted(config: str, overrides: list[str], tmp_path: Path) -> None:
+def test_rows_without_references_are_named(config: str, overrides: list[str], tmp_path: Path) -> None:
     rows: list[dict[str, str | None]] = [{"problem": "2 + 2?", "answer": None}, {"problem": "3 + 3?", "answer": " "}]
     path = jsonl(tmp_path / "bare.jsonl", rows)
-    message = mistake(arguments("train", config, [*overrides, f'data.train="{path}"']))
+    train = [*overrides, f'data.train="{path}"']
+    assert mistake(arguments("train", config, train), lines=4).splitlines() == [
+        f"{path}: 2 of 2 rows (100.0 %) have no usable question or answer, and are left out",
+        '  line 1: "answer" is null',
+        '  line 2: "answer" is blank',
+        "these are more than data.max_bad_rows = 5 %: fix the rows, or allow a larger share",
+    ]
+    message = mistake(arguments("train", config, [*train, "data.max_bad_rows=1"]))
     assert message == f"{path}: no usable question: 2 rows, 0 without question, 2 without reference"
+
+
+def test_plan_names_the_rows_that_are_left_out(config: str, overrides: list[str], tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "own.jsonl", [*ROWS, {"problem": "2 + 2?", "anwser": "4"}])
+    settings = [*overrides, f'data.train="{path}"', "data.max_bad_rows=0.2"]
+    result = CliRunner().invoke(app, arguments("plan", config, settings))
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"{path}: 1 of 5 rows (20.0 %) have no usable question or answer, and are left out",
+        '  line 5: no "answer", but "anwser"',
+    ]
 
 
 def test_an_empty_file_has_no_rows(config: str, overrides: list[str], tmp_path: Path) -> None:
@@ -258,7 +276,7 @@ def test_plan_of_a_whole_set_of_inputs(config: str, overrides: list[str], tmp_pa
     assert plan["memory"]["parameters"] == 109_888
     table = CliRunner().invoke(app, words)
     assert "4 questions from 4 rows" in table.stdout
-    assert "2 updates of 1 prompts (6 sequences)" in table.stdout
+    assert "2 updates of 1 prompt (6 sequences)" in table.stdout
     assert "2 of 4 questions" in table.stdout
 
 

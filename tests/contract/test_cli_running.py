@@ -43,6 +43,19 @@ def test_a_path_that_is_no_run_is_not_looked_for_on_a_cluster(command: list[str]
     assert refusal(command, tmp_path / "typo") == f"{tmp_path / 'typo'}: no such run directory"
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_private_run_is_found_by_directory_and_not_by_name(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no cluster was started here
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert refusal(command, Path("mine")) == (
+        "no Ray cluster to look for run mine on: a private run is found by its directory (e.g. runs/mine); "
+        "for a run on a cluster give --address, or set RAY_ADDRESS"
+    )
+
+
 def test_a_job_needs_a_working_directory_and_the_address_of_a_dashboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

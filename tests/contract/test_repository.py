@@ -135,3 +135,8 @@ def test_cpu_and_cuda_locks_train_and_sample_with_the_same_versions() -> None:
     assert str(cuda["torch"][0].specifier) == "==2.13.0"
     for name in ("ray", "transformers", "redis", "math-verify", "numpy", "grpcio", "pyarrow"):
         assert [str(pin) for pin in cpu[name]] == [str(pin) for pin in cuda[name]], name
+
+
+@pytest.mark.parametrize("directory", ["runs", "report", "evaluation"])
+def test_what_commands_write_by_default_is_git_ignored(directory: str) -> None:
+    assert f"/{directory}/" in (ROOT / ".gitignore").read_text().splitlines()

@@ -18,7 +18,9 @@ from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import DataError
-from rlep.data.prompt_files import PromptRow, write_verl
+from rlep.core.plural import counted
+from rlep.data.prompt_files import write_verl
+from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
 from rlep.services.pool.files.manifest import MAX_SHARD, Form, check_plain, read_manifest
 from rlep.services.pool.files.records import Imported, export_records, import_records
@@ -36,9 +38,7 @@ def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_js
         if form == "candidates":
             written = _export_texts(config, pool, out, data, bars)
             left = len(pool.prompt_ids()) - written
-            text = (
-                f"{written} questions with their answers in {out}; {left} of the pool are not in these question files"
-            )
+            text = f"{counted(written, 'question')} with answers in {out}; {left} of the pool's not in these question files"
             _tell({"file": str(out), "questions": written, "left_out": left}, text, as_json)
             return
         with bars.phase("export", pool.stats().trajectories, "records") as advance:
@@ -49,7 +49,11 @@ def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_js
             "shards": len(manifest.shards),
             "digest": manifest.digest,
         }
-        _tell(summary, f"{manifest.records} records in {len(manifest.shards)} shards in {out}", as_json)
+        _tell(
+            summary,
+            f"{counted(manifest.records, 'record')} in {counted(len(manifest.shards), 'shard')} in {out}",
+            as_json,
+        )
 
 
 def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:

@@ -18,8 +18,9 @@ from rlep.cli.shell import say_stopping
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError
+from rlep.core.plural import counted
 from rlep.core.types import Trajectory
-from rlep.data.prompt_files import PromptRow
+from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer
 from rlep.launch.event_loop import run_async
 from rlep.services.pool.files.export_rows import line_of
@@ -83,7 +84,9 @@ def _show_measured(measured: Measured) -> None:
             rows.append({"quantiles": name} | cells)
     show_table(rows)
     if measured.questions:
-        typer.echo(f"quantiles of {measured.trajectories} answers to {measured.questions} questions")
+        typer.echo(
+            f"quantiles of {counted(measured.trajectories, 'answer')} to {counted(measured.questions, 'question')}"
+        )
 
 
 async def _attached(config: Config, run: str) -> PoolStats:
@@ -178,7 +181,7 @@ def places(count: int, keys: Iterator[str]) -> Iterator[int]:
 def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> str:
     """A question and all its responses."""
     answers = [line_of(held, pinned=False).trajectory for held in scan(pool.store, [prompt_id])]
-    parts = [typer.style(f"question {prompt_id}, {len(answers)} answers", bold=True)]
+    parts = [typer.style(f"question {prompt_id}, {counted(len(answers), 'answer')}", bold=True)]
     if row is not None:
         parts.append(printable(f"{row.question}\nreference: {row.reference}"))
     return "\n".join([*parts, *(described(answer, tokenizer) for answer in answers), 80 * "─"])
@@ -193,7 +196,7 @@ def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequen
     """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
     verdict, origin = trajectory.verdict, trajectory.provenance
     lines = [
-        f"{len(trajectory.tokens)} tokens, {verdict.status} by {verdict.verifier} {verdict.version}",
+        f"{counted(len(trajectory.tokens), 'token')}, {verdict.status} by {verdict.verifier} {verdict.version}",
         f"policy {origin.policy_digest} version {origin.policy_version}, temperature {origin.sampling.temperature}",
     ]
     if trajectory.metadata:

@@ -17,6 +17,7 @@ from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, RlepError
+from rlep.core.plural import counted
 from rlep.engines.tokenizer import vocabulary_size
 from rlep.services.pool.maintenance.check_records import Checked, check_records
 from rlep.services.pool.maintenance.prune import Criteria, prune
@@ -81,13 +82,14 @@ def _sentence(difference: Difference) -> str:
 
 
 def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
-    typer.echo(f"{found.graded} answers graded by {verifier.name} {verifier.version}")
+    typer.echo(f"{counted(found.graded, 'answer')} graded by {verifier.name} {verifier.version}")
     show_table([{"verdict": status, "answers": str(count)} for status, count in found.statuses.most_common()])
     if found.reread:
         typer.echo(f"{found.reread} with the same verdict, by another text than before")
     if found.unknown:
         typer.echo(
-            f"{found.unknown} answers to {found.unknown_questions} questions that these files do not have: not graded"
+            f"{counted(found.unknown, 'answer')} to {counted(found.unknown_questions, 'question')} that these files do not "
+            "have: not graded"
         )
     typer.echo(f"{found.quarantined} quarantined")
 
@@ -114,8 +116,8 @@ def prune_pool(
         typer.echo(json.dumps(asdict(found) | {"dry_run": dry_run}, indent=2))
         return
     typer.echo(
-        f"{found.removed} of {found.examined} trajectories {'would be' if dry_run else 'were'} removed; "
-        f"{found.pinned} pinned ones stay; {found.emptied} questions left without answers"
+        f"{'would remove' if dry_run else 'removed'} {found.removed} of {counted(found.examined, 'trajectory')}; "
+        f"pinned and kept: {found.pinned}; left without answers: {counted(found.emptied, 'question')}"
     )
 
 
@@ -167,9 +169,11 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
         detail = "the pool does not say how many ids its vocabulary has, so token ids are not bounded"
         findings.append(Finding("vocabulary", "note", detail, "set model.path to the model that it was collected with"))
     if found.records == found.counted:
-        findings.append(Finding("counters", "ok", f"{found.counted} trajectories, {found.quarantined} quarantined"))
+        findings.append(
+            Finding("counters", "ok", f"{counted(found.counted, 'trajectory')}, {found.quarantined} quarantined")
+        )
     else:
-        detail = f"{found.records} records are there, the counters say {found.counted}"
+        detail = f"records: {found.records}, by the counters: {found.counted}"
         findings.append(
             Finding(
                 "counters",

@@ -11,7 +11,8 @@ from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.core.errors import DataError, ModelError, PoolError
 from rlep.core.types import prompt_id_of
-from rlep.data.prompt_files import PromptRow, read_rows
+from rlep.data.prompt_files import read_rows
+from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.opening import OpenPool, open_pool
 from rlep.services.pool.pool import Pool

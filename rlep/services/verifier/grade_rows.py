@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rlep.services.verifier.base import BaseVerifier
@@ -12,18 +13,30 @@ from rlep.services.verifier.base import BaseVerifier
 _BATCH = 256
 
 
-def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BATCH) -> Iterator[str]:
-    """One JSON object per non-empty line, in order, with ``status``, ``extracted``, ``path``, ``seconds`` added.
+@dataclass(frozen=True, slots=True)
+class GradedRow:
+    """One row of the output."""
+
+    text: str
+    """The row as JSON."""
+    line: int
+    """Its line in the input, from 1."""
+    error: str = ""
+    """Why it has no verdict; empty where it has one."""
+
+
+def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BATCH) -> Iterator[GradedRow]:
+    """One row per non-empty line, in order, with ``status``, ``extracted``, ``path``, ``seconds`` added.
 
     A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with
     ``error`` (and as ``line``, if it is no object) and does not stop the others. ``batch`` rows are in work at once.
     """
-    rows = iter(line for line in lines if line.strip())
+    rows = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     while chunk := list(itertools.islice(rows, batch)):
-        read = [_read(line) for line in chunk]
+        read = [_read(line) for _, line in chunk]
         good = [row for row in read if "error" not in row[1]]
         verdicts = iter(verifier.grade_pairs([row[0] for row in good]))
-        for _, row in read:
+        for (number, _), (_, row) in zip(chunk, read, strict=True):
             if "error" not in row:
                 verdict = next(verdicts)
                 row |= {
@@ -32,7 +45,7 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
                     "path": verdict.path,
                     "seconds": round(verdict.seconds, 6),
                 }
-            yield json.dumps(row)
+            yield GradedRow(json.dumps(row), number, str(row.get("error", "")))
 
 
 def _read(line: str) -> tuple[tuple[str, str, bool], dict[str, Any]]:

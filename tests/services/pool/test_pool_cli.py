@@ -173,7 +173,7 @@ def test_verify_does_not_know_questions_of_other_files(filled: Commands, tmp_pat
     data.write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1] | {"answer": "3"}) + "\n")
     found = filled.json("verify", "--data", data)
     assert (found["graded"], found["unknown"], found["unknown_questions"]) == (3, 2, 1)
-    assert "2 answers to 1 questions that these files do not have" in filled.ok("verify", "--data", data)
+    assert "2 answers to 1 question that these files do not have" in filled.ok("verify", "--data", data)
 
 
 def test_verify_by_another_verifier_must_be_meant(filled: Commands) -> None:
@@ -188,7 +188,7 @@ def test_prune_plans_and_removes(filled: Commands) -> None:
     assert filled.mistake("prune").startswith("nothing says what to prune: give --policy")
     planned = filled.json("prune", "--keep", "2", "--dry-run")
     assert (planned["examined"], planned["removed"], planned["dry_run"]) == (5, 1, True)
-    assert "1 of 5 trajectories were removed" in filled.ok("prune", "--keep", "2")
+    assert "removed 1 of 5 trajectories" in filled.ok("prune", "--keep", "2")
     assert filled.json("prune", "--policy", "other@*")["removed"] == 0
     assert filled.json("prune", "--verifier", "math@0", "--older-than", "1")["removed"] == 4  # all of 1970
     assert filled.json("stats")["trajectories"] == 0

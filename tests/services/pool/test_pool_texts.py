@@ -9,7 +9,8 @@ import pytest
 
 from rlep.core.errors import PoolError
 from rlep.core.types import Message, prompt_id_of
-from rlep.data.prompt_files import PromptRow, read_rows, write_verl
+from rlep.data.prompt_files import read_rows, write_verl
+from rlep.data.prompt_rows import PromptRow
 from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
 from rlep.services.pool.pool import Pool
 from rlep.services.verifier.base import BaseVerifier

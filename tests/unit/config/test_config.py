@@ -80,7 +80,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
 )
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key} = {value}: Input should be a finite number"):
+    with pytest.raises(ConfigError, match=rf"^{key} = {value}: must be a finite number"):
         load_config([], [f"{key}={value}"])
 
 

@@ -78,7 +78,7 @@ def test_an_override_without_key_or_value_is_refused(text: str) -> None:
     ("text", "hint"),
     [
         ("rollout.promts=4", r"unknown key rollout\.promts; did you mean rollout\.prompts\?"),
-        ("rollot.prompts=4", r"unknown key rollot; did you mean rollout\?"),
+        ("rollot.prompts=4", r"unknown key rollot\.prompts; did you mean rollout\.prompts\?"),
         ("lr=1e-4", r"unknown key lr; did you mean update\.lr\?"),
         ("rollout.lr=1e-4", r"unknown key rollout\.lr; did you mean update\.lr\?"),
         ("zzz=1", r"unknown key zzz; known: run, model, data, "),
@@ -93,17 +93,17 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("run.steps=0", r"run\.steps = 0: Input should be greater than or equal to 1"),
-        ("run.steps=many", r"run\.steps = 'many': Input should be a valid integer"),
-        ("rollout.top_p=1.5", r"rollout\.top_p = 1\.5: Input should be less than or equal to 1"),
-        ("update.betas=[0.9, 1.0]", r"update\.betas\.1 = 1\.0: Input should be less than 1"),
-        ("loss.aggregation=mean", r"loss\.aggregation = 'mean': Input should be 'token-mean'"),
-        ("run.name=a b", r"run\.name = 'a b': String should match pattern"),
+        ("run.steps=0", r"run\.steps = 0: must be at least 1"),
+        ("run.steps=many", r"run\.steps = 'many': must be a whole number"),
+        ("rollout.top_p=1.5", r"rollout\.top_p = 1\.5: must be at most 1"),
+        ("update.betas=[0.9, 1.0]", r"update\.betas\.1 = 1\.0: must be less than 1"),
+        ("loss.aggregation=mean", r"loss\.aggregation = 'mean': must be 'token-mean'"),
+        ("run.name=a b", r"run\.name = 'a b': must match the pattern"),
         (
             "generator.count=true",
-            r"generator\.count = True: a number or text is expected, not true or false",
+            r"generator\.count = True: must be a number or text, not true or false",
         ),  # and not 1
-        ("update.lr=false", r"update\.lr = False: a number or text is expected, not true or false"),
+        ("update.lr=false", r"update\.lr = False: must be a number or text, not true or false"),
         ("run=5", r"run is a section with keys, not one value"),
     ],
 )
@@ -134,7 +134,7 @@ def test_the_file_that_holds_a_mistake_is_named(tmp_path: Path) -> None:
         "update.lr",
         f"{value}: update.betas.1",
     ]
-    assert "data.evaluation = 'x': Input should be a list" in str(caught.value)
+    assert "data.evaluation = 'x': must be a list" in str(caught.value)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

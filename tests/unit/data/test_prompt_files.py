@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from rlep.core.errors import DataError
 from rlep.core.types import Message
-from rlep.data.prompt_files import BATCH_ROWS, MAX_LINE_BYTES, PromptRow, read_rows, write_verl
+from rlep.data.prompt_files import BATCH_ROWS, MAX_LINE_BYTES, read_rows, write_verl
+from rlep.data.prompt_rows import PromptRow
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 MESSAGES = (Message("system", "Be brief."), Message("user", "What is 2 + 2?"))

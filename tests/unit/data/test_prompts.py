@@ -17,7 +17,7 @@ def one_token_per_word(messages: object) -> Int32Array:
 
 
 def load(*paths: Path, max_tokens: int = 100) -> PromptSet:
-    return load_prompts(paths, encode=one_token_per_word, max_tokens=max_tokens)
+    return load_prompts(paths, encode=one_token_per_word, max_tokens=max_tokens, max_bad_rows=1)
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -59,7 +59,7 @@ def test_every_row_is_counted_once(tmp_path: Path) -> None:
     assert report.longest == 3
     assert str(report) == (
         "3 questions from 10 rows (longest prompt 3 tokens), 3 duplicates merged, 1 too long, 2 without reference, "
-        "1 empty, 1 questions with conflicting references"
+        "1 empty, 1 question with conflicting references"
     )
 
 

@@ -33,8 +33,9 @@ def write_run(
     final_samples: int = 4,
     source: str = "held-out",
     seconds: float = 2.0,
+    width: float = 0.1,
 ) -> Path:
-    """A run of ``done`` steps of ``seconds`` each, evaluated at the points of ``curve``."""
+    """A run of ``done`` steps of ``seconds`` each, evaluated at the points of ``curve`` ± ``width``."""
     directory.mkdir(parents=True)
     config = {
         "run": {"name": directory.name, "steps": steps},
@@ -54,7 +55,7 @@ def write_run(
             for at, avg in curve:
                 if at == step:
                     samples = final_samples if step == steps else 4
-                    evaluations.log(step, [evaluation(avg, samples, source)], wall_s=metrics.wall_s)
+                    evaluations.log(step, [evaluation(avg, samples, source, width)], wall_s=metrics.wall_s)
             if step < done:
                 clock.now += seconds
                 metrics.log(step, step_metrics(seconds, replays))
@@ -63,13 +64,13 @@ def write_run(
     return directory
 
 
-def evaluation(avg: float, samples: int, source: str) -> dict[str, object]:
+def evaluation(avg: float, samples: int, source: str, width: float = 0.1) -> dict[str, object]:
     return {
         "data_source": source,
         "questions": 10,
         "n": samples,
         "avg": avg,
-        "ci": [max(avg - 0.1, 0), avg + 0.1],
+        "ci": [max(avg - width, 0), avg + width],
         "maj": avg,
         "best": avg + 0.1,
         "pass": {"1": avg, "2": avg + 0.05, str(samples): avg + 0.1},

@@ -28,8 +28,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Baseline, RLEP, two controls and a collection."""
     root = tmp_path_factory.mktemp("runs")
     return [
-        write_run(root / "base", [(0, 0.1), (10, 0.2), (20, 0.3)]),
-        write_run(root / "replay", [(0, 0.1), (10, 0.3), (20, 0.26)], replays=2, seconds=3.0),
+        write_run(root / "base", [(0, 0.1), (10, 0.2), (20, 0.3)], width=0.04),
+        write_run(root / "replay", [(0, 0.1), (10, 0.3), (20, 0.26)], replays=2, seconds=3.0, width=0.04),
         write_run(root / "longer", [(0, 0.1), (20, 0.15)]),
         write_run(root / "imitation", [(0, 0.1), (20, 0.35)], command="sft"),
         write_collection(root / "collect"),
@@ -70,9 +70,34 @@ def test_the_table_and_the_sentence(runs: list[Path]) -> None:
         "minutes": "1.0",
     }
     assert found.headline() == (
-        "The baseline peaks at 30.0% at step 20; RLEP reaches that at step 10 (50% of the steps). "
+        "The baseline peaks at 30.0% at step 20; RLEP reaches that at step 10 (50% of the steps): "
+        "30.0% [26.0, 34.0] there, the baseline 20.0% [16.0, 24.0]. "
         "Averaged over the steps, RLEP is 4.0 points above the baseline."
     )
+
+
+@pytest.mark.parametrize(
+    ("width", "certain"), [(0.049, True), (0.051, False)]
+)  # 20 and 30 %: 24.9 < 25.1 but 25.1 > 24.9
+def test_the_step_is_claimed_only_where_the_intervals_there_do_not_overlap(
+    tmp_path: Path, width: float, certain: bool
+) -> None:
+    base = write_run(tmp_path / "base", [(0, 0.1), (10, 0.2), (20, 0.3)], width=width)
+    replay = write_run(tmp_path / "replay", [(0, 0.1), (10, 0.3)], replays=2, width=width)
+    found = summary([base, replay])
+    assert found.crossing is not None
+    assert found.crossing.certain is certain
+    assert ("RLEP reaches that at step 10" in found.headline()) is certain
+    html = build_report([base, replay], tmp_path / "out").html.read_text()
+    assert (
+        "Whether RLEP reaches that sooner is not certain: at step 10 it has 30.0% [24.9, 35.1]" in html
+    ) is not certain
+
+
+def test_the_baseline_of_a_step_without_evaluation_is_the_last_before(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", [(0, 0.1), (20, 0.3)], width=0.04)
+    replay = write_run(tmp_path / "replay", [(0, 0.1), (15, 0.31)], replays=2, width=0.04)
+    assert "31.0% [27.0, 35.0] there, the baseline 10.0% [6.0, 14.0]" in summary([base, replay]).headline()
 
 
 def test_a_peak_that_is_not_reached_is_said(tmp_path: Path) -> None:

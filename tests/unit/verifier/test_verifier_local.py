@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rlep.cli import app
 from rlep.cli.grade import grade_file
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import LATENCY_BOUNDS, Verdict
@@ -86,7 +88,9 @@ def test_rows_come_back_in_order_with_their_verdicts() -> None:
         "[" * 100_000,
     ]
     with build_verifier("dapo") as verifier:
-        rows = [json.loads(row) for row in grade_rows(lines, verifier, batch=2)]
+        graded = list(grade_rows(lines, verifier, batch=2))
+    rows = [json.loads(row.text) for row in graded]
+    assert [row.line for row in graded if row.error] == [2, 4, 5, 8]
     assert [row.get("status") for row in rows] == ["correct", None, None, None, "correct", "wrong", None]
     assert rows[0]["id"] == 7
     assert rows[0]["extracted"] == "34"
@@ -95,6 +99,25 @@ def test_rows_come_back_in_order_with_their_verdicts() -> None:
     assert "JSON" in rows[1]["error"]
     assert rows[3] == {"gold": "34", "error": "no text under response"}
     assert "error" not in rows[4]
+
+
+def test_unreadable_rows_are_named_and_end_with_1(tmp_path: Path) -> None:
+    file, out = tmp_path / "rows.jsonl", tmp_path / "graded.jsonl"
+    good = json.dumps({"gold": "34", "response": "Answer: 34"})
+    file.write_text(f'{good}\n{{"gold": "34", "reponse": "Answer: 34"}}\n[1]\n{good}\n')
+    result = CliRunner().invoke(app, ["grade", str(file), "--profile", "dapo", "--out", str(out)])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-3:] == [
+        f"error: {file}: 2 rows were not graded",
+        "  line 2: no text under response",
+        "  line 3: not a JSON object but list",
+    ]
+    assert [json.loads(line).get("status") for line in out.read_text().splitlines()] == [
+        "correct",
+        None,
+        None,
+        "correct",
+    ]
 
 
 def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
@@ -121,7 +144,7 @@ def test_truncated_rows_need_a_complete_marker() -> None:
     row = {"gold": "x", "response": "Answer: x", "finish_reason": "length"}
     with build_verifier("exact") as verifier:
         (graded,) = grade_rows([json.dumps(row)], verifier)
-    assert json.loads(graded)["status"] == "no_answer"
+    assert json.loads(graded.text)["status"] == "no_answer"
 
 
 @pytest.mark.parametrize(

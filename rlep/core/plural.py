@@ -1,0 +1,11 @@
+"""Counts in sentences."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str) -> str:
+    """The count and its noun: ``1 restart``, ``2,000 restarts``, ``0 queries``."""
+    if count == 1:
+        return f"1 {noun}"
+    many = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{count:,} {many}"

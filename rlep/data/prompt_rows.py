@@ -1,0 +1,197 @@
+"""One row of question and reference, out of the raw columns of a file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rlep.core.errors import DataError
+from rlep.core.types import Message
+
+QUESTION_COLUMNS = ("problem", "question", "prompt")
+"""Names of a plain question column, tried in this order, in any capitalisation."""
+REFERENCE_COLUMNS = ("answer", "reference", "ground_truth", "expected_answer", "final_answer")
+"""Names of a plain reference column, tried in this order, in any capitalisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One row of a dataset, as found: nothing is merged or filtered yet."""
+
+    messages: tuple[Message, ...]
+    reference: str
+    """The reference answer; empty where the row has none."""
+    data_source: str
+    candidates: tuple[str, ...] = ()
+    """Answers as texts, where the file has them and they were asked for."""
+    fault: str = field(default="", compare=False)
+    """Why the row has no usable question or reference; empty where it has both."""
+    place: str = field(default="", compare=False)
+    """Where in its file: ``line 3``, or ``row 3`` of Parquet."""
+
+    @property
+    def question(self) -> str:
+        """The contents of all messages, joined by blank lines."""
+        return "\n\n".join(message.content for message in self.messages)
+
+
+Adapter = Callable[[Mapping[str, object], str], PromptRow]
+"""Turns one raw row into a ``PromptRow``; raises ``ValueError`` saying what is wrong with it."""
+
+
+def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *, candidates: bool) -> PromptRow:
+    """The row at ``place``. Raises ``DataError``, naming file and place, where it is malformed."""
+    try:
+        row = replace(adapter(raw, path.stem), place=place)
+        row.question.encode()
+        row.reference.encode()
+        if candidates:
+            row = replace(row, candidates=_candidates(raw))
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}, {place}: text that has no UTF-8 form: {error}") from error
+    except ValueError as error:
+        raise DataError(f"{path}, {place}: {error}") from error
+    return row
+
+
+def adapter_for(columns: Sequence[str]) -> Adapter | None:
+    """What reads rows of these columns; None where no question or no reference column is among them."""
+    if "prompt" in columns and "reward_model" in columns:
+        return _verl_row
+    question, reference = _known(columns, QUESTION_COLUMNS), _known(columns, REFERENCE_COLUMNS)
+    return None if question is None or reference is None else _plain_adapter(question, reference)
+
+
+def row_without_columns(columns: Sequence[str], place: str) -> PromptRow:
+    """The row of a file whose earlier rows had no known columns either."""
+    names = QUESTION_COLUMNS if _known(columns, QUESTION_COLUMNS) is None else REFERENCE_COLUMNS
+    faults = [_absent(columns, name) for name in names]
+    fault = next((fault for fault in faults if "but" in fault), f"no {'/'.join(names)}")
+    return PromptRow((), "", "", fault=fault, place=place)
+
+
+def unknown_columns(columns: Sequence[str], path: Path) -> DataError:
+    """The error for a file in which no row has known columns."""
+    return DataError(
+        f"{path}: no known question and reference columns. Found: {', '.join(columns) or 'none'}. Known: prompt with "
+        f"reward_model.ground_truth (verl); or {'/'.join(QUESTION_COLUMNS)} with {'/'.join(REFERENCE_COLUMNS)}"
+    )
+
+
+def _known(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    by_name = {column.casefold(): column for column in reversed(columns)}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _absent(columns: Sequence[str], key: str) -> str:
+    near = difflib.get_close_matches(key, columns, n=1)
+    return f'no "{key}"' + (f', but "{near[0]}"' if near else "")
+
+
+def _fault(raw: Mapping[str, object], key: str) -> str:
+    """Why ``raw[key]`` holds no text."""
+    if key not in raw:
+        return _absent(list(raw), key)
+    value = raw[key]
+    if value is None:
+        return f'"{key}" is null'
+    if isinstance(value, float):
+        return f'"{key}" is NaN'
+    return f'"{key}" is blank' if not isinstance(value, str) or not value.strip() else f'"{key}" has nothing after ####'
+
+
+def _verl_row(raw: Mapping[str, object], stem: str) -> PromptRow:
+    reward = raw.get("reward_model")
+    if isinstance(reward, str):
+        reward = json.loads(reward)
+    if reward is not None and not isinstance(reward, dict):
+        raise ValueError(f"reward_model is {type(reward).__name__}, expected a struct with ground_truth")
+    row = PromptRow(_messages(raw.get("prompt")), _reference((reward or {}).get("ground_truth")), _source(raw, stem))
+    if not row.question.strip():
+        return replace(row, fault=_fault(raw, "prompt"))
+    if not row.reference:
+        return replace(row, fault=_fault(raw, "reward_model") if reward is None else _fault(reward, "ground_truth"))
+    return row
+
+
+def _candidates(raw: Mapping[str, object]) -> tuple[str, ...]:
+    """Answers as texts: ``reward_model.candidates``, else ``candidates``, else none."""
+    reward = raw.get("reward_model")
+    if isinstance(reward, str):
+        reward = json.loads(reward)
+    found = reward.get("candidates") if isinstance(reward, dict) else None
+    found = raw.get("candidates") if found is None else found
+    if found is None:
+        return ()
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise ValueError("candidates are no list of texts")
+    for text in found:
+        text.encode()
+    return tuple(found)
+
+
+def _plain_adapter(question: str, reference: str) -> Adapter:
+    def adapt(raw: Mapping[str, object], stem: str) -> PromptRow:
+        # GSM8K writes the whole solution, then "#### 72".
+        answer = _reference(raw.get(reference)).rsplit("####", 1)[-1].strip()
+        row = PromptRow(_messages(raw.get(question)), answer, _source(raw, stem))
+        if row.reference and row.question.strip():
+            return row
+        return replace(row, fault=_fault(raw, reference if row.question.strip() else question))
+
+    return adapt
+
+
+def _source(raw: Mapping[str, object], stem: str) -> str:
+    source = raw.get("data_source")
+    return source if isinstance(source, str) and source else stem
+
+
+def _messages(prompt: object) -> tuple[Message, ...]:
+    """Chat messages out of a list of ``{role, content}``, that list as JSON, or plain text (one user message)."""
+    if prompt is None:
+        return ()
+    if isinstance(prompt, str):
+        parsed = _parsed_messages(prompt)
+        return (Message("user", prompt),) if parsed is None else parsed
+    if not isinstance(prompt, list):
+        raise ValueError(f"the question is {type(prompt).__name__}, expected text or a list of messages")
+    return tuple(_message(item) for item in prompt)
+
+
+def _parsed_messages(text: str) -> tuple[Message, ...] | None:
+    """The messages in a JSON text, or None where the text is an ordinary question such as ``[x] + 1 = ?``."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        items = json.loads(text)
+        return tuple(_message(item) for item in items) if items else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _message(item: object) -> Message:
+    if isinstance(item, dict):
+        role, content = item.get("role"), item.get("content")
+        if isinstance(role, str) and isinstance(content, str):
+            return Message(role, content)
+    raise ValueError("a message needs a text role and a text content")
+
+
+def _reference(value: object) -> str:
+    """The reference as text: numbers are written out, a list of one is unwrapped, None and NaN are empty."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"the reference is {type(value).__name__}, expected one text or number")
