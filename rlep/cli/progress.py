@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.shell import say_stopping
@@ -24,6 +25,18 @@ SHOWN = {
 """Name in a step's line → metric; a step's line has those that the step has."""
 
 
+class StepBars(Progress):
+    """Bars below the last step's line."""
+
+    last = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The line, where there has been a step, and the bars."""
+        if self.last:
+            yield Text(self.last)
+        yield self.make_tasks_table(self.tasks)
+
+
 class TerminalProgress:
     """``CommandProgress`` on standard error; results, and steps as JSON, on standard output."""
 
@@ -33,14 +46,13 @@ class TerminalProgress:
         self.results = Console(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._quiet, self._json = quiet, as_json
         self._steps: TaskID | None = None
-        self._progress = Progress(
+        self._progress = StepBars(
             SpinnerColumn(),
             TextColumn("{task.description:<9}"),
-            BarColumn(bar_width=24),
+            BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[last]}"),
             console=self.console,
             transient=True,
             disable=quiet or not sys.stderr.isatty(),
@@ -56,7 +68,7 @@ class TerminalProgress:
     @contextmanager
     def phase(self, name: str, total: int | None, unit: str) -> Iterator[Advance]:
         """A bar that goes when the block ends; without a total it only counts."""
-        task = self._progress.add_task(name, total=total, unit=unit, last="")
+        task = self._progress.add_task(name, total=total, unit=unit)
 
         def advance(by: int = 1) -> None:
             self._progress.advance(task, by)
@@ -79,14 +91,16 @@ class TerminalProgress:
         if self._json:
             typer.echo(json.dumps(step_values(report)))
             return
-        last = report.done == report.steps
-        if self._progress.disable or last:
-            self.note(f"step {report.done}/{report.steps}: {step_text(report)}")
+        line = f"step {report.done}/{report.steps}: {step_text(report)}"
+        ended = report.done == report.steps
+        if self._progress.disable or ended:
+            self.note(line)
         elif self._steps is None:
-            self._steps = self._progress.add_task("steps", total=report.steps, unit="", last="")
+            self._steps = self._progress.add_task("steps", total=report.steps, unit="")
+        self._progress.last = "" if ended else line
         if self._steps is not None:
-            self._progress.update(self._steps, completed=report.done, last=step_text(report))
-            if last:
+            self._progress.update(self._steps, completed=report.done)
+            if ended:
                 self._progress.remove_task(self._steps)
                 self._steps = None
 
@@ -132,9 +146,7 @@ def step_text(report: StepReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, e.g. ``2 h 05 min``, ``1 min 04 s``, ``9 s``."""
+    """``0:09``, ``1:04`` minutes, ``2:05:00`` hours."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
