@@ -1,9 +1,11 @@
-"""Progress of a run, as other processes see it."""
+"""Progress of a run, as other processes and its user see it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from rlep.metrics.catalogue import MetricValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +28,18 @@ class RunProgress:
     phases: tuple[Phase, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     """The last step's ``time/…`` metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A complete step."""
+
+    run: str
+    done: int
+    """Complete steps of the run: the first step's report says 1."""
+    steps: int
+    seconds: float
+    """What the step took."""
+    left_s: float
+    """Time to the last step, at this process's mean time from step to step, evaluations and checkpoints included."""
+    metrics: Mapping[str, MetricValue]

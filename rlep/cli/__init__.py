@@ -31,6 +31,8 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
 ]
 ActorKind = Literal["generators", "verifiers"]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors and the result only.")]
+JsonSteps = Annotated[bool, typer.Option("--json", help="Print a JSON object for each step on standard output.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
@@ -38,22 +40,33 @@ Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
-def _start(command: Literal["train", "collect", "sft"], files: list[Path], overrides: list[str] | None) -> None:
+def _start(
+    command: Literal["train", "collect", "sft"],
+    files: list[Path],
+    overrides: list[str] | None,
+    *,
+    quiet: bool = False,
+    as_json: bool = False,
+) -> None:
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
     from rlep.launch import runs
 
     config = load_config(files, overrides or ())
-    with TerminalProgress() as progress:
-        {"train": runs.train, "collect": runs.collect, "sft": runs.sft}[command](config, progress)
+    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
+        if command == "collect":
+            runs.collect(config, progress)
+        else:
+            trained = {"train": runs.train, "sft": runs.sft}[command](config, progress)
+            progress.result(f"model: {trained.model}")
 
 
 @app.command()
 @command_errors
-def train(files: Files, overrides: Overrides = None) -> None:
+def train(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_json: JsonSteps = False) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
-    _start("train", files, overrides)
+    _start("train", files, overrides, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -65,9 +78,9 @@ def collect(files: Files, overrides: Overrides = None) -> None:
 
 @app.command()
 @command_errors
-def sft(files: Files, overrides: Overrides = None) -> None:
+def sft(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_json: JsonSteps = False) -> None:
     """Supervised fine-tuning on the pool, on the same learner: a control for replay."""
-    _start("sft", files, overrides)
+    _start("sft", files, overrides, quiet=quiet, as_json=as_json)
 
 
 @app.command()
@@ -116,12 +129,17 @@ def quickstart(
     directory: Annotated[Path, typer.Option(help="Directory of the runs.")] = Path("runs/quickstart"),
     seed: Annotated[int, typer.Option(help="Seed of all runs.")] = 0,
     steps: Annotated[int | None, typer.Option(help="Training steps of both phases (default 96).")] = None,
+    *,
+    quiet: Quiet = False,
+    as_json: JsonSteps = False,
 ) -> None:
     """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs two CPU cores, no GPU."""
     check_versions()
+    from rlep.cli.progress import TerminalProgress
     from rlep.cli.quickstart import run
 
-    run(directory, seed=seed, steps=steps)
+    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
+        run(directory, progress, seed=seed, steps=steps)
 
 
 @app.command()

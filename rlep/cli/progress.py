@@ -1,25 +1,52 @@
-"""Progress bars on a terminal; elsewhere only the notes, one line each."""
+"""How far a command is: bars on a terminal; elsewhere a line for each note and each step, or JSON for scripts."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from rlep.actors.run_progress import Phase
+from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.shell import say_stopping
 from rlep.driver.ports import Advance
 
+SHOWN = {
+    "reward": "rollout/reward",
+    "accuracy": "rollout/accuracy",
+    "length": "rollout/length_mean",
+    "loss": "loss/sft",
+}
+"""Name in a step's line → metric; a step's line has those that the step has."""
+
+
+class StepBars(Progress):
+    """Bars below the last step's line."""
+
+    last = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The line, where there has been a step, and the bars."""
+        if self.last:
+            yield Text(self.last)
+        yield self.make_tasks_table(self.tasks)
+
 
 class TerminalProgress:
-    """``CommandProgress`` on standard error."""
+    """``CommandProgress`` on standard error; results, and steps as JSON, on standard output."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
-        self._progress = Progress(
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        """``quiet``: show the result only; ``as_json``: write an object for each step, and everything else to standard error."""
+        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.results = Console(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._quiet, self._json = quiet, as_json
+        self._steps: TaskID | None = None
+        self._progress = StepBars(
             SpinnerColumn(),
             TextColumn("{task.description:<9}"),
             BarColumn(),
@@ -29,7 +56,7 @@ class TerminalProgress:
             console=self.console,
             transient=True,
             redirect_stdout=False,
-            disable=not sys.stderr.isatty(),
+            disable=quiet or not sys.stderr.isatty(),
         )
 
     def __enter__(self) -> TerminalProgress:
@@ -53,17 +80,74 @@ class TerminalProgress:
             self._progress.remove_task(task)
 
     def phases(self) -> tuple[Phase, ...]:
-        """The bars that are there now."""
+        """The bars of phases that are there now."""
         return tuple(
             Phase(task.description, int(task.completed), None if task.total is None else int(task.total), unit)
             for task in self._progress.tasks
-            if isinstance(unit := task.fields["unit"], str)
+            if task.id != self._steps and isinstance(unit := task.fields["unit"], str)
         )
+
+    def step(self, report: StepReport) -> None:
+        """A bar of the run's steps on a terminal, a line elsewhere, or an object on standard output."""
+        if self._json:
+            typer.echo(json.dumps(step_values(report)))
+            return
+        line = f"step {report.done}/{report.steps}: {step_text(report)}"
+        ended = report.done == report.steps
+        if self._progress.disable or ended:
+            self.note(line)
+        elif self._steps is None:
+            self._steps = self._progress.add_task("steps", total=report.steps, unit="")
+        self._progress.last = "" if ended else line
+        if self._steps is not None:
+            self._progress.update(self._steps, completed=report.done)
+            if ended:
+                self._progress.remove_task(self._steps)
+                self._steps = None
 
     def stopping(self) -> None:
         """The command was told to stop."""
-        say_stopping()
+        if not self._quiet:
+            say_stopping()
 
     def note(self, text: str) -> None:
-        """One line of text."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        """One line of text on standard error."""
+        if not self._quiet:
+            self.console.print(text)
+
+    def say(self, text: str, *, bold: bool = False) -> None:
+        """One line of text where the results go."""
+        if not self._quiet:
+            self.results.print(text, style="bold" if bold else None)
+
+    def result(self, text: str) -> None:
+        """The last line of a command."""
+        self.results.print(text)
+
+
+def step_values(report: StepReport) -> dict[str, object]:
+    """A step as scripts read it; times in seconds."""
+    found = {name: report.metrics[metric] for name, metric in SHOWN.items() if metric in report.metrics}
+    return {
+        "run": report.run,
+        "step": report.done,
+        "steps": report.steps,
+        **found,
+        "seconds": round(report.seconds, 3),
+        "left_s": round(report.left_s, 1),
+    }
+
+
+def step_text(report: StepReport) -> str:
+    """A step as people read it."""
+    forms = {"reward": "reward {:.3f}", "accuracy": "accuracy {:.1%}", "length": "length {:.0f}", "loss": "loss {:.4f}"}
+    values = step_values(report)
+    parts = [form.format(values[name]) for name, form in forms.items() if name in values]
+    return ", ".join([*parts, f"{report.seconds:.2f} s/step", f"{duration(report.left_s)} left"])
+
+
+def duration(seconds: float) -> str:
+    """``0:09``, ``1:04`` minutes, ``2:05:00`` hours."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

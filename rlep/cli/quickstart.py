@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-import typer
-
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
@@ -22,11 +20,11 @@ from rlep.report import build_report, summary
 CONFIGS = resources.files("rlep.quickstart")
 
 
-def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
+def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: int | None = None) -> None:
     """Build the task, train without replay, collect, train with replay, compare; continues what was interrupted."""
     begun = time.monotonic()
     task = build_task(directory / "task")
-    typer.echo(
+    progress.say(
         f"task: 512 word problems to train on, 200 held out, base model of 109,888 weights, in {directory / 'task'}"
     )
     common = [
@@ -38,16 +36,20 @@ def run(directory: Path, *, seed: int = 0, steps: int | None = None) -> None:
         *([] if steps is None else [f"run.steps={steps}"]),
     ]
     runs = [directory / name for name in ("baseline", "collect", "rlep")]
-    with TerminalProgress() as progress:
-        first = _stage("phase 1: train without replay", "train", "phase1", [*common, _at(runs[0])])
-        policy = f"model.path={_text(train(first, progress).model)}"
-        second = [*common, policy, _at(runs[1])]
-        collect(_stage("collect: its verified responses fill the pool", "collect", "collect", second), progress)
-        train(_stage("phase 2: from the base again, with replay", "train", "phase2", [*common, _at(runs[2])]), progress)
+
+    def stage(title: str, command: str, name: str, *overrides: str) -> Config:
+        return _stage(progress, title, command, name, (*common, *overrides))
+
+    first = stage("phase 1: train without replay", "train", "phase1", _at(runs[0]))
+    policy = f"model.path={_text(train(first, progress).model)}"
+    collect(
+        stage("collect: its verified responses fill the pool", "collect", "collect", policy, _at(runs[1])), progress
+    )
+    train(stage("phase 2: from the base again, with replay", "train", "phase2", _at(runs[2])), progress)
     files = build_report(runs, directory / "report")
-    typer.echo("")
-    show_summary(summary(runs))
-    typer.echo(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
+    progress.say("")
+    show_summary(summary(runs), stderr=progress.results.stderr)
+    progress.result(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
 
 
 def _at(directory: Path) -> str:
@@ -59,10 +61,10 @@ def _text(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def _stage(title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
+def _stage(progress: TerminalProgress, title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
     """Announce a stage as the command that does the same, and read its config."""
     files = [Path(str(CONFIGS / "base.toml")), Path(str(CONFIGS / f"{name}.toml"))]
     words = ["rlep", command, *map(str, files), *(word for text in overrides for word in ("--set", text))]
-    typer.secho(f"\n{title}", bold=True)
-    typer.echo(f"$ {shlex.join(words)}")
+    progress.say(f"\n{title}", bold=True)
+    progress.say(f"$ {shlex.join(words)}")
     return load_config(files, overrides)

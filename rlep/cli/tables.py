@@ -19,10 +19,10 @@ WIDEST = 160
 """Columns a table may take: a narrower terminal wraps its lines, rather than rich its cells."""
 
 
-def show_table(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
+def show_table(rows: Sequence[Mapping[str, str]], title: str | None = None, *, stderr: bool = False) -> None:
     """Rows with the same columns; nothing for no rows."""
     if rows:
-        Console(highlight=False, width=WIDEST).print(table_of(rows, title))
+        Console(highlight=False, width=WIDEST, stderr=stderr).print(table_of(rows, title))
 
 
 def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
@@ -43,10 +43,10 @@ def show_evaluation(report: EvaluationReport, *, as_json: bool) -> None:
         show_table(report.table())
 
 
-def show_summary(found: Summary) -> None:
-    """The comparison of runs: a row each, and what they say together."""
-    show_table([_compact(row) for row in found.rows()])
-    console = Console(highlight=False, soft_wrap=True)
+def show_summary(found: Summary, *, stderr: bool = False) -> None:
+    """The comparison of runs: a row each, and what they say together; to standard output, or to standard error."""
+    show_table([_compact(row) for row in found.rows()], stderr=stderr)
+    console = Console(highlight=False, soft_wrap=True, stderr=stderr)
     console.print(found.headline())
     for note in found.notes:
         console.print(f"note: {note}", markup=False)

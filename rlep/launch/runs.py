@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlep.actors.pool_actor import PoolService
-from rlep.actors.run_progress import Phase
+from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
@@ -38,6 +38,10 @@ class CommandProgress(Progress, Protocol):
 
     def phases(self) -> tuple[Phase, ...]:
         """The bars that are there now."""
+        ...
+
+    def step(self, report: StepReport) -> None:
+        """A training step is complete."""
         ...
 
     def stopping(self) -> None:
@@ -156,7 +160,7 @@ async def _train(
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
         pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
         failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
-        watch = Watch(config.run.steps, progress.phases)
+        watch = Watch(config.run.steps, progress.phases, shown=progress.step)
         control = actors.control(watch.progress)
         progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
         await actors.started()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlep.actors.replicas import RoleStatus
-from rlep.actors.run_progress import Phase, RunProgress
+from rlep.actors.run_progress import Phase, RunProgress, StepReport
 from rlep.actors.timeline import Timeline
 from rlep.core.types import Prompt
 from rlep.driver.context import Step
@@ -27,6 +28,13 @@ class Watch:
     seconds: Mapping[str, float] = field(default_factory=dict)
     restarts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Role → actor → its restarts, also of removed ones."""
+    shown: Callable[[StepReport], None] = lambda _: None
+    """Called after each complete step."""
+    clock: Callable[[], float] = time.monotonic
+    begun: float | None = None
+    """When this process began its first step."""
+    complete: int = 0
+    """Steps of this process, repeated ones too."""
 
     def progress(self) -> RunProgress:
         """Progress of the run."""
@@ -37,13 +45,23 @@ class Watch:
 
         async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
             self.done = number.number
+            self.begun = self.clock() if self.begun is None else self.begun
             with timeline.step(number.number):
                 trained = await train(number, prompts)
             self.done = number.number + 1
             self.seconds = dict(number.clock.seconds)
+            self.complete += 1
+            self.shown(self.report(number, trained.metrics))
             return replace(trained, metrics=trained.metrics | self.actors(roles()))
 
         return step
+
+    def report(self, step: Step, metrics: Mapping[str, MetricValue]) -> StepReport:
+        """What the user is shown of a step that has just ended."""
+        config, done = step.run.config.run, step.number + 1
+        elapsed = 0.0 if self.begun is None else self.clock() - self.begun
+        left_s = elapsed / max(self.complete, 1) * (config.steps - done)
+        return StepReport(config.name, done, config.steps, step.clock.seconds.get("step", 0.0), left_s, metrics)
 
     def actors(self, roles: Sequence[RoleStatus]) -> dict[str, MetricValue]:
         """Actors alive, and restarts so far, by role."""

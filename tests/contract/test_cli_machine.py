@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import rlep.cli.quickstart as workflow
 from rlep.cli import app
 from rlep.cli.doctor import findings_of
+from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core import versions
@@ -55,8 +56,8 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
     monkeypatch.setattr(workflow, "collect", ran)
     monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html=""))
     monkeypatch.setattr(workflow, "summary", lambda _: None)
-    monkeypatch.setattr(workflow, "show_summary", lambda _: None)
-    workflow.run(home)
+    monkeypatch.setattr(workflow, "show_summary", lambda _, **__: None)
+    workflow.run(home, TerminalProgress())
     assert [config.run.directory for config in configs] == [home / "baseline", home / "collect", home / "rlep"]
     assert {config.pool.directory for config in configs} == {home / "pool"}
     printed = [shlex.split(line[2:]) for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]

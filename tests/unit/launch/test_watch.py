@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rlep.actors.control import RunStatus
 from rlep.actors.replicas import ActorStatus, RoleStatus
-from rlep.actors.run_progress import Phase, RunProgress
+from rlep.actors.run_progress import Phase, RunProgress, StepReport
 from rlep.actors.timeline import Timeline
 from rlep.cli.top import frame
 from rlep.core.errors import LearnerLost
@@ -55,7 +55,8 @@ def test_actors_are_counted_by_role_and_restarts_do_not_go_with_those_who_leave(
 
 async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() -> None:
     now = iter(range(10))
-    timeline, watch = Timeline(lambda: float(next(now))), Watch(3, lambda: (Phase("update", 1, 2, "updates"),))
+    timeline, shown = Timeline(lambda: float(next(now))), list[StepReport]()
+    watch = Watch(3, lambda: (Phase("update", 1, 2, "updates"),), shown=shown.append)
 
     async def train(step: Step, prompts: Sequence[Prompt]) -> Trained:
         assert (watch.progress().done, len(prompts)) == (1, 2)
@@ -72,6 +73,21 @@ async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() 
     with pytest.raises(LearnerLost):
         await watch.watched(fail, timeline, lambda: ROLES)(scene_of().step(2), prompts_of(2))
     assert timeline.spans == (Span("driver", "step", 0.0, 1.0, 1),)
+    assert [(report.done, report.steps, report.seconds) for report in shown] == [(2, 4, 2.5)]
+
+
+async def test_the_time_left_is_the_mean_time_of_this_process_for_each_step_that_is_left() -> None:
+    now, shown = iter([100.0, 103.0, 109.0]), list[StepReport]()
+    watch = Watch(4, tuple, shown=shown.append, clock=lambda: next(now))
+
+    async def train(_: Step, __: Sequence[Prompt]) -> Trained:
+        return Trained((), {}, ())
+
+    step = watch.watched(train, Timeline(), lambda: ())
+    for number in (1, 2):  # a run that was continued after step 1 of 4
+        await step(scene_of().step(number), prompts_of(2))
+    # 3 s for one step, two left; then 9 s for two steps, one left
+    assert [(report.done, report.left_s) for report in shown] == [(2, 6.0), (3, 4.5)]
 
 
 def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:

@@ -1,0 +1,164 @@
+"""What a training command shows of its steps: a line, a bar, JSON, or nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from rlep.actors.run_progress import Phase, StepReport
+from rlep.actors.timeline import Timeline
+from rlep.cli.progress import TerminalProgress, duration
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.sft import sft_step
+from rlep.driver.train import Training, TrainStep, rlep_step
+from rlep.launch.watch import Watch
+from tests.unit.driver.driver_fakes import World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_values import config_of, prompt_set
+
+SECOND = StepReport(
+    "mine", 2, 4, 1.5, 185.2, {"rollout/reward": -0.25, "rollout/accuracy": 0.375, "rollout/length_mean": 41.6}
+)
+LAST = StepReport("mine", 4, 4, 0.5, 0.0, {"loss/sft": 1.25})
+
+
+class Terminal(io.StringIO):
+    """A terminal's standard error."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+async def trained(directory: Path, progress: TerminalProgress, make: TrainStep = rlep_step) -> None:
+    """Four steps over the driver's fakes, a second each by the watch's clock."""
+    train, clock = prompt_set(10), iter(range(100))
+    scene = scene_of(config_of(), pool=filled_pool(World(), train.prompts))
+    watch = Watch(4, progress.phases, shown=progress.step, clock=lambda: float(next(clock)))
+    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", train.digest))
+    try:
+        step = watch.watched(make, Timeline(), tuple)
+        await Training(scene.run, scene.trainers, data_of(train, ()), store, step).run()
+    finally:
+        store.close()
+
+
+def test_a_line_has_the_step_its_numbers_and_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalProgress() as progress:
+        progress.step(SECOND)
+        progress.step(LAST)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "step 2/4: reward -0.250, accuracy 37.5%, length 42, 1.50 s/step, 3:05 left",
+        "step 4/4: loss 1.2500, 0.50 s/step, 0:00 left",
+    ]
+
+
+def test_json_is_an_object_for_each_step_on_standard_output_and_nothing_else_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TerminalProgress(as_json=True) as progress:
+        progress.note("pool mine: responses to 3 of 4 training questions")
+        progress.say("phase 1")
+        progress.step(SECOND)
+        progress.step(LAST)
+        progress.result("model: runs/mine/model")
+    out, err = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {
+            "run": "mine",
+            "step": 2,
+            "steps": 4,
+            "reward": -0.25,
+            "accuracy": 0.375,
+            "length": 41.6,
+            "seconds": 1.5,
+            "left_s": 185.2,
+        },
+        {"run": "mine", "step": 4, "steps": 4, "loss": 1.25, "seconds": 0.5, "left_s": 0.0},
+    ]
+    assert err.splitlines() == [
+        "pool mine: responses to 3 of 4 training questions",
+        "phase 1",
+        "model: runs/mine/model",
+    ]
+
+
+def test_quiet_leaves_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalProgress(quiet=True) as progress:
+        progress.note("resuming after step 1")
+        progress.say("phase 1")
+        progress.step(SECOND)
+        progress.step(LAST)
+        progress.stopping()
+        progress.result("model: runs/mine/model")
+    assert capsys.readouterr() == ("model: runs/mine/model\n", "")
+
+
+def test_quiet_json_is_the_steps_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalProgress(quiet=True, as_json=True) as progress:
+        progress.note("resuming after step 1")
+        progress.step(LAST)
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["step"], err) == (4, "")
+
+
+def test_a_terminal_has_a_bar_until_the_last_step_and_then_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with TerminalProgress() as progress:
+        progress.step(SECOND)
+        with progress.phase("rollout", 8, "answers"):
+            assert progress.phases() == (Phase("rollout", 0, 8, "answers"),)  # the run's steps are no phase
+    shown = Text.from_ansi(terminal.getvalue()).plain
+    assert re.search(r"^step 2/4: reward -0.250, .*3:05 left\n. steps +━+ +2/4 ", shown, re.M)
+    with TerminalProgress() as progress:
+        progress.step(SECOND)
+        progress.step(LAST)
+    assert "step 4/4: loss 1.2500, 0.50 s/step, 0:00 left" in terminal.getvalue()
+
+
+async def test_each_step_of_a_run_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalProgress() as progress:
+        await trained(tmp_path, progress)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert [line.partition(": reward ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 3/4", "step 4/4"]
+    assert [line.rpartition(", ")[2] for line in lines] == ["0:03 left", "0:02 left", "0:01 left", "0:00 left"]
+
+
+async def test_the_numbers_of_a_step_are_those_of_metrics_jsonl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TerminalProgress(as_json=True) as progress:
+        await trained(tmp_path, progress)
+    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    for step, line in zip(steps, logged, strict=True):
+        values = line["metrics"]
+        assert (step["reward"], step["accuracy"]) == (values["rollout/reward"], values["rollout/accuracy"])
+        assert (step["length"], step["seconds"]) == (values["rollout/length_mean"], round(values["time/step"], 3))
+
+
+async def test_supervised_steps_have_their_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalProgress(as_json=True) as progress:
+        await trained(tmp_path, progress, sft_step)
+    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(step["step"], "loss" in step, "reward" in step) for step in steps] == [
+        (number, True, False) for number in (1, 2, 3, 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (3599.4, "59:59"), (7500, "2:05:00")],
+)
+def test_a_duration_reads_as_on_a_clock(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
