@@ -21,7 +21,7 @@ from pathlib import Path
 from rlep.config.schema import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver.ports import Learner
-from rlep.metrics.catalogue import MetricValue
+from rlep.metrics.catalogue import MetricValue, present_name
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
@@ -197,7 +197,7 @@ def _score(path: Path, metric: str) -> float | None:
         state = RunState(**json.loads((path / _STATE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    known = state.metric == metric and state.score is not None and math.isfinite(state.score)
+    known = present_name(state.metric) == metric and state.score is not None and math.isfinite(state.score)
     return state.score if known else None
 
 

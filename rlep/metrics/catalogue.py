@@ -183,11 +183,18 @@ def metric_for(name: str) -> Metric:
     for metric, pattern in _patterns():
         if pattern.fullmatch(name):
             return metric
-    for old, new in RENAMED.items():
-        if name == old or name.startswith(old + "/"):
-            raise ValueError(f"unknown metric {name!r}; it is now called {new + name.removeprefix(old)}")
+    if (present := present_name(name)) != name:
+        raise ValueError(f"unknown metric {name!r}; it is now called {present}")
     near = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=2)
     raise ValueError(f"unknown metric {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def present_name(name: str) -> str:
+    """What a metric that a run recorded as ``name`` is called now."""
+    for old, new in RENAMED.items():
+        if name == old or name.startswith(old + "/"):
+            return new + name.removeprefix(old)
+    return name
 
 
 @lru_cache(maxsize=1)
