@@ -47,16 +47,11 @@ class ShardedAdamW:
             weight_decay=options.weight_decay,
             fused=True,
         )
-        self.restart()
-
-    def restart(self) -> None:
-        """Zero moments, step 0: a fresh optimizer on the same shards."""
         # Made like the shards, not from local tensors: those DTensor would move from the host to the mesh's device.
         self._moments = {
             key: {name: torch.zeros_like(parameter.detach()) for name, parameter in self._parameters}
             for key in ("exp_avg", "exp_avg_sq")
         }
-        self._adamw.state.clear()
         for name, local in self._locals.items():
             if local.numel():
                 moments = {key: held[name].to_local() for key, held in self._moments.items()}

@@ -158,7 +158,7 @@ def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
 
 
 def _checkpointed(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``forward``, computed again for the backward pass. Not a partial: torch's compiler skips a layer whose forward is one."""
+    """``forward``, computed again for the backward pass. torch's compiler skips layers whose forward is a ``partial``."""
 
     def recomputed(*args: object, **settings: object) -> Tensor:
         # No dropout, hence no random state to carry into the recomputation.

@@ -28,7 +28,7 @@ from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.packed_row import PackedRow, pack_row
-from rlep.engines.learner.policy import build_policy, named_shards, read_weights, reshard
+from rlep.engines.learner.policy import build_policy, named_shards, reshard
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory
@@ -233,18 +233,6 @@ class LearnerRank:
         self._updates = position.updates
         if not absent:
             set_random_state(found, self._rank, self._device)
-
-    def reset(self, model: Path) -> None:
-        """Start over from the weights of ``model`` (same architecture) with a fresh optimizer.
-
-        Raises:
-            ModelError: the weights are missing or of another shape.
-        """
-        read_weights(self._policy, model)
-        self._start.forget()
-        self._source = model
-        self._optimizer.restart()
-        self._updates = 0
 
     def sleep(self) -> None:
         """Release the device's memory until ``wake``: all state is offloaded to the host. Not collective."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import (
+    NCCL_BUFFER_BYTES,
     BroadcastGroup,
     SharedMemoryWeights,
     TensorSpec,
@@ -91,6 +92,7 @@ def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
         "rank_offset": group.first_rank,
         "world_size": group.world_size,
         "packed": True,
+        "packed_buffer_size_bytes": NCCL_BUFFER_BYTES,
     }
 
 

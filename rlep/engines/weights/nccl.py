@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rlep.core.errors import WeightSyncError
 from rlep.engines.weights.broadcast import Barrier, first_line
-from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec, in_order
+from rlep.engines.weights.weight_update import NCCL_BUFFER_BYTES, BroadcastGroup, TensorSpec, in_order
 
 
 class NcclSender:
@@ -66,7 +66,7 @@ class NcclSender:
     def _transfer(self, port: int) -> None:
         group = self._group
         if self._engine is None:
-            info = NCCLTrainerInitInfo(group.host, port, group.world_size, rank=0)
+            info = trainer_info(group, port)
             self._engine = WeightTransferTrainerFactory.trainer_init(info, client=_Driven(), source=self._source)
         self._engine.send_weights()
 
@@ -75,8 +75,13 @@ class NcclSender:
         self.close()
 
 
+def trainer_info(group: BroadcastGroup, port: int) -> NCCLTrainerInitInfo:
+    """What vLLM's trainer is told about a group; the workers are told the same by ``sampler.weight_loading.init_info``."""
+    return NCCLTrainerInitInfo(group.host, port, group.world_size, packed_buffer_size_bytes=NCCL_BUFFER_BYTES, rank=0)
+
+
 class GatheredWeights(WeightSource):
-    """The weights of one transfer as vLLM asks for them: one gathered tensor exists at a time."""
+    """The weights of one transfer as vLLM asks for them: it gathers as many at a time as fill one of its buffers."""
 
     given: tuple[Sequence[TensorSpec], Iterable[tuple[str, Tensor]]] = ((), ())
 

@@ -17,7 +17,7 @@ import torch
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.weight_loading import init_info, update_info
 from rlep.engines.weights.broadcast import Barrier, Meeting
-from rlep.engines.weights.nccl import GatheredWeights, NcclSender
+from rlep.engines.weights.nccl import GatheredWeights, NcclSender, trainer_info
 from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec, WeightUpdate
 
 pytestmark = pytest.mark.timeout(300)
@@ -59,10 +59,12 @@ def test_a_generator_that_does_not_come_is_an_error_on_both_sides_before_any_col
 
 def test_workers_are_told_what_vllms_trainer_would_tell_them() -> None:
     from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, worker_init_payload
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferUpdateInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 
     group = BroadcastGroup("nccl", "10.0.0.1", 4711, "token", 3, 5, 60.0)
-    trainer = NCCLTrainerInitInfo(group.host, 40001, group.world_size, rank=0)
+    trainer = trainer_info(group, 40001)
+    assert trainer.packed
+    assert trainer.packed_buffer_size_bytes == 2**28
     told = NCCLWeightTransferInitInfo(**init_info(group, 40001))
     shared = {name: value for name, value in asdict(trainer).items() if name != "rank"}
     assert worker_init_payload(told) == shared | {"rank_offset": 3}
