@@ -134,7 +134,7 @@ async def restarted(monkeypatch: pytest.MonkeyPatch, *failures: tuple[int, Answe
         pass
 
     monkeypatch.setattr(learners, "start", start)
-    monkeypatch.setattr(module.ray, "kill", lambda _: None)
+    monkeypatch.setattr("ray.kill", lambda _: None)
     for rollout, failure in failures:
         learners._ranks, learners._rollout = [rank_of(failure, alive)], rollout
         await lost(learners)
