@@ -11,19 +11,9 @@ from pathlib import Path
 
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from rlep.actors.job_files import job_files
 from rlep.core.errors import ConfigError, DeadlineExceeded
 
-EXCLUDED = [
-    "/.venv/",
-    "/.git/",
-    "/runs/",
-    "__pycache__/",
-    ".mypy_cache/",
-    ".ruff_cache/",
-    ".pytest_cache/",
-    ".hypothesis/",
-]
-"""Left out of the working directory beside what .gitignore names: logs and outputs would change its hash."""
 PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE",)
 """Environment variables that the job inherits; they name files on the cluster, and hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
@@ -39,6 +29,7 @@ def submit_job(
 ) -> int:
     """Run ``rlep ARGUMENTS…`` on a cluster; the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
 
+    What of ``working_dir`` goes to the cluster is said first; secrets, runs and pools stay here (``job_files``).
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
@@ -53,8 +44,12 @@ def submit_job(
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
+    files = job_files(working_dir)
+    for line in files.lines():
+        echo(line)
     client = _client(where)
-    job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), working_dir)
+    runtime = {"working_dir": str(working_dir.absolute()), "excludes": files.excludes, "env_vars": _passed_on()}
+    job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
     echo(f"submitted {job} to {where}")
     if not wait:
         return 0
@@ -77,9 +72,11 @@ def _client(address: str) -> JobSubmissionClient:
             time.sleep(1)
 
 
-def _submit(client: JobSubmissionClient, entrypoint: str, working_dir: Path) -> str:
-    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    runtime = {"working_dir": str(working_dir.absolute()), "excludes": EXCLUDED, "env_vars": environment}
+def _passed_on() -> dict[str, str]:
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+
+
+def _submit(client: JobSubmissionClient, entrypoint: str, runtime: dict[str, object]) -> str:
     deadline = time.monotonic() + SUBMIT_DEADLINE_S
     identity = (
         f"rlep-{int(time.time())}-{os.getpid()}"  # chosen here: a retry after a lost answer submits nothing twice

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import ray
+from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from ray._private.utils import get_num_cpus
 
 from rlep.core.errors import PlacementError
@@ -38,3 +40,11 @@ def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
 def cores() -> int:
     """The CPUs that a private cluster has: the machine's, or those that its container may use."""
     return int(get_num_cpus(override_docker_cpu_warning=True))
+
+
+def travelled(directory: Path, excludes: Sequence[str]) -> list[Path]:
+    """The files and directories that Ray uploads for a job in ``directory``, which is absolute."""
+    found: list[Path] = []
+    heeded = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
+    _dir_travel(directory, [_get_excludes(directory, list(excludes))], found.append, include_gitignore=heeded)
+    return found

@@ -42,6 +42,7 @@ def symbols(module: str, *names: str) -> tuple[Symbol, ...]:
 
 _C10D, _DECOMPOSED = "torch._C._distributed_c10d", "torch._decomp.decompositions"
 _OUTPUT = ("new_token_ids", "new_logprobs", "finish_reason", "stop_reason")
+_PACKAGING = "ray._private.runtime_env.packaging"
 _CORE, _GROUP, _TOPK = "vllm.v1.core", "SingleTypeKVCacheManager", "vllm.v1.sample.ops.topk_topp_sampler"
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (
@@ -82,6 +83,8 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
         Symbol("ray._private.worker", "init._temp_dir"),
+        Symbol(_PACKAGING, "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),
+        Symbol(_PACKAGING, "_get_excludes", ("path", "excludes")),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""

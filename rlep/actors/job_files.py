@@ -1,0 +1,139 @@
+"""Which files of a working directory go to the cluster with a job: never a secret, a run or a pool."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from rlep.actors.ray_private import travelled
+from rlep.core.plural import counted
+
+EXCLUDED = (
+    "/.venv",
+    "/.git",
+    "/runs",
+    "__pycache__",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+)
+"""Left out beside what .gitignore and .rayignore name: logs and outputs would change the directory's hash."""
+
+SECRET_NAMES = (
+    *(
+        ".env",
+        ".env.*",
+        "*.env",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+        "*.keystore",
+        "*.kubeconfig",
+        "kubeconfig",
+    ),
+    *(
+        "id_rsa*",
+        "id_dsa*",
+        "id_ecdsa*",
+        "id_ed25519*",
+        ".netrc",
+        "_netrc",
+        ".pgpass",
+        ".npmrc",
+        ".pypirc",
+        ".htpasswd",
+    ),
+    *(".git-credentials", "credentials", "credentials.*", "*credentials.json", "service-account*.json"),
+    *("token", "token.*", "tokens", "tokens.*", "*.token", "*.tokens", "*[-_]token", "*[-_]token.*", "*[-_]tokens.*"),
+    *("password", "password.*", "passwords.*", "*[-_]password", "*[-_]password.*"),
+    *("secret", "secret.*", "secrets.*", "*.secret", "*[-_]secret", "*[-_]secret.*", "*[-_]secrets.*"),
+)
+"""Names, in any case, of files that look like secrets."""
+SECRET_DIRECTORIES = {".ssh", ".aws", ".azure", ".gnupg", ".kube", ".docker", "secrets"}
+SOURCES = {".py", ".pyi", ".md", ".rst", ".sh", ".html", ".css", ".js"}
+"""Suffixes of files that have ``token`` or ``secret`` in their name because they are about one."""
+RUN = {"config.json", "events.jsonl"}
+"""Files that a run directory has."""
+POOL = {"redis.conf", "served"}
+"""Files that the directory of an embedded Redis has."""
+SHOWN = 3
+"""Files that are named in a line, the largest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFiles:
+    """What goes, and what does not; paths relative to the working directory."""
+
+    sizes: dict[str, int]
+    """File that goes → its bytes."""
+    secrets: tuple[str, ...]
+    """Files that look like secrets."""
+    directories: tuple[str, ...]
+    """Directories of runs and pools."""
+
+    @property
+    def excludes(self) -> list[str]:
+        """Patterns in gitignore's language, for Ray."""
+        return [*EXCLUDED, *(f"/{_literal(name)}" for name in (*self.secrets, *self.directories))]
+
+    def lines(self) -> list[str]:
+        """What goes and what stays, for the user."""
+        largest = sorted(self.sizes, key=lambda name: (-self.sizes[name], name))[:SHOWN]
+        named = ", ".join(f"{name} ({_size(self.sizes[name])})" for name in largest)
+        found = [f"uploads {counted(len(self.sizes), 'file')}, {_size(sum(self.sizes.values()))}"]
+        if largest:
+            found[0] += f"; largest: {named}"
+        if self.secrets:
+            found.append(f"left out because they look like secrets: {_named(self.secrets)}")
+        if self.directories:
+            found.append(f"left out because they hold a run or a pool: {_named(self.directories)}")
+        return found
+
+
+def job_files(working_dir: Path) -> JobFiles:
+    """What of ``working_dir`` goes to the cluster, as Ray reads .gitignore and .rayignore."""
+    root = working_dir.absolute()
+    files = [path.relative_to(root).as_posix() for path in travelled(root, EXCLUDED) if not path.is_dir()]
+    names: dict[str, set[str]] = {}
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        names.setdefault(folder, set()).add(name)
+    held = sorted(folder for folder, found in names.items() if folder and (found >= RUN or found >= POOL))
+    outer = [folder for folder in held if not _within(folder, (other for other in held if other != folder))]
+    others = [file for file in files if not _within(file, outer)]
+    secrets = {file for file in others if looks_secret(file)}
+    sizes = {file: (root / file).lstat().st_size for file in others if file not in secrets}
+    return JobFiles(sizes, tuple(sorted(secrets)), tuple(outer))
+
+
+def looks_secret(file: str) -> bool:
+    """Whether the name of a file, or of a directory that it is in, is one that secrets have."""
+    path = PurePosixPath(file.casefold())
+    if any(part in SECRET_DIRECTORIES and part.startswith(".") for part in path.parts[:-1]):
+        return True
+    if path.suffix in SOURCES:
+        return False
+    return "secrets" in path.parts[:-1] or any(fnmatchcase(path.name, pattern) for pattern in SECRET_NAMES)
+
+
+def _within(file: str, folders: Iterable[str]) -> bool:
+    return any(file.startswith(f"{folder}/") for folder in folders)
+
+
+def _literal(name: str) -> str:
+    return re.sub(r"([\\*?\[\]!# ])", r"\\\1", name)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 1024:.1f} KiB"
