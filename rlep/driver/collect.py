@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
 from rlep.driver.ports import ReplayPool, RolloutBars
-from rlep.driver.rollout import requests_for, verified
+from rlep.driver.rollout import bars, requests_for, verified
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.tasks import together
 
@@ -61,7 +61,8 @@ class Collector:
         left = [prompt for prompt in self._prompts if prompt.id not in self._done]
         if len(left) < len(self._prompts):
             self._run.progress.note(f"{len(self._prompts) - len(left)} questions were collected before")
-        with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
+        samples = len(left) * self._run.config.collection.samples
+        with self._ledger, bars(self._run.progress, samples, "collect") as shown:
             await self._waves(left, shown)
         return await self._finish(asked=len(left))
 
@@ -126,15 +127,6 @@ class Collector:
         if new:
             self._store.events.log("collection_finished", questions=coverage.questions, admitted=admitted)
         return collected
-
-    @contextmanager
-    def _bars(self, samples: int) -> Iterator[RolloutBars]:
-        progress = self._run.progress
-        with (
-            progress.phase("collect", samples, "responses") as generated,
-            progress.phase("verify", samples, "responses") as graded,
-        ):
-            yield RolloutBars(generated, graded)
 
 
 async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:
