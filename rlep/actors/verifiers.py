@@ -179,16 +179,10 @@ class VerifierPool:
         """The least busy verifier, once one holds fewer than two calls: one works while one travels."""
 
         def free() -> list[VerifierReplica]:
-            if all(replica.out_of_restarts for replica in self._replicas.members):
-                raise ActorLost(
-                    "; ".join(["no verifier is left", *(s.actor.error for s in self._replicas.members[:1])])
-                )
-            serving = [
-                replica
-                for replica in self._replicas.members
-                if replica.state == "serving" and not replica.out_of_restarts
-            ]
-            return [replica for replica in serving if replica.busy < 2]
+            members = self._replicas.members
+            if all(one.out_of_restarts for one in members):
+                raise ActorLost("; ".join(["no verifier is left", *(one.actor.error for one in members[:1])]))
+            return [one for one in members if one.state == "serving" and not one.out_of_restarts and one.busy < 2]
 
         self._waiting += 1
         try:

@@ -81,16 +81,22 @@ def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = No
 def parse_stored_config(tree: Mapping[str, Any], file: Path) -> Config:
     """The config that an earlier run left in ``file``: renamed keys and values are taken over, deleted keys are dropped.
 
-    Raises ``ConfigError``, naming the file, where a value went that changed what a step computes.
+    Raises ``ConfigError``, naming the file, for a value that was deleted because it changed results, and as ``parse_config``.
     """
     upgraded: Tree = {}
     for section, keys in tree.items():
+        if not isinstance(keys, Mapping):
+            upgraded[section] = keys
+            continue
         for key, value in keys.items():
             if (name := f"{section}.{key}") in DELETED:
                 continue
             name = RENAMED.get(name, name)
             _merge(upgraded, _nested(name.split(".", 1), RENAMED_VALUES.get((name, str(value)), value)))
-    return parse_config(upgraded, dict.fromkeys(_flat(upgraded), f"{file}: "))
+    try:
+        return parse_config(upgraded)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
 
 
 def dump_config(config: Config) -> str:

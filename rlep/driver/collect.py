@@ -6,8 +6,8 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
 from rlep.driver.ports import ReplayPool, RolloutBars
-from rlep.driver.rollout import requests_for, verified
+from rlep.driver.rollout import bars, requests_for, verified
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.tasks import together
 
@@ -66,7 +66,8 @@ class Collector:
         left = [prompt for prompt in self._prompts if prompt.id not in self._done]
         if len(left) < len(self._prompts):
             self._run.progress.note(f"collected before: {counted(len(self._prompts) - len(left), 'question')}")
-        with self._ledger, self._bars(len(left) * self._run.config.collection.samples) as shown:
+        samples = len(left) * self._run.config.collection.samples
+        with self._ledger, bars(self._run.progress, samples, "collect") as shown:
             try:
                 await self._waves(left, shown)
             except asyncio.CancelledError:
@@ -126,15 +127,6 @@ class Collector:
             coverage = collected.coverage
             self._store.events.log("collection_finished", questions=coverage.questions, admitted=coverage.accepted)
         return collected
-
-    @contextmanager
-    def _bars(self, samples: int) -> Iterator[RolloutBars]:
-        progress = self._run.progress
-        with (
-            progress.phase("collect", samples, "responses") as generated,
-            progress.phase("verify", samples, "responses") as graded,
-        ):
-            yield RolloutBars(generated, graded)
 
 
 def collected_before(directory: Path, prompts: Sequence[Prompt]) -> Collected | None:

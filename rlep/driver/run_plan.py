@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlep.algorithms.selection import ReplaySchedule
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.data.prompts import PromptOrder, PromptReport
 from rlep.driver.plan_cpus import wanted_cpus
 from rlep.driver.plan_memory import MemoryPlan, ModelShape, plan_memory
+from rlep.driver.replays import replays_at
 
 EXPECTED_RESPONSE = 3
 """A response is expected to take a third of ``rollout.max_tokens``; the true length is known after a step."""
@@ -169,7 +169,7 @@ def read_collection(path: Path) -> PoolCoverage:
 
 def _step(config: Config, known: Known) -> StepPlan:
     rollout, update = config.rollout, config.update
-    replays = _replays(config)
+    replays = replays_at(config, 0)
     epoch = None
     if known.data is not None:
         epoch = PromptOrder(known.data.questions, rollout.prompts, config.run.seed).steps_per_epoch
@@ -193,12 +193,8 @@ def _step(config: Config, known: Known) -> StepPlan:
     )
 
 
-def _replays(config: Config) -> int:
-    return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(0)
-
-
 def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
-    fresh, count, minimum = config.rollout.fresh, _replays(config), config.replay.minimum
+    fresh, count, minimum = config.rollout.fresh, replays_at(config, 0), config.replay.minimum
     full = count / (fresh + count)
     if pool is None or not pool.questions:
         return ReplayPlan(full, None, None, None, None, None)

@@ -258,3 +258,16 @@ def test_a_stored_config_takes_over_new_names_and_loses_what_went(tmp_path: Path
         ConfigError, match=r"^.*config\.json: update\.stream = 'completion': this value no longer exists"
     ):
         parse_stored_config(tree, tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [
+        ({"run": 3}, "run is a section with keys, not one value"),
+        ({"run": {"stpes": 3}}, r"unknown key run\.stpes; did you mean run\.steps\?"),
+        ({"run": {"steps": 0}}, r"run\.steps = 0: "),
+    ],
+)
+def test_a_damaged_stored_config_is_refused_by_its_file(tmp_path: Path, tree: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}/config\.json: {reason}"):
+        parse_stored_config(tree, tmp_path / "config.json")
