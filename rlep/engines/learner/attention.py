@@ -120,6 +120,9 @@ def _has_flash(query: Tensor) -> bool:
 @torch.compiler.disable
 def _each_alone(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: int | None) -> Tensor:
     """Not compiled: every row has other lengths."""
+    sharing = row[0].shape[1] // row[1].shape[1]
+    if sharing > 1:  # of torch's kernels for float32 on a GPU only the one that holds all scores takes shared key heads
+        row = (row[0], *(tensor.repeat_interleave(sharing, 1) for tensor in row[1:]))
     attended = []
     for parts in zip(*(tensor.split(layout.lengths.tolist()) for tensor in row), strict=True):
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in parts)  # each [1, heads, T, D]
@@ -127,9 +130,7 @@ def _each_alone(row: tuple[Tensor, ...], layout: Layout, scale: float, reach: in
         mask = None
         if reach is not None and reach < length:
             mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril_().triu_(1 - reach)
-        result = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
-        )
+        result = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
         attended.append(result[0].transpose(0, 1))
     return torch.cat(attended).unsqueeze(0)
 

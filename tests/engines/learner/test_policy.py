@@ -21,7 +21,7 @@ from rlep.core.errors import ModelError
 from rlep.engines.cpu import fused
 from rlep.engines.cpu.causal import plan_of
 from rlep.engines.cpu.products import product
-from rlep.engines.learner import head
+from rlep.engines.learner import attention, head
 from rlep.engines.learner.attention import layout_of
 from rlep.engines.learner.head import Product, token_logprobs
 from rlep.engines.learner.kernels import Kernels
@@ -86,6 +86,21 @@ def test_with_activation_checkpointing_autograd_saves_the_input_of_each_layer_al
     inputs = 2 * 4 * len(row.tokens) * SIZES["hidden_size"]
     assert of_two_layers(checkpointing=True) == inputs
     assert of_two_layers(checkpointing=False) > 5 * inputs
+
+
+def test_shared_key_heads_do_not_keep_torch_from_attention_in_linear_memory(
+    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # For float32 on a GPU only torch's kernel that holds all scores takes fewer key heads than query heads.
+    attend = Mock(side_effect=attention.scaled_dot_product_attention)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
+    policy = build_policy(write_tiny_model(tmp_path, "qwen3"), PolicyOptions(), mesh)
+    policy(pack_row(ragged_batch(), np.arange(12), CPU), False)
+    assert attend.call_count == 2 * 12  # layers, sequences
+    for call in attend.call_args_list:
+        query, key, value = call.args
+        assert query.shape == key.shape == value.shape
+        assert "enable_gqa" not in call.kwargs
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 4], [2, 0]])
