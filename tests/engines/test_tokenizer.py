@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from rlep.core.errors import ModelError
 from rlep.core.types import Message
-from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer
+from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
 from rlep.quickstart.task import build_task
 
 QUESTION = "Ann has 8 bags of 7 pens. Buys 6 more. Gives 4 away. How many?"
@@ -144,3 +144,20 @@ def test_the_context_length_is_the_configs(model_dir: Path, tmp_path: Path) -> N
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(ModelError, match="max_position_embeddings"):
         context_length(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        ('{"vocab_size": 42}', 42),
+        ('{"text_config": {"vocab_size": 7}}', 7),
+        ("{}", None),
+        ("[]", None),
+        ("{", None),
+        (None, None),
+    ],
+)
+def test_the_vocabulary_is_what_the_models_config_states(tmp_path: Path, config: str | None, rows: int | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    assert vocabulary_size(tmp_path) == rows

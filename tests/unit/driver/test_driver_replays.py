@@ -154,3 +154,11 @@ def test_failed_replays_need_replays() -> None:
 
 def test_the_config_offers_every_strategy() -> None:
     assert get_args(ReplayConfig.model_fields["selection"].annotation) == get_args(Strategy)
+
+
+async def test_a_step_does_not_train_on_a_token_id_beyond_the_models_vocabulary() -> None:
+    beyond = replace(answer_of(PROMPTS[0], 0), tokens=np.array([99_999, 2], np.int32), logprobs=None)
+    scene = scene_with([beyond], "uniform")
+    step = replace(scene.step(0), run=replace(scene.run, vocabulary=10_000))
+    with pytest.raises(MixingError, match=f"prompt {PROMPTS[0].id}: .*token id 99999 ≥ vocabulary 10000"):
+        await run_step(step, PROMPTS)
