@@ -27,7 +27,7 @@ def test_defaults_and_bounds_stand_as_written_in_toml() -> None:
     for row in (
         "| `rollout.top_p` | number > 0, ≤ 1 | `1.0` |",
         "| `update.lr` | number > 0 | `1e-06` |",
-        "| `verifier.cpus` | number ≥ 0 | `0.5` |",  # the role's own, not that of all actors
+        "| `verifier.cpus` | number ≥ 0 | `0.0` |",  # the role's own, not that of all actors
         "| `pool.url` | text | – |",
         "| `loss.level` | `token`, `sequence` | `token` |",
         "| `run.seed` | integer ≥ 0, < 2147483648 | `0` |",

@@ -42,7 +42,7 @@ def test_interrupted_then_killed_then_continued(tmp_path: Path) -> None:
         os.killpg(run.pid, signal.SIGINT)
         assert run.wait(timeout=240) == 130
     output = (tmp_path / "output.txt").read_text()
-    assert "the same command continues the run" in output
+    assert "stopped: the same command continues the run after step " in output
     assert "Traceback" not in output
     assert not shared_segments()
 

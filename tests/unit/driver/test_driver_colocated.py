@@ -257,3 +257,20 @@ async def test_whatever_comes_in_whatever_order_one_side_has_the_memory_and_work
     assert {type(one) for one in ended} <= {type(None), KeyError, asyncio.CancelledError}
     async with sharing.of("learner"):
         assert world.has == {"learner"}
+
+
+@pytest.mark.parametrize("events", range(0, 12, 2))
+async def test_told_to_stop_in_a_rollout_the_learner_wakes_and_saves(tmp_path: Path, events: int) -> None:
+    world = Devices()
+    training = asyncio.create_task(train(tmp_path, scene_in(world, checkpoint={"every": 100}), world))
+    begun: int | None = None
+    while begun is None or len(world.happened) < begun + events:
+        assert not training.done()
+        await asyncio.sleep(0)
+        if begun is None and "sample 1" in world.happened:
+            begun = len(world.happened)
+    training.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await training
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+    assert world.happened[world.happened.index("save") - 1] == "learner-wake"
