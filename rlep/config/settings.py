@@ -75,8 +75,10 @@ def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = No
         raise ConfigError("\n".join(_sentence(issue, sources or {}) for issue in error.errors())) from None
 
 
-def parse_stored_config(tree: Mapping[str, Any], file: Path) -> Config:
+def parse_stored_config(tree: Mapping[str, Any], file: Path, overrides: Iterable[str] = ()) -> Config:
     """The config that an earlier run left in ``file``: renamed keys and values are taken over, deleted keys are dropped.
+
+    ``key=value`` overrides win over it.
 
     Raises ``ConfigError``, naming the file, where a value went that changed what a step computes.
     """
@@ -87,7 +89,12 @@ def parse_stored_config(tree: Mapping[str, Any], file: Path) -> Config:
                 continue
             name = RENAMED.get(name, name)
             _merge(upgraded, _nested(name.split(".", 1), RENAMED_VALUES.get((name, str(value)), value)))
-    return parse_config(upgraded, dict.fromkeys(_flat(upgraded), f"{file}: "))
+    sources = dict.fromkeys(_flat(upgraded), f"{file}: ")
+    for text in overrides:
+        layer = _override(text)
+        _merge(upgraded, layer)
+        sources |= dict.fromkeys(_flat(layer), "")
+    return parse_config(upgraded, sources)
 
 
 def dump_config(config: Config) -> str:
