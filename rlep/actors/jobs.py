@@ -6,7 +6,7 @@ import asyncio
 import os
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ray.job_submission import JobStatus, JobSubmissionClient
@@ -76,14 +76,14 @@ def _passed_on() -> dict[str, str]:
     return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
-def _submit(client: JobSubmissionClient, entrypoint: str, runtime: dict[str, object]) -> str:
+def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, object]) -> str:
     deadline = time.monotonic() + SUBMIT_DEADLINE_S
     identity = (
         f"rlep-{int(time.time())}-{os.getpid()}"  # chosen here: a retry after a lost answer submits nothing twice
     )
     while True:
         try:
-            return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime, submission_id=identity))
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
         except (RuntimeError, ConnectionError) as error:
             if "already exists" in str(error):
                 return identity

@@ -86,9 +86,15 @@ def sft(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_j
 @app.command()
 @command_errors
 def evaluate(
-    model: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Model directory, e.g. a checkpoint's model/.")],
-    data: Annotated[list[Path], typer.Argument(metavar="DATA…", help="Held-out Parquet or JSONL files.")],
-    config: Annotated[list[Path] | None, typer.Option("--config", help="TOML file; may be repeated.")] = None,
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL_DIR|RUN_DIR", help="A model, or a run: its best or last checkpoint.")
+    ],
+    data: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DATA…]", help="Held-out files; else data.evaluation.")
+    ] = None,
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", help="TOML file; a run's own config otherwise.")
+    ] = None,
     overrides: Overrides = None,
     *,
     out: Annotated[Path, typer.Option(help="Directory for evaluation.json and samples.parquet.")] = Path("evaluation"),
@@ -98,12 +104,14 @@ def evaluate(
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.tables import show_evaluation
-    from rlep.config.settings import load_config
+    from rlep.launch.evaluated_model import evaluated_model
     from rlep.launch.runs import evaluate as run
 
-    settings = load_config(config or (), overrides or ())
+    chosen = evaluated_model(model, data or (), config or (), overrides or ())
     with TerminalProgress() as progress:
-        report = run(settings, model, data, out, progress)
+        for note in chosen.notes:
+            progress.note(note)
+        report = run(chosen.config, chosen.path, chosen.data, out, progress)
     show_evaluation(report, as_json=as_json)
 
 

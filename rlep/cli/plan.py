@@ -151,7 +151,7 @@ def _replay_lines(plan: RunPlan) -> list[tuple[str, str]]:
     if replay is None:
         return []
     found = [("replays, full pool", f"{100 * replay.share_full:.1f} % of the sequences")]
-    if replay.share_expected is not None:
+    if replay.share_expected is not None and replay.questions is not None:
         found.append(("replays, this pool", f"{100 * replay.share_expected:.1f} %, {replay.per_group:.2f} a group"))
         found.append(
             ("pool coverage", f"{replay.eligible:,} of {counted(replay.questions, 'question')} ({replay.source})")
@@ -163,7 +163,7 @@ def _evaluation_lines(plan: RunPlan) -> list[tuple[str, str]]:
     evaluation = plan.evaluation
     if not evaluation.times:
         return [("evaluation", "none (data.evaluation is empty)")]
-    if evaluation.samples is None:
+    if evaluation.samples is None or evaluation.questions is None:
         return [
             (
                 "evaluation",

@@ -78,8 +78,10 @@ def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = No
         raise ConfigError("\n".join(_sentence(issue, sources or {}) for issue in error.errors())) from None
 
 
-def parse_stored_config(tree: Mapping[str, Any], file: Path) -> Config:
+def parse_stored_config(tree: Mapping[str, Any], file: Path, overrides: Iterable[str] = ()) -> Config:
     """The config that an earlier run left in ``file``: renamed keys and values are taken over, deleted keys are dropped.
+
+    ``key=value`` overrides win over it.
 
     Raises ``ConfigError``, naming the file, for a value that was deleted because it changed results, and as ``parse_config``.
     """
@@ -94,9 +96,15 @@ def parse_stored_config(tree: Mapping[str, Any], file: Path) -> Config:
             name = RENAMED.get(name, name)
             _merge(upgraded, _nested(name.split(".", 1), RENAMED_VALUES.get((name, str(value)), value)))
     try:
-        return parse_config(upgraded)
+        stored = parse_config(upgraded)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
+    layers = [_override(text) for text in overrides]
+    if not layers:
+        return stored
+    for layer in layers:
+        _merge(upgraded, layer)
+    return parse_config(upgraded)
 
 
 def dump_config(config: Config) -> str:

@@ -124,23 +124,17 @@ class Checkpoints:
         final = self._directory / f"step-{state.step:06d}"
         with _writing(final):
             _commit(part, final, asdict(state))
-            found = [path for path in self._found() if _step(path) <= state.step]
-            kept = {*found[: self._rule.keep], self._best(found)}
-            for path in self._found():
+            found = [path for path in _found(self._directory) if _step(path) <= state.step]
+            kept = {*found[: self._rule.keep], _best(found, self._rule.best)}
+            for path in _found(self._directory):
                 if path not in kept:
                     _remove(path)
         return Checkpoint(final, state)
 
-    def _best(self, found: list[Path]) -> Path | None:
-        """The one with the largest value of ``checkpoint.best``, of several the newest."""
-        scores = {path: _score(path, self._rule.best) for path in found} if self._rule.best else {}
-        known = [path for path in found if scores.get(path) is not None]
-        return max(known, key=lambda path: scores[path] or 0.0, default=None)
-
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest intact checkpoint, and a sentence on each newer one that was passed over."""
         refused: list[str] = []
-        for path in self._found():
+        for path in _found(self._directory):
             try:
                 return read_checkpoint(path), refused
             except CheckpointError as error:
@@ -149,14 +143,11 @@ class Checkpoints:
 
     def complete(self, steps: int) -> Checkpoint | None:
         """The newest intact checkpoint where nothing is left to do after it: it has ``steps`` steps or more; or None."""
-        if not any(_step(path) >= steps for path in self._found()):
+        if not any(_step(path) >= steps for path in _found(self._directory)):
             return None  # without reading any file
         newest, _ = self.latest()
         done = newest is not None and newest.state.step >= steps and not newest.state.unrecorded
         return newest if done else None
-
-    def _found(self) -> list[Path]:
-        return sorted((p for p in self._directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)
 
 
 @contextmanager
@@ -189,6 +180,34 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if not intact:
             raise CheckpointError(f"checkpoint {path}: {name} is not what was written")
     return Checkpoint(path, state)
+
+
+def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, str]:
+    """The checkpoint with the largest value of metric ``best`` if one has it, else the newest; and which of both it is.
+
+    Raises ``CheckpointError`` where none is intact, with a sentence on each.
+    """
+    found = _found(directory)
+    first = _best(found, best)
+    refused: list[str] = []
+    for path in dict.fromkeys([*([first] if first else []), *found]):
+        try:
+            return read_checkpoint(path), "best checkpoint" if path == first else "last checkpoint"
+        except CheckpointError as error:
+            refused.append(str(error))
+    raise CheckpointError("; ".join([f"{directory} has no intact checkpoint", *refused]))
+
+
+def _found(directory: Path) -> list[Path]:
+    """The checkpoints, newest first."""
+    return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)
+
+
+def _best(found: list[Path], metric: str | None) -> Path | None:
+    """The one with the largest value of ``metric``, of several the newest."""
+    scores = {path: _score(path, metric) for path in found} if metric else {}
+    known = [path for path in found if scores.get(path) is not None]
+    return max(known, key=lambda path: scores[path] or 0.0, default=None)
 
 
 def _score(path: Path, metric: str) -> float | None:

@@ -123,11 +123,14 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
 
 
 def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
-    """The inputs; names the rows that are left out."""
+    """The inputs; names the rows that are left out, and says where the evaluation is not held out."""
     inputs = read_inputs(config, train=train)
     for found in (inputs.train, inputs.evaluation):
         for line in () if found is None else found.report.bad_rows:
             progress.note(line)
+    known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
+    if both := sum(prompt.id in known for prompt in inputs.held_out):
+        progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
     return inputs
 
 

@@ -1,0 +1,77 @@
+"""``rlep evaluate RUN_DIR``: which checkpoint, which config, which data."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from rlep.config.settings import dump_config, load_config
+from rlep.core.errors import CheckpointError, ConfigError
+from rlep.driver.checkpoint import RunState
+from rlep.launch.evaluated_model import evaluated_model
+
+METRIC = "evaluation/all/avg"
+
+
+def checkpoint(run: Path, step: int, score: float | None) -> Path:
+    path = run / "checkpoints" / f"step-{step:06d}"
+    (path / "model").mkdir(parents=True)
+    state = json.dumps(asdict(RunState(step, "d", "t", "", METRIC, score))).encode()
+    (path / "state.json").write_bytes(state)
+    digest = hashlib.blake2b(state, digest_size=16).hexdigest()
+    (path / "files.json").write_text(json.dumps({"state.json": digest}))
+    return path
+
+
+def run_of(directory: Path, *settings: str) -> Path:
+    (directory / "checkpoints").mkdir(parents=True)
+    (directory / "config.json").write_text(dump_config(load_config([], ["rollout.max_tokens=700", *settings])))
+    return directory
+
+
+def test_the_best_checkpoint_is_taken_where_the_run_kept_one(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", f"checkpoint.best={METRIC}", 'data.evaluation=["held.jsonl"]')
+    best = checkpoint(run, 10, 0.4)
+    checkpoint(run, 20, 0.3)
+    chosen = evaluated_model(run, [], [], ["evaluation.samples=3"])
+    assert chosen.path == best / "model"
+    assert chosen.notes == (f"best checkpoint of {run}: step 10",)
+    assert chosen.data == (Path("held.jsonl"),)
+    assert (chosen.config.rollout.max_tokens, chosen.config.evaluation.samples) == (700, 3)  # the run's, and --set
+
+
+def test_else_the_last_intact_one(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    last = checkpoint(run, 10, None)
+    (checkpoint(run, 20, None) / "state.json").write_text("{}")  # torn
+    chosen = evaluated_model(run, [Path("held.jsonl")], [], [])
+    assert (chosen.path, chosen.notes) == (last / "model", (f"last checkpoint of {run}: step 10",))
+
+
+def test_config_files_stand_in_for_the_run_s_own(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    checkpoint(run, 10, None)
+    (tmp_path / "own.toml").write_text("[rollout]\nmax_tokens = 900\n")
+    chosen = evaluated_model(run, [Path("held.jsonl")], [tmp_path / "own.toml"], [])
+    assert chosen.config.rollout.max_tokens == 900
+
+
+def test_a_run_without_checkpoint_and_an_evaluation_without_data_are_refused(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="has no intact checkpoint"):
+        evaluated_model(run, [Path("held.jsonl")], [], [])
+    with pytest.raises(ConfigError, match="nothing to evaluate on"):
+        evaluated_model(run, [], [], [])
+
+
+def test_a_model_directory_is_taken_as_it_is_and_the_training_file_is_said(tmp_path: Path) -> None:
+    train = tmp_path / "train.jsonl"
+    train.touch()
+    (tmp_path / "link.jsonl").symlink_to(train)
+    chosen = evaluated_model(tmp_path, [tmp_path / "link.jsonl"], [], [f'data.train="{train}"'])
+    assert chosen.path == tmp_path
+    assert chosen.notes == (
+        f"{tmp_path / 'link.jsonl'} is the training file: this accuracy says nothing about unseen questions",
+    )
