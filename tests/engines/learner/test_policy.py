@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import linear
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3Config
 
 from rlep.core.errors import ModelError
@@ -92,7 +92,7 @@ def test_shared_key_heads_do_not_keep_torch_from_attention_in_linear_memory(
     mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # For float32 on a GPU only torch's kernel that holds all scores takes fewer key heads than query heads.
-    attend = Mock(side_effect=attention.scaled_dot_product_attention)
+    attend = Mock(side_effect=scaled_dot_product_attention)
     monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
     policy = build_policy(write_tiny_model(tmp_path, "qwen3"), PolicyOptions(), mesh)
     policy(pack_row(ragged_batch(), np.arange(12), CPU), False)
