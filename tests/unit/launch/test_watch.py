@@ -113,7 +113,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     assert set(rows) == {"generator-0", "generator-1", "verifier-0", "verifier-1", "learner-0", "pool"}
     assert lines[13].split()[:2] == ["failures", "lost"]
     assert lines[14:] == [
-        "requests: 7 waiting for a generator, 3 re-dispatched, 1 completions dropped",
+        "requests: 7 waiting for a generator, 3 re-dispatched, 1 completion dropped",
         "verdicts: 0 calls waiting for a verifier",
         "generator-1: needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU",
         "failures: red",
