@@ -38,14 +38,17 @@ def _chains(expression: Any) -> Iterator[list[Any]]:
 
 
 def _holds(sides: Sequence[Any]) -> bool:
+    sides = [side.doit().doit() if side.has(sympy.MatrixExpr) else side for side in sides]  # a power takes two rounds
     if any(side.has(sympy.zoo, sympy.nan) for side in sides):
         return False
     known = [side for side in sides if not has_unknowns(side)]
+    if isinstance(sides[-1], sympy.MatrixExpr):
+        known = [side for side in known if not side.has(sympy.I)]  # ``2I``: here I is the identity
     if sides[-1] in _INFINITE:
         return all(side.doit() == sides[-1] for side in known)
     if not all(is_finite(side) for side in sides if _is_scalar(side)):
         return False
-    return all(_is_scalar(left) == _is_scalar(right) and agree(left, right) for left, right in pairwise(known))
+    return all(_shape(left) == _shape(right) and agree(left, right) for left, right in pairwise(known))
 
 
 def approximate(values: Sequence[Any]) -> bool:
@@ -102,4 +105,11 @@ def _matched(gold: list[Any], target: list[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _is_scalar(expression: Any) -> bool:
-    return isinstance(expression, sympy.Expr) and not isinstance(expression, sympy.MatrixBase)
+    return _shape(expression) == ()
+
+
+def _shape(expression: Any) -> tuple[Any, ...] | None:
+    """Rows and columns of a matrix, ``()`` of a number, None of anything else."""
+    if isinstance(expression, (sympy.MatrixBase, sympy.MatrixExpr)):
+        return tuple(expression.shape)
+    return () if isinstance(expression, sympy.Expr) else None

@@ -29,11 +29,17 @@ _NORMALISATION = NormalizationConfig(
 _FUNCTION_LIKE = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z])\s*\(")
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
 _NAME = re.compile(r"[a-zA-Z]?|\\(?!infty)[a-zA-Z]+")
-_NO_VALUE = re.compile(r"\\infty|\{\s*\}|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])")
+_NO_VALUE = re.compile(
+    r"\\infty|\{\s*\}(?!\s*[_^])|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])"
+)
 """An infinity, an empty operand or a division by zero, as it is written."""
+_SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*\}|\\[a-zA-Z]+)")
+_NAMING = re.compile(r"[^\W\d_]|\d\s*,\s*-?[\d\\]")
+_UNREADABLE = (AttributeError, sympy.ShapeError)
+"""What the engine raises for some names, as ``\\max f``, and for a product of two columns."""
 _PLUS_MINUS = re.compile(r"\\pm(?![a-zA-Z])\s*")
 _SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
-_NAMED = re.compile(r"([^=<>]*[^=<>\\s])\s*=\s*([^=<>]+)")
+_NAMED = re.compile(r"([^=<>]*[^=<>\s])\s*=\s*([^=<>]+)")
 _OR = re.compile(r"\\(?:text|mathrm|mbox)\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])")
 
 
@@ -89,14 +95,14 @@ def _read_side(latex: str) -> Reading:
 
 def _expression_of(body: str) -> Any | None:
     """The symbolic form; of ``name = value`` that of the value, where the engine cannot read the name."""
-    failure: AttributeError | None = None
+    failure: Exception | None = None
     try:
         if (expression := parse(_with_both_signs(body))) is not None:
             return expression
-    except AttributeError as error:  # the engine fails on some names, as ``\max f``
+    except _UNREADABLE as error:
         failure = error
     if (match := _NAMED.fullmatch(body)) and not _is_read(match.group(1)):
-        return None if _NO_VALUE.search(match.group(1)) else parse(match.group(2))
+        return parse(match.group(2)) if _is_name(match.group(1)) else None
     if failure is not None:
         raise failure
     return None
@@ -105,8 +111,13 @@ def _expression_of(body: str) -> Any | None:
 def _is_read(name: str) -> bool:
     try:
         return parse(name) is not None
-    except AttributeError:
+    except _UNREADABLE:
         return False
+
+
+def _is_name(text: str) -> bool:
+    """Whether unreadable text may name a value: it has a letter or a tuple, and no undefined or infinite part."""
+    return bool(_NAMING.search(text)) and not _NO_VALUE.search(_SUBSCRIPT.sub("", text))
 
 
 def _with_both_signs(body: str) -> str:

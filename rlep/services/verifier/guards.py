@@ -18,8 +18,7 @@ from rlep.services.verifier import equations
 _UNREAD = re.compile(r"'|\\prime(?![a-zA-Z])|\\[lc]?dots(?![a-zA-Z])|\.\.\.|(?<![\^{\d])\d+[)} ]*_")
 _BETWEEN = re.compile(r"[,;]|\\(?:text|mathrm|mbox)\{\s*(?:and|or)\s*\}")
 _DENIAL = re.compile(
-    r"(?<![a-zA-Z\\])(?:not|never|false|wrong|incorrect|undefined|indeterminate|infinite|dne|nan)(?![a-zA-Z])"
-    r"|\\(?:neg|lnot)(?![a-zA-Z])",
+    r"(?<![a-zA-Z])(?:not|never|false|wrong|incorrect|undefined|indeterminate|infinite|dne|nan|neg|lnot)(?![a-zA-Z])",
     re.IGNORECASE,
 )
 

@@ -90,6 +90,7 @@ _BASE_WORDS = re.compile(
 _PREAMBLE = re.compile(rf"\A{_TEXT}\{{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s*\}}\s*[:=]?\s*", re.IGNORECASE)
 _SPACED_GROUPS = re.compile(r"\A[+-]?\d{1,3}(?: \d{3})+(?!\d|\s+\d|\s*[/^])")
 _APOSTROPHES = re.compile(r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])")
+_FACTORIAL_EQUALS = re.compile(r"(?<=\d)!=(?=\s*\d)")
 _EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})")
 _PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))\s*\\?%")
 _OPEN_ENDED = re.compile(r"([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])")
@@ -112,6 +113,7 @@ def to_latex(text: str) -> str:
     """Text in plain LaTeX; never shorter of meaning: only spelling changes."""
     if not text.isascii():
         text = _from_unicode(text)
+    text = _FACTORIAL_EQUALS.sub("! =", text)
     if "\\" in text or "~" in text or "/" in text:
         text = _ROW.sub(_ROW_MARK, text)
         for pattern, replacement in _COMMANDS:
