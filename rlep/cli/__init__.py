@@ -186,7 +186,13 @@ def submit(
     """Run an rlep command as a Ray job: ``rlep submit -- train configs/rlep.toml``."""
     from rlep.actors.jobs import submit_job
 
-    raise typer.Exit(submit_job(context.args, address=address, working_dir=working_dir, wait=wait, echo=typer.echo))
+    def note(line: str) -> None:
+        typer.echo(line, err=True)
+
+    arguments = context.args
+    raise typer.Exit(
+        submit_job(arguments, address=address, working_dir=working_dir, wait=wait, echo=typer.echo, note=note)
+    )
 
 
 @app.command()
