@@ -26,10 +26,11 @@ def submit_job(
     working_dir: Path = Path(),
     wait: bool = True,
     echo: Callable[[str], None] = print,
+    note: Callable[[str], None] = print,
 ) -> int:
     """Run ``rlep ARGUMENTS…`` on a cluster; the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
 
-    What of ``working_dir`` goes to the cluster is said first; secrets, runs and pools stay here (``job_files``).
+    What of ``working_dir`` goes to the cluster is told to ``note`` first; secrets, runs and pools stay here (``job_files``).
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
@@ -46,7 +47,7 @@ def submit_job(
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
     files = job_files(working_dir)
     for line in files.lines():
-        echo(line)
+        note(line)
     client = _client(where)
     runtime = {"working_dir": str(working_dir.absolute()), "excludes": files.excludes, "env_vars": _passed_on()}
     job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)

@@ -196,8 +196,14 @@ def submit(
     from rlep.actors.jobs import submit_job
     from rlep.cli.submitted import check_submitted
 
-    check_submitted(app, context.args, working_dir, address or os.environ.get("RAY_API_SERVER_ADDRESS", ""))
-    raise typer.Exit(submit_job(context.args, address=address, working_dir=working_dir, wait=wait, echo=typer.echo))
+    def note(line: str) -> None:
+        typer.echo(line, err=True)
+
+    arguments = context.args
+    check_submitted(app, arguments, working_dir, address or os.environ.get("RAY_API_SERVER_ADDRESS", ""))
+    raise typer.Exit(
+        submit_job(arguments, address=address, working_dir=working_dir, wait=wait, echo=typer.echo, note=note)
+    )
 
 
 @app.command()
