@@ -25,7 +25,8 @@ def project(tmp_path: Path) -> Path:
 def submitted(project: Path, *words: str, address: str = ELSEWHERE) -> tuple[int, str]:
     prefix = ["submit", "--address", address, "--working-dir", str(project), "--"]
     result = CliRunner().invoke(app, [*prefix, *words], env={"RAY_API_SERVER_ADDRESS": ""})  # submitting sets it
-    return result.exit_code, result.stderr.partition(" (http://HEAD:8265)")[0].rstrip()
+    said = result.stderr.partition(" (http://HEAD:8265)")[0].rstrip()
+    return result.exit_code, said[max(said.find("error: "), 0) :]  # what is uploaded is listed before
 
 
 @pytest.mark.parametrize("words", [["train", "own.toml", "--set", "run.steps=3"], ["pool", "stats", "--attach", "run"]])
