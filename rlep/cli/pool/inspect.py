@@ -70,7 +70,7 @@ def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: 
     coverage = {"1": at_least[1] - at_least[2]} | {f"{n} or more": at_least[n] for n in (2, 4, 8)}
     if "questions_without" in more:
         coverage = {f"none (of {more['questions_asked']} asked)": int(more["questions_without"])} | coverage
-    show_table([{"answers": label, "questions": str(count)} for label, count in coverage.items()])
+    show_table([{"responses": label, "questions": str(count)} for label, count in coverage.items()])
     show_table([{"policy": printable(name), "trajectories": str(count)} for name, count in stats.by_policy.items()])
     show_table([{"verifier": printable(name), "trajectories": str(count)} for name, count in stats.by_verifier.items()])
 
@@ -83,7 +83,7 @@ def _show_measured(measured: Measured) -> None:
             rows.append({"quantiles": name} | cells)
     show_table(rows)
     if measured.questions:
-        typer.echo(f"quantiles of {measured.trajectories} answers to {measured.questions} questions")
+        typer.echo(f"quantiles of {measured.trajectories} responses to {measured.questions} questions")
 
 
 async def _attached(config: Config, run: str) -> PoolStats:
