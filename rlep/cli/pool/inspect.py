@@ -71,7 +71,7 @@ def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: 
     coverage = {"1": at_least[1] - at_least[2]} | {f"{n} or more": at_least[n] for n in (2, 4, 8)}
     if "questions_without" in more:
         coverage = {f"none (of {more['questions_asked']} asked)": int(more["questions_without"])} | coverage
-    show_table([{"answers": label, "questions": str(count)} for label, count in coverage.items()])
+    show_table([{"responses": label, "questions": str(count)} for label, count in coverage.items()])
     show_table([{"policy": printable(name), "trajectories": str(count)} for name, count in stats.by_policy.items()])
     show_table([{"verifier": printable(name), "trajectories": str(count)} for name, count in stats.by_verifier.items()])
 
@@ -85,7 +85,7 @@ def _show_measured(measured: Measured) -> None:
     show_table(rows)
     if measured.questions:
         typer.echo(
-            f"quantiles of {counted(measured.trajectories, 'answer')} to {counted(measured.questions, 'question')}"
+            f"quantiles of {counted(measured.trajectories, 'response')} to {counted(measured.questions, 'question')}"
         )
 
 

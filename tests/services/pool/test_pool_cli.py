@@ -68,7 +68,7 @@ def test_stats_count_questions_lengths_and_origins(filled: Commands, data: Path)
     assert {level: measured["length"][level] for level in ("0.0", "0.5", "1.0")} == {"0.0": 4, "0.5": 4, "1.0": 6}
     table = filled.ok("stats", "--data", data)
     assert "none (of 4 asked)" in table
-    assert "quantiles of 5 answers to 2 questions" in table
+    assert "quantiles of 5 responses to 2 questions" in table
 
 
 def test_show_prints_a_question_or_an_answer_decoded(filled: Commands) -> None:
