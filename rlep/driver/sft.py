@@ -31,7 +31,7 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
     metrics = update_metrics(outcomes, supervised=True) | {f"time/{name}": s for name, s in clock.seconds.items()}
     metrics |= {
         "weights/version": step.number,
-        "weights/logprob_gap": difference,
+        "weights/logprob_difference": difference,
         "replay/trajectories": len(replays),
         "replay/tokens": sum(len(member.tokens) for member in replays),
     }

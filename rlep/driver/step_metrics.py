@@ -32,7 +32,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     groups = [group for one in outcome.mini_batches for group in one.groups]
     values: dict[str, MetricValue] = {f"time/{name}": seconds for name, seconds in outcome.step.clock.seconds.items()}
     values["weights/version"] = outcome.step.number
-    values["weights/logprob_gap"] = outcome.logprob_difference
+    values["weights/logprob_difference"] = outcome.logprob_difference
     values["selection/rounds"] = outcome.step.refills.rounds or 1
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:

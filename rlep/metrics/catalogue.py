@@ -105,7 +105,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("tis/weight", "ratio", "Mean truncated importance weight of the fresh trained tokens (loss.tis_cap)"),
     Metric("tis/truncated", "share", "Fresh trained tokens whose importance weight was cut to loss.tis_cap"),
     Metric("weights/version", "version", "Policy version the step trains; its rollouts' too, unless they are stale"),
-    Metric("weights/logprob_gap", "nats", "Max log-prob difference of generator and learner on the same tokens"),
+    Metric("weights/logprob_difference", "nats", "Max log-prob difference of generator and learner on the same tokens"),
     Metric("pool/hit", "share", "Prompts of the step that got at least one replay"),
     Metric("pool/short", "prompts", "Prompts of the step that got fewer than M replays"),
     Metric("verifier/status/<status>", "trajectories", "Fresh rollouts with this verdict"),
@@ -143,7 +143,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("metrics/nonfinite", "values", "Values of this line that were NaN or infinite and are written as null"),
 )
 
-RENAMED = {"update/old_kl": "update/approx_kl", "group/rescued": "group/solved_by_replay"}
+RENAMED = {
+    "update/old_kl": "update/approx_kl",
+    "group/rescued": "group/solved_by_replay",
+    "weights/logprob_gap": "weights/logprob_difference",
+}
 """Old metric → its new name. It is refused where a metric is named; runs that recorded it can still be read."""
 
 EVENTS: dict[str, str] = {

@@ -94,7 +94,7 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
     for line, count in zip(lines, stale, strict=True):
         assert line["rollout/samples"] == PROMPTS * FRESH
         assert line["staleness/stale"] == pytest.approx(count / line["rollout/tokens"])
-        assert line["weights/logprob_gap"] <= 1e-4
+        assert line["weights/logprob_difference"] <= 1e-4
         assert 0.5 < line["tis/weight"] <= 2
     assert max(line["staleness/max"] for line in lines) == 1
     gaps = [abs(line["tis/weight"] - 1) for line in lines]

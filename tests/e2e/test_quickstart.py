@@ -132,7 +132,7 @@ def test_without_replays_nothing_of_the_pool_reaches_the_loss(workflow: Workflow
 
 @pytest.mark.parametrize("run", ["baseline", "rlep"])
 def test_after_every_update_generator_and_learner_agree_on_log_probs(workflow: Workflow, run: str) -> None:
-    gaps = [line["metrics"]["weights/logprob_gap"] for line in workflow.lines(run, "metrics")]
+    gaps = [line["metrics"]["weights/logprob_difference"] for line in workflow.lines(run, "metrics")]
     assert len(gaps) == 3
     assert max(gaps) <= 1e-4
     assert max(gaps) > 0, "a gap of exactly 0 in float32 would mean that nothing was compared"
@@ -180,7 +180,7 @@ def untied(workflow: Workflow) -> Path:
 
 
 def test_untied_embeddings_agree_after_updates_too(workflow: Workflow, untied: Path) -> None:
-    gaps = [line["metrics"]["weights/logprob_gap"] for line in workflow.lines("untied/run", "metrics")]
+    gaps = [line["metrics"]["weights/logprob_difference"] for line in workflow.lines("untied/run", "metrics")]
     assert len(gaps) == 2
     assert 0 < max(gaps) <= 1e-4
     trained = load_file(untied / "checkpoints" / "step-000002" / "model" / "model.safetensors")

@@ -27,7 +27,11 @@ async def test_trains_on_the_replays_of_phase_2_and_nothing_else() -> None:
         assert own.groups.tolist() == [0, 1, 2, 3]
     values = trained.metrics
     assert (values["replay/trajectories"], values["replay/tokens"]) == (P * M, P * M * 3)
-    assert (values["update/count"], values["weights/version"], values["weights/logprob_gap"]) == (P // B, 3, 0.125)
+    assert (values["update/count"], values["weights/version"], values["weights/logprob_difference"]) == (
+        P // B,
+        3,
+        0.125,
+    )
     assert values["loss/sft"] == np.mean([update.loss for update in trained.updates])
     assert "loss/policy" not in values
     assert {metric_for(name).name for name in values} >= {"time/step", "time/replay", "time/update", "time/publish"}

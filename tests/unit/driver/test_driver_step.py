@@ -105,7 +105,7 @@ async def test_metrics_show_that_every_replay_reached_the_loss() -> None:
     assert values["group/replays"] == [0, 0, P]
     assert (values["pool/hit"], values["pool/short"], values["update/count"]) == (1.0, 0, P // B)
     assert values["logprob/replay_behaviour"] == -0.25
-    assert values["weights/logprob_gap"] == 0.125
+    assert values["weights/logprob_difference"] == 0.125
     assert {name for name in values if name.startswith("time/")} >= {
         "time/step",
         "time/generate",
