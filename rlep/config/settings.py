@@ -50,10 +50,14 @@ def load_config(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> Co
     Raises ``ConfigError`` for a missing or malformed file, an unknown key (with the nearest known one), a value of
     the wrong kind or range, and settings that contradict each other; it names the file that holds key or value.
     """
+    return _layered([(file, _read(file)) for file in files], overrides)
+
+
+def _layered(layers: Iterable[tuple[Path, Tree]], overrides: Iterable[str]) -> Config:
+    """The config of files' trees and, on top of them, overrides; an error names the file that holds key or value."""
     tree: Tree = {}
     sources: dict[str, str] = {}
-    for file in files:
-        layer = _read(file)
+    for file, layer in layers:
         try:
             _refuse_unknown(layer, Config, "")
         except ConfigError as error:
@@ -95,16 +99,7 @@ def parse_stored_config(tree: Mapping[str, Any], file: Path, overrides: Iterable
                 continue
             name = RENAMED.get(name, name)
             _merge(upgraded, _nested(name.split(".", 1), RENAMED_VALUES.get((name, str(value)), value)))
-    try:
-        stored = parse_config(upgraded)
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from None
-    layers = [_override(text) for text in overrides]
-    if not layers:
-        return stored
-    for layer in layers:
-        _merge(upgraded, layer)
-    return parse_config(upgraded)
+    return _layered([(file, upgraded)], overrides)
 
 
 def dump_config(config: Config) -> str:

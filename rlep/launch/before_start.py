@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
+from rlep.core.plural import counted
 from rlep.data.prompts import PromptSet
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.services.pool.opening import open_pool
@@ -63,8 +64,8 @@ def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -
     covered = sum(prompt.id in ids for prompt in prompts.prompts)
     if not covered:
         raise PoolError(
-            f"pool {config.pool.name} at {config.pool.url or config.pool_directory} has responses to {len(ids)} questions, "
-            f"to none of the {len(prompts)} training questions: run `rlep collect` with the same data first, or check "
-            "pool.directory and pool.name"
+            f"pool {config.pool.name} at {config.pool.url or config.pool_directory} has responses to "
+            f"{counted(len(ids), 'question')}, to none of the {len(prompts)} training questions: run `rlep collect` with the "
+            "same data first, or check pool.directory and pool.name"
         )
     return covered
