@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,40 +19,7 @@ from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.launch.compose import read_inputs
-
-MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
-ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
-
-
-def jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture
-def overrides(tmp_path: Path) -> list[str]:
-    """A run of the shipped model on four questions, all in ``tmp_path``."""
-    return [
-        f'model.path="{MODEL}"',
-        f'data.train="{jsonl(tmp_path / "train.jsonl", ROWS)}"',
-        f'run.directory="{tmp_path / "run"}"',
-        "data.max_prompt_tokens=40",
-        "rollout.prompts=2",
-        "rollout.fresh=4",
-        "rollout.max_tokens=48",
-        "reward.overlong_buffer=8",
-        "update.prompts=1",
-    ]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    (tmp_path / "empty.toml").write_text("")
-    return str(tmp_path / "empty.toml")
-
-
-def arguments(command: str, config: str, overrides: Sequence[str]) -> list[str]:
-    return [command, config, *(word for text in overrides for word in ("--set", text))]
+from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl
 
 
 def mistake(words: Sequence[str], *, lines: int = 1) -> str:

@@ -18,41 +18,19 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.launch.compose import read_inputs
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
+from tests.contract.cli_values import arguments
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
-MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
-ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
-
 
 @pytest.fixture
-def overrides(tmp_path: Path) -> list[str]:
-    """A run of the shipped model on four questions, all in ``tmp_path``."""
-    train = tmp_path / "train.jsonl"
-    train.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return [
-        f'model.path="{MODEL}"',
-        f'data.train="{train}"',
-        f'run.directory="{tmp_path / "run"}"',
-        "run.steps=3",
-        "data.max_prompt_tokens=40",
-        "rollout.prompts=2",
-        "rollout.fresh=4",
-        "rollout.max_tokens=48",
-        "reward.overlong_buffer=8",
-        "update.prompts=1",
-    ]
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> str:
-    (tmp_path / "empty.toml").write_text("")
-    return str(tmp_path / "empty.toml")
+def overrides(overrides: list[str]) -> list[str]:
+    """Of three steps."""
+    return [*overrides, "run.steps=3"]
 
 
 def invoke(command: str, config: str, overrides: Sequence[str]) -> Result:
     """Run a command; checks that no actor was started."""
-    words = [command, config, *(word for text in overrides for word in ("--set", text))]
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, arguments(command, config, overrides))
     assert not ray.is_initialized()
     return result
 
