@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from rlep.actors.ray_private import travelled
-from rlep.core.plural import counted
+from rlep.core.plural import counted, sized
 
 EXCLUDED = (
     "/.venv",
@@ -85,8 +85,8 @@ class JobFiles:
     def lines(self) -> list[str]:
         """What goes and what stays, for the user."""
         largest = sorted(self.sizes, key=lambda name: (-self.sizes[name], name))[:SHOWN]
-        named = ", ".join(f"{name} ({_size(self.sizes[name])})" for name in largest)
-        found = [f"uploads {counted(len(self.sizes), 'file')}, {_size(sum(self.sizes.values()))}"]
+        named = ", ".join(f"{name} ({sized(self.sizes[name])})" for name in largest)
+        found = [f"uploads {counted(len(self.sizes), 'file')}, {sized(sum(self.sizes.values()))}"]
         if largest:
             found[0] += f"; largest: {named}"
         if self.secrets:
@@ -133,7 +133,3 @@ def _literal(name: str) -> str:
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 1024:.1f} KiB"

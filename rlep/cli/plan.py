@@ -13,7 +13,7 @@ import typer
 
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
-from rlep.core.plural import counted
+from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
@@ -186,17 +186,17 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
     device = f", on {GPU_GIB} GiB GPUs" if config.generator.gpus else ""
     return [
         ("parameters", f"{memory.parameters:,}"),
-        ("learner, a rank", f"{_size(memory.learner)} in all"),
+        ("learner, a rank", f"{sized(memory.learner)} in all"),
         (
             "  state",
-            f"{_size(memory.learner_state)} (weights, gradients, Adam: 16 bytes / {counted(config.learner.ranks, 'rank')})",
+            f"{sized(memory.learner_state)} (weights, gradients, Adam: 16 bytes / {counted(config.learner.ranks, 'rank')})",
         ),
-        ("  copy computed with", _size(memory.learner_copy)),
-        *([("  base model for the KL", _size(memory.learner_reference))] if memory.learner_reference else []),
-        ("  activations, roughly", _size(memory.learner_activations)),
-        ("KV cache", f"{memory.kv_token:,} bytes a token, {_size(memory.kv_sequence)} a longest sequence"),
-        ("KV cache, a generator", f"{_size(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
-        ("weight update", _size(memory.weight_update)),
+        ("  copy computed with", sized(memory.learner_copy)),
+        *([("  base model for the KL", sized(memory.learner_reference))] if memory.learner_reference else []),
+        ("  activations, roughly", sized(memory.learner_activations)),
+        ("KV cache", f"{memory.kv_token:,} bytes a token, {sized(memory.kv_sequence)} a longest sequence"),
+        ("KV cache, a generator", f"{sized(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
+        ("weight update", sized(memory.weight_update)),
         *_shared_lines(memory.shared),
     ]
 
@@ -209,14 +209,7 @@ def _shared_lines(shared: SharedPlan | None) -> list[tuple[str, str]]:
     most = max(shared.generate, shared.learn)
     fits = f"of {GPU_GIB} GiB" if most <= whole else f"DOES NOT FIT {GPU_GIB} GiB"
     return [
-        ("a shared GPU, at most", f"{_size(most)} {fits}"),
-        ("  while generating", f"{_size(shared.generate)}, and {_size(shared.host)} of the rank's state on the host"),
-        ("  while training", _size(shared.learn)),
+        ("a shared GPU, at most", f"{sized(most)} {fits}"),
+        ("  while generating", f"{sized(shared.generate)}, and {sized(shared.host)} of the rank's state on the host"),
+        ("  while training", sized(shared.learn)),
     ]
-
-
-def _size(amount: int) -> str:
-    for unit, size in (("GiB", GIB), ("MiB", 2**20)):
-        if amount >= size:
-            return f"{amount / size:.1f} {unit}"
-    return f"{amount / 1024:.1f} KiB"

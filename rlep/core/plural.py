@@ -1,4 +1,4 @@
-"""Counts in sentences."""
+"""Counts and sizes in sentences."""
 
 from __future__ import annotations
 
@@ -9,3 +9,11 @@ def counted(count: int, noun: str) -> str:
         return f"1 {noun}"
     many = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
     return f"{count:,} {many}"
+
+
+def sized(count: int) -> str:
+    """Bytes as text: ``0.1 KiB``, ``3.0 MiB``, ``28.4 GiB``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.1f} KiB"
