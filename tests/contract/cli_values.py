@@ -2,7 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+
+from rlep.config.settings import load_config
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.launch.compose import read_inputs
 
 MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
 ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
@@ -15,3 +20,12 @@ def jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
 
 def arguments(command: str, config: str, overrides: Sequence[str]) -> list[str]:
     return [command, config, *(word for text in overrides for word in ("--set", text))]
+
+
+def opened(overrides: Sequence[str], phase: str) -> RunDirectory:
+    """The run's directory, as the command itself opens it."""
+    config = load_config([], overrides)
+    inputs = read_inputs(config)
+    assert inputs.train is not None
+    digests = (inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest)
+    return RunDirectory(config.run.directory, config, Facts(phase, *digests, asdict(inputs.train.report)))

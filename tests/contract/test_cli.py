@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,9 +16,8 @@ from typer.testing import CliRunner
 
 from rlep.cli import app
 from rlep.config.settings import load_config
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.launch.compose import read_inputs
-from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl
+from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
 
 
 def mistake(words: Sequence[str], *, lines: int = 1) -> str:
@@ -173,16 +171,10 @@ def test_sft_needs_replays(config: str, overrides: list[str]) -> None:
 @pytest.fixture
 def held(overrides: list[str]) -> Path:
     """The directory of a training run with these settings, after its first step."""
-    config = load_config([], overrides)
-    inputs = read_inputs(config)
-    assert inputs.train is not None
-    facts = Facts(
-        "train", inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest, asdict(inputs.train.report)
-    )
-    store = RunDirectory(config.run.directory, config, facts)
+    store = opened(overrides, "train")
     store.metrics.log(0, {})
     store.close()
-    return config.run.directory
+    return store.path
 
 
 def test_a_directory_of_another_config_names_what_differs(config: str, overrides: list[str], held: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from typer.testing import CliRunner, Result
 from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.launch.compose import read_inputs
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
-from tests.contract.cli_values import arguments
+from tests.contract.cli_values import arguments, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
 
@@ -33,15 +31,6 @@ def invoke(command: str, config: str, overrides: Sequence[str]) -> Result:
     result = CliRunner().invoke(app, arguments(command, config, overrides))
     assert not ray.is_initialized()
     return result
-
-
-def opened(overrides: Sequence[str], phase: str) -> RunDirectory:
-    """The run's directory, as the command itself opens it."""
-    config = load_config([], overrides)
-    inputs = read_inputs(config)
-    assert inputs.train is not None
-    digests = (inputs.model_digest, inputs.tokenizer.digest, inputs.train.digest)
-    return RunDirectory(config.run.directory, config, Facts(phase, *digests, asdict(inputs.train.report)))
 
 
 def events(directory: Path) -> list[str]:

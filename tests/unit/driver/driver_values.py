@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from rlep.algorithms.loss_stats import SOURCES
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
+from rlep.core.jsonl import read_lines
 from rlep.core.types import (
     Float32Array,
     Prompt,
@@ -94,3 +96,18 @@ def sums_of(batch: SequenceBatch) -> dict[str, float]:
             sources |= {f"{name}/clip_fraction_{end}": 0.0 for end in ("low", "high")}
             sources[f"{name}/dual_clip_fraction"] = 0.0
     return sources
+
+
+def untimed(directory: Path) -> list[tuple[int, Mapping[str, Any]]]:
+    """(step, metrics) of every line, without what a clock says."""
+    timed = ("time/", "rollout/tokens_per_second")
+    return [
+        (line["step"], {name: value for name, value in line["metrics"].items() if not name.startswith(timed)})
+        for line in read_lines(directory / "metrics.jsonl")
+    ]
+
+
+def evaluations(directory: Path) -> list[dict[str, Any]]:
+    """Every row, without what a clock says."""
+    rows = read_lines(directory / "evaluations.jsonl")
+    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows]

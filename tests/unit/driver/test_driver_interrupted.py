@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from rlep.core.errors import LearnerLost
-from rlep.core.jsonl import read_lines
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training
 from rlep.launch.wings import rollouts, train_step
 from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
-from tests.unit.driver.driver_values import config_of, prompt_set, prompts_of
+from tests.unit.driver.driver_values import config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
@@ -62,18 +61,6 @@ def reached(events: int) -> Callable[[list[str]], bool]:
 def asked(step: int) -> Callable[[list[str]], bool]:
     """The step has asked for its replays."""
     return lambda happened: f"sample {step}" in happened
-
-
-def untimed(directory: Path) -> list[tuple[int, Mapping[str, Any]]]:
-    timed = ("time/", "rollout/tokens_per_second")
-    return [
-        (line["step"], {name: value for name, value in line["metrics"].items() if not name.startswith(timed)})
-        for line in read_lines(directory / "metrics.jsonl")
-    ]
-
-
-def evaluations(directory: Path) -> list[dict[str, Any]]:
-    return [{n: v for n, v in row.items() if n != "wall_s"} for row in read_lines(directory / "evaluations.jsonl")]
 
 
 def saved_steps(directory: Path) -> list[int]:

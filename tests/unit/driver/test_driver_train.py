@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training, rlep_step
 from tests.unit.driver.driver_fakes import Killed, Scene, World, data_of, filled_pool, scene_of
-from tests.unit.driver.driver_values import P, batch_bytes, config_of, prompt_set, prompts_of
+from tests.unit.driver.driver_values import P, batch_bytes, config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
@@ -36,21 +35,6 @@ async def trained(directory: Path, scene: Scene, **data: Any) -> Checkpoint:
         return await Training(scene.run, scene.trainers, values, store, rlep_step).run()
     finally:
         store.close()
-
-
-def untimed(directory: Path) -> list[tuple[int, Mapping[str, Any]]]:
-    """(step, metrics) of every line, without what a clock says."""
-    timed = ("time/", "rollout/tokens_per_second")
-    return [
-        (line["step"], {name: value for name, value in line["metrics"].items() if not name.startswith(timed)})
-        for line in read_lines(directory / "metrics.jsonl")
-    ]
-
-
-def evaluations(directory: Path) -> list[dict[str, Any]]:
-    """Every row, without what a clock says."""
-    rows = read_lines(directory / "evaluations.jsonl")
-    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows]
 
 
 def events(directory: Path) -> list[str]:
