@@ -173,7 +173,7 @@ async def _train(
         failures = actors.failures(inputs, read_only=True) if config.replay.failed else None
         watch = Watch(config.run.steps, progress.phases, shown=progress.step)
         control = actors.control(watch.progress)
-        progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
+        progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=True)}")
         await actors.started()
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
         if failures is not None:
@@ -195,7 +195,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         pool = actors.pool(inputs, read_only=False)
         failures = actors.failures(inputs, read_only=False) if config.collection.failed else None
         actors.control(Watch(None, progress.phases).progress)
-        progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
+        progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=False)}")
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         return await Collector(run, pool, store, prompts.prompts, failures).run()
@@ -242,8 +242,6 @@ def _train_set(inputs: Inputs) -> PromptSet:
     return inputs.train
 
 
-def _actor_counts(config: Config) -> str:
-    return (
-        f"{counted(config.generator.count, 'generator')}, {counted(config.learner.ranks, 'learner rank')}, "
-        f"{counted(config.verifier.count, 'verifier')}"
-    )
+def _actor_counts(config: Config, *, learns: bool) -> str:
+    ranks = [counted(config.learner.ranks, "learner rank")] if learns else []
+    return ", ".join([counted(config.generator.count, "generator"), *ranks, counted(config.verifier.count, "verifier")])
