@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "services/",
     },
+    "selftest": {"config", "engines", "engines/", "launch"},
     "quickstart": {"data"},
     "cli": set(),
     "cli/pool": set(),
@@ -66,9 +67,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_health": ("services/",),
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),
-    "torch.distributed": ("engines/",),
-    "torch": ("engines/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base_model.py"),
-    "transformers": ("engines/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
+    "torch.distributed": ("engines/", "selftest/learner_checks.py"),
+    "torch": ("engines/", "selftest/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base_model.py"),
+    "transformers": ("engines/", "selftest/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
 }
 """Third-party package -> where it may be imported, lazily or not."""
 
