@@ -31,7 +31,7 @@ class FunctionVerifier(BaseVerifier):
         """``function``: ``module:name``, importable here. Raises ConfigError for anything else."""
         version = source_version(function)
         if correct_at != 1.0:
-            version += f"-correct-at-{correct_at:g}"
+            version += f"-correct-at-{correct_at}"
         self._correct_at = correct_at
         super().__init__(f"python:{function}", version, WorkerPool(function, limits or Limits(), workers))
 

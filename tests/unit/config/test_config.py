@@ -121,6 +121,7 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
         ["verifier.correct_at=0.5", "verifier.profile=python:mine:grade"],
+        [r"verifier.profile='regex:label: (\w+)'"],
     ],
 )
 def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:

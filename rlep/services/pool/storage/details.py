@@ -59,7 +59,7 @@ def pack_details(trajectory: Trajectory) -> bytes:
 def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
     """The metadata with the verdict's score and parts among them. Raises ``RecordRefused`` where it has such keys itself."""
     metadata, verdict = dict(trajectory.metadata), trajectory.verdict
-    if taken := [key for key in metadata if isinstance(key, str) and key.startswith((_SCORE, _PART))]:
+    if taken := [key for key in metadata if _of_a_score(key)]:
         _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score")
     if verdict.score is None:
         if verdict.parts:
@@ -73,10 +73,10 @@ def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
 
 def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float], dict[str, str]]:
     """Score, parts and the rest of what ``stored_metadata`` gave. Raises ``RecordRefused`` where they are no such."""
-    if not any(key.startswith((_SCORE, _PART)) for key in metadata):
-        return None, {}, dict(metadata)
     rest = dict(metadata)
-    texts = {key: rest.pop(key) for key in metadata if key.startswith((_SCORE, _PART))}
+    texts = {key: rest.pop(key) for key in metadata if _of_a_score(key)}
+    if not texts:
+        return None, {}, rest
     try:
         numbers = {key: float(text) for key, text in texts.items()}
     except (TypeError, ValueError):
@@ -88,6 +88,10 @@ def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float
     if fault := score_fault(score, parts):
         _refuse(fault)
     return score, parts, rest
+
+
+def _of_a_score(key: object) -> bool:
+    return isinstance(key, str) and (key == _SCORE or key.startswith(_PART))
 
 
 def _packed_numbers(trajectory: Trajectory, pairs: int) -> bytes:
