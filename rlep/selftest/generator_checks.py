@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import numpy as np
 import torch
@@ -69,11 +69,10 @@ async def _weights(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) ->
             os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         kernels = acceleration().kernels if options.cpu_acceleration else None
         place = f"file://{rig.scratch}/meeting-weights"
-        made = learner(rig.model, options, rank=0, world_size=1, init_method=place, kernels=kernels)
         batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
-        made.update(scored(batch, made.score(batch)), rollout=0)
-        update, seconds, difference = await _sent(rig, made, sampler, halves(batch))
-        made.close()
+        with closing(learner(rig.model, options, rank=0, world_size=1, init_method=place, kernels=kernels)) as made:
+            made.update(scored(batch, made.score(batch)), rollout=0)
+            update, seconds, difference = await _sent(rig, made, sampler, halves(batch))
         size = sum(spec.nbytes for spec in update.layout)
         return (
             f"{transfer}: {size / 2**20:.1f} MiB in {seconds:.2f} s ({size / 2**30 / seconds:.2f} GiB/s), "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import numpy as np
@@ -51,7 +52,7 @@ def attention(rig: Rig, attend: Callable[..., tuple[Tensor, None]] = packed_atte
     slope = torch.randn_like(wanted)
     found.float().backward(slope) if dtype == torch.float32 else found.backward(slope.to(dtype))
     wanted.backward(slope)
-    pairs = {"output": (found, wanted)}
+    pairs = {"output": (found.detach(), wanted.detach())}
     for name, ours, true in zip(("query", "key", "value"), rounded, exact, strict=True):
         assert ours.grad is not None
         assert true.grad is not None
@@ -105,28 +106,24 @@ def _on_ranks(rig: Rig, learner: type[LearnerRank], ranks: int, options: Learner
 
 def updated_norm(make: Callable[[], LearnerRank], batch: SequenceBatch) -> float:
     """One rank's update; the norm of the gradient."""
-    made = make()
-    report = made.update(scored(batch, made.score(batch)), rollout=0)
-    made.close()
-    return report.grad_norm
+    with closing(make()) as made:
+        return made.update(scored(batch, made.score(batch)), rollout=0).grad_norm
 
 
 def state(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     """Sleep and wake, save and load: log-probs afterwards are the same to the bit."""
     batch = rig.batch(LENGTHS)
-    made = _alone(rig, learner, "state")
-    made.update(scored(batch, made.score(batch)), rollout=0)
-    before = made.score(batch)
-    made.sleep()
-    made.wake()
-    _same(before, made.score(batch), "sleep and wake")
-    made.save(rig.scratch / "checkpoint")
-    made.written(MAKING_S)
-    made.close()
-    again = _alone(rig, learner, "state-again")
-    again.load(rig.scratch / "checkpoint")
-    _same(before, again.score(batch), "save and load")
-    again.close()
+    with closing(_alone(rig, learner, "state")) as made:
+        made.update(scored(batch, made.score(batch)), rollout=0)
+        before = made.score(batch)
+        made.sleep()
+        made.wake()
+        _same(before, made.score(batch), "sleep and wake")
+        made.save(rig.scratch / "checkpoint")
+        made.written(MAKING_S)
+    with closing(_alone(rig, learner, "state-again")) as again:
+        again.load(rig.scratch / "checkpoint")
+        _same(before, again.score(batch), "save and load")
     return f"{len(before)} log-probs equal to the bit after sleep and wake, and after save and load"
 
 
@@ -142,14 +139,12 @@ def longest_rows(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     options = rig.learner()
     rows = max(1, options.micro_batch_tokens // rig.context)
     batch = rig.batch([rig.context] * (2 * rows))
-    made = _alone(rig, learner, "longest")
     try:
-        batch = scored(batch, made.score(batch))
-        reports = [made.update(batch, rollout=rollout) for rollout in range(2)]
+        with closing(_alone(rig, learner, "longest")) as made:
+            batch = scored(batch, made.score(batch))
+            reports = [made.update(batch, rollout=rollout) for rollout in range(2)]
     except torch.OutOfMemoryError as error:
         raise CheckFailed(f"two layers do not fit with rows of {rows * rig.context:,} tokens: {error}") from None
-    finally:
-        made.close()
     if skipped := next((report.skipped for report in reports if report.skipped), ""):
         raise CheckFailed(f"the update was skipped: {skipped}")
     cost = reports[1].cost
@@ -157,25 +152,26 @@ def longest_rows(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     return f"{2 * rows} sequences of {rig.context:,} tokens in {cost.seconds:.2f} s{memory}, two layers"
 
 
-def network(rig: Rig) -> str:
+def network(rig: Rig, reduce: Callable[[Tensor], object] = dist.all_reduce) -> str:
     """The ranks' all-reduce of 64 MiB."""
     if rig.cuda and torch.cuda.device_count() < 2:
         raise CheckSkipped("there is one GPU")
     place = f"file://{rig.scratch}/meeting-network"
-    seconds = call_all_apart(reduced, [(rig, rank, place) for rank in range(2)], deadline_s=MAKING_S)[0]
+    seconds = call_all_apart(reduced, [(rig.learner(), rank, place, reduce) for rank in range(2)], deadline_s=MAKING_S)[
+        0
+    ]
     return f"two ranks reduce {NETWORK_BYTES / 2**30 / seconds:.2f} GiB/s by {'NCCL' if rig.cuda else 'gloo'}"
 
 
-def reduced(rig: Rig, rank: int, place: str) -> float:
+def reduced(options: LearnerOptions, rank: int, place: str, reduce: Callable[[Tensor], object]) -> float:
     """Seconds of one all-reduce; the sum is checked."""
-    options = rig.learner()
     join_ranks(options, rank, 2, place)
     device = current_device(options.device)
     seconds = []
     for _ in range(NETWORK_ROUNDS):
         values = torch.full((NETWORK_BYTES // 4,), float(rank + 1), device=device)
         started = time.perf_counter()
-        dist.all_reduce(values)
+        reduce(values)
         total = (float(values[0]), float(values[-1]))  # waits for the device
         seconds.append(time.perf_counter() - started)
         if total != (3.0, 3.0):

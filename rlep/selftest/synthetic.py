@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
@@ -111,6 +112,7 @@ def build_model(source: Path, target: Path) -> None:
     tokenizer = [source / name for name in (*TOKENIZER_FILES, *OTHER_FILES) if (source / name).is_file()]
     if not (source / "config.json").is_file() or not tokenizer:
         raise ModelError(f"the self-test takes the model's shape from {source}: it needs config.json and the tokenizer")
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source)
         config.num_hidden_layers = LAYERS
