@@ -151,14 +151,19 @@ def test_every_import_keeps_to_the_layers() -> None:
     assert violations(PACKAGE) == []
 
 
-def test_only_the_two_engine_actors_use_cpu_acceleration() -> None:
+def test_only_the_engine_actors_and_the_self_test_use_cpu_acceleration() -> None:
     users = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         if any(is_within(name, "rlep.engines.cpu") for _, name in imports_of(path, PACKAGE))
     }
     outside = {user for user in users if not user.startswith("engines/cpu/")}
-    assert outside == {"actors/generator_actor.py", "actors/learner_actor.py"}
+    assert outside == {
+        "actors/generator_actor.py",
+        "actors/learner_actor.py",
+        "selftest/generator_checks.py",
+        "selftest/learner_checks.py",
+    }
 
 
 @pytest.mark.parametrize(
