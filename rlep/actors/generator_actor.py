@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 
+from rlep.actors.node_address import use_node_interface
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
@@ -23,6 +24,7 @@ class GeneratorActor:
         """``devices``: the GPUs to use instead of those that Ray gives this actor."""
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        use_node_interface()
         parts = acceleration().engine if options.cpu_acceleration else STOCK
         prepare_environment(options, runtime_parent, parts)
         self._sampler = Sampler(model, options, parts)

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
+from rlep.actors.node_address import node_address, use_node_interface
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.rendezvous import listen
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 if TYPE_CHECKING:
@@ -64,20 +66,22 @@ class Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._open = ExitStack()
+        self._listening: socket.socket | None = None
         self._writer: SharedMemoryWriter | None = None
         self._sender: WeightSender | None = None
 
     def meeting_point(self) -> str:
-        """Where the ranks meet: a free port of rank 0's machine."""
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return f"tcp://{address}:{probe.getsockname()[1]}"
+        """Where the ranks meet: a free port of rank 0's node, which listens from now on."""
+        address = node_address()
+        self._listening = listen(address)
+        host = f"[{address}]" if ":" in address else address
+        return f"tcp://{host}:{self._listening.getsockname()[1]}"
 
     def start(self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str) -> None:
         """Join the group and load the base weights."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        use_node_interface()
         from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
@@ -87,7 +91,8 @@ class Rank:
             options,
             rank=self._rank,
             world_size=world_size,
-            init_method=meeting_point,
+            meeting_point=meeting_point,
+            listening=self._listening,
             kernels=acceleration().kernels if options.cpu_acceleration else None,
         )
         self._open.callback(self._learner.close)
@@ -122,7 +127,7 @@ class Rank:
 
         if self._sender is not None:
             self._sender.close()
-        self._sender = WeightSender(ray.util.get_node_ip_address(), backend, world_size, deadline_s)
+        self._sender = WeightSender(node_address(), backend, world_size, deadline_s)
         return self._sender.group
 
     def send(self, group: BroadcastGroup, dtype: Dtype) -> None:

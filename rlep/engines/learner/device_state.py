@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -12,10 +13,13 @@ from torch import Tensor
 from rlep.core.heap import keep_freed_memory
 from rlep.core.seeds import seed_for
 from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.rendezvous import store_at
 
 
-def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method: str) -> None:
-    """Set up this process and join the default process group; blocks until all ranks are there."""
+def join_ranks(
+    options: LearnerOptions, rank: int, world_size: int, meeting_point: str, listening: socket.socket | None
+) -> None:
+    """Set up this process and join the default process group; blocks until all ranks are there. See ``LearnerRank``."""
     keep_freed_memory(None, one_arena=True)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -24,7 +28,7 @@ def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method:
     torch.manual_seed(seed_for(options.seed, "learner", rank))
     dist.init_process_group(
         "nccl" if options.device == "cuda" else "gloo",
-        init_method=init_method,
+        store=store_at(meeting_point, world_size, options.collective_timeout_s, listening),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=options.collective_timeout_s),

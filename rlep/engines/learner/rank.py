@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -56,7 +57,8 @@ class LearnerRank:
         *,
         rank: int,
         world_size: int,
-        init_method: str,
+        meeting_point: str,
+        listening: socket.socket | None = None,
         kernels: Kernels | None = None,
     ) -> None:
         """Join the group and load the base weights; blocks until all ranks are there.
@@ -66,7 +68,8 @@ class LearnerRank:
             options: equal on all ranks.
             rank: 0 … world_size - 1.
             world_size: number of ranks.
-            init_method: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+            meeting_point: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+            listening: rank 0's socket at that host and port, from ``rendezvous.listen``.
             kernels: replacements for the model's forward functions and matrix product.
 
         Raises:
@@ -75,7 +78,7 @@ class LearnerRank:
         self.options = options
         self._source, self._rank, self._world = model, rank, world_size
         with ExitStack() as undo:
-            join_ranks(options, rank, world_size, init_method)
+            join_ranks(options, rank, world_size, meeting_point, listening)
             undo.callback(dist.destroy_process_group)
             self._writer = BackgroundWriter(options.collective_timeout_s)
             self._build(kernels)

@@ -85,7 +85,7 @@ def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., Learner
         settings = replace(LearnerOptions(optimizer=PLAIN, threads=1), **options)
         started += 1
         meeting = f"file://{directory}/meeting-{started}"
-        living.append(LearnerRank(base, settings, rank=0, world_size=1, init_method=meeting, kernels=kernels))
+        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting, kernels=kernels))
         return living[-1]
 
     def close_all() -> None:
@@ -187,7 +187,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         options,
         rank=rank,
         world_size=spec.world_size,
-        init_method=spec.meeting,
+        meeting_point=spec.meeting,
         kernels=KERNELS["accelerated" if spec.accelerated else "plain"],
     )
     results = [carry_out(learner, rank, command) for command in spec.commands]

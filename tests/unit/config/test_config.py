@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlep.config.roles import Section
+from rlep.config.roles import GeneratorConfig, Section
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
@@ -57,6 +57,9 @@ def test_a_config_cannot_be_changed() -> None:
         config.run = config.run  # type: ignore[misc]
 
 
+ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -67,6 +70,18 @@ def test_a_config_cannot_be_changed() -> None:
         (["replay.require=true"], r"replay\.require is set but replay\.count = 0"),
         (["model.chat_template=false", "model.system_prompt=x"], r"model\.system_prompt needs model\.chat_template"),
         (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
+        (
+            ["generator.lease_s=153"],
+            r"generator\.lease_s = 153 is less than the 153\.6 s that a response of rollout\.max_tokens = 3072 takes",
+        ),
+        (
+            [*ON_NETWORK, "generator.transfer_deadline_s=150"],
+            r"learner\.collective_timeout_s = 300 must exceed 2 × generator\.transfer_deadline_s = 300",
+        ),
+        (
+            ["learner.collective_timeout_s=3600"],
+            r"learner\.deadline_s = 3600 must exceed learner\.collective_timeout_s = 3600",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
@@ -82,6 +97,14 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
 def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} = {value}: must be a finite number"):
         load_config([], [f"{key}={value}"])
+
+
+@pytest.mark.parametrize(
+    ("given", "max_tokens", "seconds"),
+    [(None, 12_000, 600), (None, 12_001, 600.05), (None, 20_480, 1024), (5.0, 48, 5), ("none", 20_480, 1024)],
+)
+def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, max_tokens: int, seconds: float) -> None:
+    assert GeneratorConfig.model_validate({"lease_s": given}).lease(max_tokens) == seconds
 
 
 COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
@@ -117,6 +140,10 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         [*COLOCATED, *ON_GPUS, "generator.memory_utilization=0.9"],
         [*COLOCATED, "learner.label_selector.zone=a", "generator.label_selector.zone=a"],
         ["rollout.fresh=1", "replay.count=1"],  # a group of two
+        ["generator.lease_s=154"],
+        [*ON_NETWORK, "generator.transfer_deadline_s=149"],
+        ["generator.transfer=gloo", "generator.transfer_deadline_s=500"],  # no rank waits for the one
+        ["learner.ranks=2", "generator.transfer_deadline_s=500"],  # nothing is transferred
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
     ],
