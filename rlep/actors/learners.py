@@ -18,7 +18,7 @@ from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, RoleStatus, State
 from rlep.actors.supervised import close_actor, watched
-from rlep.config.roles import LearnerConfig
+from rlep.config.roles import ActorConfig, LearnerConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
@@ -87,10 +87,19 @@ class Learners:
             self._shared.learner_up.set()
 
     def _slot(self, rank: int) -> BundleSlot:
-        """All ranks are reserved together or not at all: half a learner would only keep others out."""
+        """All ranks are reserved together or not at all: half a learner would only keep others out.
+
+        The ranks of one replica share a bundle, which is on one node.
+        """
         if self._shared is not None:
             return self._shared.slot_of_rank(rank)
-        return BundleSlot(self._cluster.reserve("learner", [self._config] * self._config.ranks), rank)
+        config = self._config
+        bundled = config.shards if config.replicas > 1 else 1
+        bundle = ActorConfig(
+            cpus=config.cpus * bundled, gpus=config.gpus * bundled, label_selector=config.label_selector
+        )
+        group = self._cluster.reserve("learner", [bundle] * (config.ranks // bundled))
+        return BundleSlot(group, rank // bundled)
 
     async def sleep(self) -> None:
         """Release the devices' memory until ``wake``. Raises ``LearnerLost``."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rlep.core.errors import ConfigError
 
@@ -137,6 +137,9 @@ class LearnerConfig(ActorConfig):
 
     ranks: Positive = 1
     """Number of ranks."""
+    replicas: Positive = 1
+    """Copies of the model, for ranks on several nodes (HSDP): each is sharded over ``ranks / replicas`` ranks of one node, and
+    only gradients go between nodes, at more memory per rank."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; master weights and reductions are float32. ``auto`` is bfloat16 on GPU, float32 on CPU."""
     micro_batch_tokens: Positive = 16384
@@ -159,6 +162,20 @@ class LearnerConfig(ActorConfig):
     """Longest wait for one score, update, weight update or checkpoint."""
     restarts: Count = 2
     """Times all ranks are restarted together from the last checkpoint before the run ends."""
+
+    @property
+    def shards(self) -> int:
+        """Ranks that one copy of the model is sharded over."""
+        return self.ranks // self.replicas
+
+    @model_validator(mode="after")
+    def _divided(self) -> Self:
+        if self.ranks % self.replicas:
+            raise ConfigError(
+                f"learner.replicas = {self.replicas} does not divide learner.ranks = {self.ranks}: every copy of the model is "
+                "sharded over the same number of ranks"
+            )
+        return self
 
 
 class PoolConfig(Section):

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlep.core.heap import keep_freed_memory
 from rlep.core.seeds import seed_for
@@ -33,6 +34,17 @@ def join_ranks(
         world_size=world_size,
         timeout=timedelta(seconds=options.collective_timeout_s),
     )
+
+
+def rank_mesh(options: LearnerOptions, world_size: int) -> DeviceMesh:
+    """All ranks: one dimension to shard over, the last, before it one of replicas if there are several.
+
+    Consecutive ranks are the shards of one replica.
+    """
+    if options.replicas == 1:
+        return init_device_mesh(options.device, (world_size,))
+    shape = options.replicas, world_size // options.replicas
+    return init_device_mesh(options.device, shape, mesh_dim_names=("replica", "shard"))
 
 
 def current_device(kind: str) -> torch.device:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
@@ -23,7 +22,7 @@ from rlep.algorithms.packing import Budget, pack
 from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
-from rlep.engines.learner.device_state import current_device, join_ranks, random_state, set_random_state
+from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
@@ -86,7 +85,7 @@ class LearnerRank:
 
     def _build(self, kernels: Kernels | None) -> None:
         options = self.options
-        mesh = init_device_mesh(options.device, (self._world,))
+        mesh = rank_mesh(options, self._world)
         build = partial(build_policy, options=options.policy, mesh=mesh, kernels=kernels)
         self._policy = build(self._source)
         self._reference = None if options.reference is None else build(options.reference)

@@ -44,6 +44,7 @@ class Spec:
     collective_timeout_s: float = 60.0
     lr: float = 1e-3
     clip_norm: float = 1.0
+    replicas: int = 1
     keep: bool = False
     """Whether the weights before a rollout's first update are kept."""
     accelerated: bool = False
@@ -179,6 +180,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,
+        replicas=spec.replicas,
         keep_start_weights=spec.keep,
         threads=1,
     )

@@ -79,6 +79,10 @@ ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
             r"learner\.collective_timeout_s = 300 must exceed 2 × generator\.transfer_deadline_s = 300",
         ),
         (
+            ["learner.ranks=8", "learner.replicas=3"],
+            r"learner\.replicas = 3 does not divide learner\.ranks = 8",
+        ),
+        (
             ["learner.collective_timeout_s=3600"],
             r"learner\.deadline_s = 3600 must exceed learner\.collective_timeout_s = 3600",
         ),
