@@ -11,7 +11,7 @@ import torch
 
 from rlep.algorithms.packing import take
 from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
-from tests.engines.learner.learner_process import Spec, log_of, run_ranks, same, save_batch, start_ranks
+from tests.engines.learner.learner_process import Command, Spec, log_of, run_ranks, same, save_batch, start_ranks
 from tests.small import contents
 
 
@@ -76,7 +76,7 @@ def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(
 ) -> None:
     path = save_batch(tmp_path / "batch.npz", ragged_batch())
 
-    def run(name: str, world_size: int, *first: tuple[str, ...], replicas: int = 1) -> list[Any]:
+    def run(name: str, world_size: int, *first: Command, replicas: int = 1) -> list[Any]:
         commands = [*first, ("gradients", str(tmp_path / f"{name}.pt")), ("score", path)]
         commands += [("save", str(tmp_path / name)), ("written",)]
         return run_ranks(tmp_path, model, world_size, commands, clip_norm=0.0, replicas=replicas, micro_batch_tokens=40)
