@@ -33,10 +33,12 @@ from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory
 from rlep.engines.learner.weight_sender import (
+    ChangeCheck,
     WeightDtype,
     WeightSender,
     scored_probes,
     send_weights,
+    weight_checksums,
     weight_update,
     write_weights,
 )
@@ -91,7 +93,7 @@ class LearnerRank:
         self._reference = None if options.reference is None else build(options.reference)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
-        self._start, self._offloaded = StartWeights(self._shards), OffloadedState()
+        self._start, self._offloaded, self._change = StartWeights(self._shards), OffloadedState(), ChangeCheck()
         self._updates = 0
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
         self._device = current_device(options.device)
@@ -180,11 +182,14 @@ class LearnerRank:
             The weight update on rank 0, None on ranks without a target.
 
         Raises:
+            UpdateError: updates that were applied changed no weight.
             WeightSyncError: the weights cannot be written.
         """
+        self._change.check(self._shards, version)
         dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
+        sums = weight_checksums(self._shards, dtype)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
-        return None if source is None else weight_update(self._shards, source, version, checks, dtype)
+        return None if source is None else weight_update(self._shards, source, version, checks, dtype, checksums=sums)
 
     def save(self, directory: Path) -> None:
         """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.
@@ -229,6 +234,7 @@ class LearnerRank:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
         self._start.forget()
+        self._change.forget()
         found = random_state(self._rank, self._device)
         position, absent = read_trainer(self._state() | found, frozenset(found), directory / "trainer")
         self._optimizer.set_steps(position.applied)
@@ -276,6 +282,7 @@ class LearnerRank:
             return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
         loss, sums = self._accumulate(batch, part_loss, entropy)
         step = self._optimizer.step(index)
+        self._change.note(step)
         clip = self.options.optimizer.clip_norm
         return UpdateReport(
             skipped="" if step.applied else "non-finite gradient",

@@ -115,6 +115,8 @@ class WeightUpdate:
     """At least one: a generator serves this version only after its own log-probs of them agree."""
     tolerance: float
     """Allowed absolute log-prob difference (nats), on average over the probes' tokens, e.g. 1e-4 in float32."""
+    checksums: tuple[int, ...] = ()
+    """Of each weight of the layout, by ``engines.weights.checksums``; without them nobody looks whether loading changed any."""
 
     def max_logprob_difference(self, scores: Sequence[Float32Array]) -> float:
         """Largest absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.

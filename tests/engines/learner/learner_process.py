@@ -24,6 +24,7 @@ from rlep.engines.cpu import acceleration
 from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
 from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.learner.weight_sender import weight_checksums
 
 Command = tuple[Any, ...]
 KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
@@ -162,6 +163,8 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
         learner.written(60.0)
     elif name == "load":
         learner.load(Path(arguments[0]))
+    elif name == "checksums":
+        return list(weight_checksums(learner._shards, "bfloat16"))
     elif name == "random":
         return torch.rand(4).tolist()
     elif name == "die" and rank == arguments[0]:

@@ -77,7 +77,7 @@ def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(
     path = save_batch(tmp_path / "batch.npz", ragged_batch())
 
     def run(name: str, world_size: int, *first: Command, replicas: int = 1) -> list[Any]:
-        commands = [*first, ("gradients", str(tmp_path / f"{name}.pt")), ("score", path)]
+        commands = [*first, ("checksums",), ("gradients", str(tmp_path / f"{name}.pt")), ("score", path)]
         commands += [("save", str(tmp_path / name)), ("written",)]
         return run_ranks(tmp_path, model, world_size, commands, clip_norm=0.0, replicas=replicas, micro_batch_tokens=40)
 
@@ -90,10 +90,11 @@ def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(
     assert relative_error(gradients("mesh"), gradients("flat")) <= bound
     assert mesh[0]["loss"] == flat[0]["loss"]
     assert mesh[0]["grad_norm"] == pytest.approx(flat[0]["grad_norm"], rel=1e-6)
-    np.testing.assert_allclose(mesh[2], flat[2], atol=1e-4)
+    np.testing.assert_allclose(mesh[3], flat[3], atol=1e-4)
     # What one mesh has saved another goes on from, to the bit.
-    run("narrow", 1, ("load", str(tmp_path / "mesh")))
-    run("wide", ranks, ("load", str(tmp_path / "narrow")), replicas=2)
+    narrow = run("narrow", 1, ("load", str(tmp_path / "mesh")))
+    wide = run("wide", ranks, ("load", str(tmp_path / "narrow")), replicas=2)
+    assert narrow[1] == wide[1] == mesh[1]
     for name in ("narrow", "wide"):
         assert same(gradients(name), gradients("mesh"))
         assert contents(tmp_path / name / "model") == contents(tmp_path / "mesh" / "model")
