@@ -80,7 +80,7 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()
         actors.verifiers()
-        actors.pool(inputs.tokenizer, read_only=False)
+        actors.pool(inputs, read_only=False)
         await actors.started()
         weights = actors.weights(learners, generators, inputs.train.prompts)
         yield Cast(generators, weights, inputs.train.prompts, learners)
