@@ -43,6 +43,7 @@ class GeneratorActor:
 
     async def load(self, weight_update: WeightUpdate) -> float:
         """Load published weights and confirm them by log-probs; returns the largest difference in nats."""
+        weight_update = weight_update.on_node(ray.get_runtime_context().get_node_id())
         await self._sampler.load_weights(weight_update)
         return await self._sampler.confirm(weight_update)
 

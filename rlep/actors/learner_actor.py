@@ -49,6 +49,10 @@ class LearnerActor:
         """``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
+    async def node(self) -> str:
+        """The id of the Ray node that it is on."""
+        return ray.get_runtime_context().get_node_id()
+
     async def run(self, method: str, *args: object) -> Any:
         """Call a method of ``Rank``; calls run one after another."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._rank, method), *args)
@@ -77,8 +81,10 @@ class Rank:
         host = f"[{address}]" if ":" in address else address
         return f"tcp://{host}:{self._listening.getsockname()[1]}"
 
-    def start(self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str) -> None:
-        """Join the group and load the base weights."""
+    def start(
+        self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str, writers: Sequence[int]
+    ) -> None:
+        """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
         use_node_interface()
@@ -96,7 +102,7 @@ class Rank:
             kernels=acceleration().kernels if options.cpu_acceleration else None,
         )
         self._open.callback(self._learner.close)
-        if self._rank == 0:
+        if self._rank in writers:
             directory = private_directory("weights", in_memory=True)
             self._open.callback(shutil.rmtree, directory, ignore_errors=True)
             self._writer = SharedMemoryWriter(directory)
@@ -115,9 +121,9 @@ class Rank:
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
 
     def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
-        """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; only rank 0 returns."""
+        """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; writers return."""
         weight_update = self._learner.publish(group or self._writer, version, probes, dtype)
-        return None if self._rank else weight_update
+        return None if self._writer is None else weight_update
 
     def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup | None:
         """Leave the last group with the generators and open a new one for them to join; only rank 0 returns it."""

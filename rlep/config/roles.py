@@ -97,8 +97,8 @@ class GeneratorConfig(ActorConfig):
     heartbeat_timeout_s: Seconds = 60
     """A generator that answers no heartbeat for this long is considered dead and replaced."""
     transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
-    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine; ``gloo`` (CPUs) or ``nccl``
-    (GPUs) over the network, from wherever the learner is."""
+    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine, or colocated; ``gloo`` (CPUs) or
+    ``nccl`` (GPUs) over the network, from wherever the learner is."""
     transfer_deadline_s: Seconds = 120
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
     lease_s: Seconds | None = None
@@ -211,7 +211,7 @@ class ClusterConfig(Section):
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
-    ``generator.tensor_parallel`` learner ranks, sharing them by time, on one machine; see ``docs/how-to/choose-devices.md``."""
+    ``generator.tensor_parallel`` learner ranks, sharing them by time; see ``docs/how-to/choose-devices.md``."""
     cpu_acceleration: bool = False
     """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
@@ -249,6 +249,10 @@ def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, strea
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
         and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
         f"{generator.count * width} ranks",
+        f"learner.replicas = {learner.replicas}": learner.replicas > 1
+        and learner.shards % width
+        and f"a generator of tensor_parallel = {width} has the devices of as many ranks of one replica, which has "
+        f"{learner.shards}",
         f"generator.gpus = {generator.gpus:g} and learner.gpus = {learner.gpus:g}": gpus
         and (generator.gpus, learner.gpus) != (width, 1)
         and f"a rank has one GPU, and a generator those of tensor_parallel = {width} ranks; set them to {width} and 1",

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import WeightSyncError
+from rlep.core.plural import counted
 from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import (
     NCCL_BUFFER_BYTES,
@@ -29,13 +30,13 @@ TIED_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class Loaded:
     """Checksums of one version: as it was published, and as each worker holds it, by name."""
 
     published: Mapping[str, int]
     workers: tuple[Mapping[str, int], ...]
 
-    def check_after(self, before: _Loaded | None) -> None:
+    def check_after(self, before: Loaded | None) -> None:
         """Raise ``WeightSyncError`` where published weights differ from those of ``before`` and the workers' do not.
 
         Of weights that vLLM holds under the same name: it merges some, and on CPUs it packs most.
@@ -51,7 +52,7 @@ class _Loaded:
         )
         if changed and same:
             raise WeightSyncError(
-                f"{len(changed)} weights were published with other values than before, and the engine still has the old ones"
+                f"{counted(len(changed), 'weight')} changed from the publication before, and the engine still has the old values"
             )
 
 
@@ -63,7 +64,7 @@ class WeightLoading:
         self._expected, self._options = expected, options
         self._group: BroadcastGroup | None = None
         self._barrier: Barrier | None = None
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
 
     async def check(self, weight_update: WeightUpdate) -> None:
         """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
@@ -90,7 +91,7 @@ class WeightLoading:
         if weight_update.checksums:
             names = [spec.name for spec in weight_update.layout]
             published = dict(zip(names, weight_update.checksums, strict=True))
-            loaded = _Loaded(published, tuple(await engine.collective_rpc("weight_checksums")))
+            loaded = Loaded(published, tuple(await engine.collective_rpc("weight_checksums")))
             loaded.check_after(self._loaded)
             self._loaded = loaded
 

@@ -125,6 +125,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
             ["learner.ranks=2"],
             "learner.ranks = 2: generator.count = 2 with generator.tensor_parallel = 2 has the devices of 4",
         ),
+        (["learner.replicas=4"], "learner.replicas = 4: a generator of tensor_parallel = 2 has .* which has 1"),
         (["learner.gpus=1"], "generator.gpus = 0 and learner.gpus = 1: a rank has one GPU, and a generator those of"),
         ([*ON_GPUS, "generator.gpus=1"], "generator.gpus = 1 and learner.gpus = 1: .* set them to 2 and 1"),
         ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: a sleeping learner keeps"),
