@@ -124,11 +124,12 @@ def grade(
     ] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
+    correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
 ) -> None:
-    """Grade responses: the same rows, in order, with status, extracted answer, path and seconds."""
+    """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.grade import grade_file
 
-    grade_file(file, profile, workers, out)
+    grade_file(file, profile, workers, out, correct_at=correct_at)
 
 
 @app.command()

@@ -86,6 +86,7 @@ ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
             ["learner.collective_timeout_s=3600"],
             r"learner\.deadline_s = 3600 must exceed learner\.collective_timeout_s = 3600",
         ),
+        (["verifier.correct_at=0.5"], r"verifier\.correct_at = 0\.5 with verifier\.profile = math: only a python:"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
@@ -151,6 +152,8 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         ["learner.ranks=2", "generator.transfer_deadline_s=500"],  # nothing is transferred
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
+        ["verifier.correct_at=0.5", "verifier.profile=python:mine:grade"],
+        [r"verifier.profile='regex:label: (\w+)'"],
     ],
 )
 def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:
