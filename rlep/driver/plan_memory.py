@@ -144,15 +144,15 @@ def plan_memory(config: Config, shape: ModelShape) -> MemoryPlan:
         cache = int(generator.kv_cache_gib * GIB)
     sequence = shape.kv_bytes(served) * longest
     kept = KEPT_BYTES if config.update.stream and config.update.prompts < config.rollout.prompts else 0
-    state, copy = -(-weights * (TRAINING_BYTES + kept) // learner.ranks), weights * computed
-    reference = -(-weights * 4 // learner.ranks) + copy if config.loss.kl_coef else 0
+    state, copy = -(-weights * (TRAINING_BYTES + kept) // learner.shards), weights * computed
+    reference = -(-weights * 4 // learner.shards) + copy if config.loss.kl_coef else 0
     tokens = max(learner.micro_batch_tokens, longest)
     activations = shape.activation_bytes(tokens, computed, checkpointing=learner.activation_checkpointing)
     activations += GPU_HEAD_BYTES if learner.gpus else CPU_HEAD_BYTES
     # The output embedding's gradient is summed in float32 and handed on in the compute type.
     activations += shape.vocabulary * shape.hidden * (4 if computed == 4 else 4 + computed)
     rank = state + copy + reference + activations
-    rests = state + -(-weights * 4 // learner.ranks) * (config.loss.kl_coef > 0)
+    rests = state + -(-weights * 4 // learner.shards) * (config.loss.kl_coef > 0)
     on_gpu = rank - rests if learner.cpu_offload else rank
     return MemoryPlan(
         parameters=weights,

@@ -70,7 +70,7 @@ async def _weights(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) ->
         kernels = acceleration().kernels if options.cpu_acceleration else None
         place = f"file://{rig.scratch}/meeting-weights"
         batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
-        with closing(learner(rig.model, options, rank=0, world_size=1, init_method=place, kernels=kernels)) as made:
+        with closing(learner(rig.model, options, rank=0, world_size=1, meeting_point=place, kernels=kernels)) as made:
             made.update(scored(batch, made.score(batch)), rollout=0)
             update, seconds, difference = await _sent(rig, made, sampler, halves(batch))
         size = sum(spec.nbytes for spec in update.layout)

@@ -94,7 +94,7 @@ def _on_ranks(rig: Rig, learner: type[LearnerRank], ranks: int, options: Learner
     calls = [
         (
             partial(
-                learner, rig.model, options, rank=rank, world_size=ranks, init_method=place, kernels=_kernels(options)
+                learner, rig.model, options, rank=rank, world_size=ranks, meeting_point=place, kernels=_kernels(options)
             ),
             rig.batch(lengths),
         )
@@ -165,7 +165,7 @@ def network(rig: Rig, reduce: Callable[[Tensor], object] = dist.all_reduce) -> s
 
 def reduced(options: LearnerOptions, rank: int, place: str, reduce: Callable[[Tensor], object]) -> float:
     """Seconds of one all-reduce; the sum is checked."""
-    join_ranks(options, rank, 2, place)
+    join_ranks(options, rank, 2, place, None)
     device = current_device(options.device)
     seconds = []
     for _ in range(NETWORK_ROUNDS):
@@ -183,7 +183,7 @@ def reduced(options: LearnerOptions, rank: int, place: str, reduce: Callable[[Te
 def _alone(rig: Rig, learner: type[LearnerRank], name: str) -> LearnerRank:
     options = rig.learner()
     make = partial(learner, rig.model, options, rank=0, world_size=1, kernels=_kernels(options))
-    return make(init_method=f"file://{rig.scratch}/meeting-{name}")
+    return make(meeting_point=f"file://{rig.scratch}/meeting-{name}")
 
 
 def _kernels(options: LearnerOptions) -> Kernels | None:

@@ -69,7 +69,7 @@ class Rig:
                 "update": self.config.update.model_copy(update={"warmup": 0, "schedule": "constant", "lr": 0.01}),
             }
         )
-        return replace(learner_options(plain), **changes)
+        return replace(learner_options(plain), **({"replicas": 1} | changes))
 
     def sampler(self, **changes: Any) -> SamplerOptions:
         """The configured generator's options, one worker and a share of the GPU, and with these changes."""

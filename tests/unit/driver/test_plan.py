@@ -137,6 +137,12 @@ def test_a_gpu_used_in_turns_needs_the_larger_of_both_and_its_rank_s_state_on_th
     assert plan_memory(load_config([RLEP]), MATH_7B).shared is None
 
 
+def test_each_replica_of_the_model_has_its_own_shards() -> None:
+    eight = [*(f"learner.{key}" for key in ("ranks=8", "replicas=2")), "loss.kl_coef=0.1"]
+    replicated = plan_memory(load_config([RLEP], eight), MATH_7B)
+    assert replicated == plan_memory(load_config([RLEP], ["learner.ranks=4", "loss.kl_coef=0.1"]), MATH_7B)
+
+
 def test_parameters_of_the_paper_s_model() -> None:
     # embedding and head 2 x 152064 x 3584; a layer: q and o 2 x 3584^2, k and v 2 x 3584 x 512, biases 3584 + 2 x 512,
     # MLP 3 x 3584 x 18944, norms 2 x 3584: 233,057,792; x 28; last norm 3584
