@@ -23,6 +23,7 @@ from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
+from rlep.engines.families import check_family
 from rlep.launch.before_start import check_cpus, check_pool, covered_questions, pool_exists
 from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
@@ -112,6 +113,7 @@ def evaluate(
 
 def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     inputs = _read(config, progress)
+    check_family(config.model.path)
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
     store = _open(config, inputs, phase)
     try:

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from rlep.cli import app
 from rlep.config.schema import Config
+from rlep.engines.families import FAMILIES
 from rlep.metrics.catalogue import METRICS, metric_for
 from tests.contract.test_layering import COMPOSE, MAY_IMPORT
 
@@ -226,6 +227,11 @@ def test_the_table_of_folders_is_the_layering() -> None:
     text = (DOCS / "explanation" / "architecture.md").read_text().split("## Folders")[1].split("\n## ")[0]
     rows = {folder: set(CODE.findall(may)) for folder, may in re.findall(r"^\| `(.+?)` \| .* \| (.*) \|$", text, re.M)}
     assert rows == {folder: set() if folder in COMPOSE else allowed for folder, allowed in MAY_IMPORT.items()}
+
+
+def test_the_table_of_families_is_the_codes() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (DOCS / "reference" / "families.md").read_text(), re.M)
+    assert dict(rows) == FAMILIES
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""The model families that are known to load, train and publish; ``docs/reference/families.md`` has the same table.
+
+Each is shown by ``tests/engines/test_families.py``: log-probs of the learner equal transformers' own, an update, and vLLM's
+log-probs after the weights have been published.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlep.core.errors import ModelError
+
+FAMILIES: dict[str, str] = {
+    "arcee": "Arcee",
+    "gemma": "Gemma",
+    "gemma3_text": "Gemma 3, text",
+    "glm4": "GLM-4",
+    "granite": "Granite 3",
+    "llama": "Llama 2 and 3",
+    "mistral": "Mistral",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "phi3": "Phi-3 and 4",
+    "qwen2": "Qwen2 and 2.5",
+    "qwen3": "Qwen3",
+    "seed_oss": "Seed-OSS",
+    "smollm3": "SmolLM3",
+    "starcoder2": "StarCoder2",
+}
+"""transformers' ``model_type`` -> what people call it."""
+
+
+def check_family(model_dir: Path) -> None:
+    """Raise ``ModelError`` where the learner is not known to train models of this family, named by its ``config.json``."""
+    path = model_dir / "config.json"
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+        kind = str(stated["model_type"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: no readable model_type: {error!r}") from error
+    if kind in FAMILIES:
+        return
+    experts = any(key in stated for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    why = "mixture-of-experts models are" if experts else f"family {kind!r} is"
+    raise ModelError(
+        f"{model_dir} is a {kind} model, and {why} not trained by rlep; it trains {', '.join(sorted(FAMILIES))} "
+        "(docs/reference/families.md)"
+    )

@@ -1,0 +1,49 @@
+"""Families that the learner does not train are refused by name, mixture-of-experts models as such."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep.core.errors import ModelError
+from rlep.engines.families import FAMILIES, check_family
+
+
+def described(directory: Path, **stated: Any) -> Path:
+    (directory / "config.json").write_text(json.dumps(stated))
+    return directory
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_families_of_the_table_are_taken(kind: str, tmp_path: Path) -> None:
+    check_family(described(tmp_path, model_type=kind))
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({"model_type": "gpt2"}, "is a gpt2 model, and family 'gpt2' is not trained by rlep; it trains arcee, "),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 128},
+            "is a qwen3_moe model, and mixture-of-experts models are not",
+        ),
+        (
+            {"model_type": "mixtral", "num_local_experts": 8},
+            "is a mixtral model, and mixture-of-experts models are not",
+        ),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "mixture-of-experts models are not trained by rlep"),
+        ({}, "no readable model_type: KeyError"),
+    ],
+)
+def test_anything_else_is_refused_by_name(stated: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        check_family(described(tmp_path, **stated))
+    assert reason in str(caught.value)
+
+
+def test_a_directory_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config.json: no readable model_type: FileNotFoundError"):
+        check_family(tmp_path)
