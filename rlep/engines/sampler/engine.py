@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 Result = TypeVar("Result")
+CPU_EXIT_S = 0.5
+"""How long a CPU engine's only process has to end by itself."""
 
 __all__ = ["Sampler", "SamplerHealth", "SamplerOptions", "prepare_environment"]
 
@@ -263,7 +265,9 @@ class Sampler:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         if engine is not None:
-            await asyncio.to_thread(engine.shutdown)
+            # A CPU has no device memory to hand back, and the engine's process takes seconds to take itself apart.
+            alone = self._options.device == "cpu" and self._options.tensor_parallel == 1
+            await asyncio.to_thread(engine.shutdown, CPU_EXIT_S if alone else None)
             await asyncio.to_thread(destroy_socket_context, engine)
         runtime = os.environ.get(RUNTIME_DIRECTORY_KEY)
         if runtime:
