@@ -89,6 +89,7 @@ def learner_options(config: Config) -> LearnerOptions:
             dtype=dtype,
             activation_checkpointing=role.activation_checkpointing,
             reshard_after_forward=role.reshard_after_forward,
+            unsharded_gradients=role.unsharded_gradients,
             cpu_offload=role.cpu_offload,
             compile=role.compile,
         ),

@@ -19,6 +19,9 @@ class PolicyOptions:
     """Of the computation; master weights and gradient reduction are always float32."""
     reshard_after_forward: bool = False
     """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
+    unsharded_gradients: bool = False
+    """Add up the micro-batches' gradients before they are reduce-scattered, once an update instead of once a micro-batch:
+    every rank then holds a whole float32 gradient, 4 bytes a parameter."""
     activation_checkpointing: bool = False
     """Save only each layer's input for the backward pass and recompute the rest."""
     cpu_offload: bool = False

@@ -22,7 +22,7 @@ import torch
 from rlep.core.types import SequenceBatch
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
+from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 
 Command = tuple[Any, ...]
@@ -46,6 +46,8 @@ class Spec:
     clip_norm: float = 1.0
     keep: bool = False
     """Whether the weights before a rollout's first update are kept."""
+    unsharded: bool = False
+    """Whether gradients are reduced once an update."""
     accelerated: bool = False
     """Whether the ranks take the kernels of ``rlep.engines.cpu``."""
 
@@ -176,6 +178,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     options = LearnerOptions(
+        policy=PolicyOptions(unsharded_gradients=spec.unsharded),
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,

@@ -33,7 +33,9 @@ def test_a_warm_up_longer_than_the_run_leaves_no_room_for_a_decay() -> None:
         learner_options(config_of(update={"schedule": "cosine"}))
 
 
-@pytest.mark.parametrize("key", ["compile", "reshard_after_forward", "activation_checkpointing", "cpu_offload"])
+@pytest.mark.parametrize(
+    "key", ["compile", "reshard_after_forward", "unsharded_gradients", "activation_checkpointing", "cpu_offload"]
+)
 def test_each_memory_and_speed_switch_reaches_the_policy(key: str) -> None:
     for wanted in (True, False):
         options = learner_options(config_of(learner={key: wanted, "gpus": 1}))
