@@ -70,7 +70,7 @@ class Learners:
         self._collective = asyncio.Lock()
 
     async def start(self) -> None:
-        """Place and start all ranks. Raises ``PlacementError``, ``ModelError`` or ``LearnerLost``."""
+        """Place and start all ranks. Raises ``PlacementError``, ``ModelError``, ``OutOfMemory`` or ``LearnerLost``."""
         placing = [
             self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, slot=self._slot(rank))
             for rank in range(self._config.ranks)
@@ -83,6 +83,8 @@ class Learners:
         meeting = await call(self._ranks[0].run.remote("meeting_point"), "learner-0.meeting_point", 60)
         deadline = self._config.start_deadline_s
         await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
+        if self._options.longest_sequence:
+            await self._all("rehearse")
         if self._shared is not None:
             self._shared.learner_up.set()
 

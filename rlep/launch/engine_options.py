@@ -111,6 +111,8 @@ def learner_options(config: Config) -> LearnerOptions:
         reference=config.model.path.absolute() if loss.kl_coef else None,
         device="cuda" if cuda else "cpu",
         micro_batch_tokens=role.micro_batch_tokens,
+        # On a GPU some seconds. A CPU would take minutes, and swaps before it fails.
+        longest_sequence=config.data.max_prompt_tokens + config.rollout.max_tokens if cuda else 0,
         threads=role.threads or max(1, int(role.cpus)),
         collective_timeout_s=role.collective_timeout_s,
         keep_start_weights=update.stream and update.prompts < config.rollout.prompts,

@@ -9,9 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlep.core.errors import OutOfMemory
 from rlep.core.heap import keep_freed_memory
+from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
 from rlep.engines.learner.options import LearnerOptions
+
+_HOST_FULL = "DefaultCPUAllocator: can't allocate memory"
+"""What torch says where the host has none left."""
 
 
 def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method: str) -> None:
@@ -34,6 +39,19 @@ def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method:
 def current_device(kind: str) -> torch.device:
     """The CPU, or the GPU (``cuda``) that this process has selected."""
     return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else None)
+
+
+def out_of_memory(error: RuntimeError, rank: int, work: str) -> OutOfMemory | None:
+    """``error`` with the numbers if it is a lack of memory, of the GPU or the host; torch has a class only for the first."""
+    if not isinstance(error, torch.OutOfMemoryError) and _HOST_FULL not in str(error):
+        return None
+    said = str(error).partition("\n")[0]
+    if torch.cuda.is_available():
+        free, whole = torch.cuda.mem_get_info()
+        said += (
+            f" (peak of this rank {sized(torch.cuda.max_memory_allocated())}, GPU {sized(whole)}, free {sized(free)})"
+        )
+    return OutOfMemory(f"learner rank {rank} has too little memory for {work}: {said}")
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, Tensor]:

@@ -84,6 +84,8 @@ class LearnerOptions:
     """``cpu`` communicates through gloo, ``cuda`` through NCCL."""
     micro_batch_tokens: int = 16384
     """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence is a micro-batch alone."""
+    longest_sequence: int = 0
+    """Tokens of the longest sequence that ``LearnerRank.rehearse`` prepares for; 0: nothing is rehearsed."""
     threads: int = 0
     """CPU threads of this rank; 0 is torch's default."""
     collective_timeout_s: float = 300.0

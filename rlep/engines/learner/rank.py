@@ -16,14 +16,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
-from rlep.algorithms.loss_stats import COLUMNS, SOURCES
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.core.errors import UpdateError
-from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
+from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, set_random_state
 from rlep.engines.learner.kernels import Kernels
+from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import LearnerOptions
@@ -31,7 +31,7 @@ from rlep.engines.learner.packed_row import PackedRow, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
-from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory
+from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
 from rlep.engines.learner.weight_sender import (
     WeightDtype,
     WeightSender,
@@ -117,13 +117,30 @@ class LearnerRank:
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
         self._start.updating(rollout, keep=self.options.keep_start_weights)
-        weights = normalizers(batch, options)  # [S]
         high_entropy = None
         if options.high_entropy_fraction < 1:
             mask = np.repeat(batch.trained, batch.response_lengths)
             high_entropy = high_entropy_mask(
                 self._no_grad_pass(batch, entropy=True), mask, options.high_entropy_fraction
             )
+        return self._step(batch, rollout, self._policy_loss(batch, high_entropy), entropy=True)
+
+    def rehearse(self) -> None:
+        """Compute the gradients of the largest update that the options allow, and drop them; all state stays to the bit.
+
+        Before the first rollout a GPU that is too small for it fails here, and not hours later at the longest responses.
+        """
+        batch = largest_update(self._world, self.options.micro_batch_tokens, self.options.longest_sequence)
+        self._start.updating(-1, keep=self.options.keep_start_weights)
+        self._accumulate(batch, self._policy_loss(batch, None), entropy=True)
+        self._optimizer.drop_gradients()
+        self._start.forget()
+        reset_peak_memory(self._device)
+
+    def _policy_loss(self, batch: SequenceBatch, high_entropy: BoolArray | None) -> _PartLoss:
+        """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
+        options = self.options.loss
+        weights = normalizers(batch, options)  # [S]
 
         def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
             part = packed_tokens(
@@ -138,7 +155,7 @@ class LearnerRank:
             )
             return packed_policy_loss(part, options)
 
-        return self._step(batch, rollout, part_loss, entropy=True)
+        return part_loss
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
@@ -147,7 +164,7 @@ class LearnerRank:
         def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
             per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
             loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
-            return loss, _no_sums(self._device)
+            return loss, LossSums.zeros(self._device)
 
         return self._step(batch, rollout, part_loss, entropy=False)
 
@@ -301,7 +318,7 @@ class LearnerRank:
 
         Each micro-batch's are reduce-scattered and added up in the shards, unless ``policy.unsharded_gradients``.
         """
-        loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), _no_sums(self._device)
+        loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
         plan = pack(batch, self._world, self._budget)[self._rank]
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
@@ -331,10 +348,3 @@ class LearnerRank:
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}
         return weights | self._optimizer.moments()
-
-
-def _no_sums(device: torch.device) -> LossSums:
-    return LossSums(
-        torch.zeros(len(SOURCES), len(COLUMNS), dtype=torch.float64, device=device),
-        torch.zeros(len(SOURCES), dtype=torch.float64, device=device),
-    )

@@ -107,6 +107,7 @@ def test_the_quickstart_s_layers_parse(name: str) -> None:
 
 
 def test_no_config_lies_anywhere_else() -> None:
-    known = {file.resolve() for file in chain(CONFIGS.glob("*.toml"), QUICKSTART.glob("*.toml"))}
+    places = (CONFIGS.glob("*.toml"), (CONFIGS / "machines").glob("*.toml"), QUICKSTART.glob("*.toml"))
+    known = {file.resolve() for file in chain(*places)}
     inside = chain((ROOT / "rlep").rglob("*.toml"), (ROOT / "deploy").rglob("*.toml"), CONFIGS.rglob("*.toml"))
     assert {file.resolve() for file in inside} == known
