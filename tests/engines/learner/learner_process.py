@@ -24,6 +24,7 @@ from rlep.engines.cpu import acceleration
 from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.learner.weight_sender import gathered
 
 Command = tuple[Any, ...]
 KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
@@ -157,6 +158,9 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
     if name == "gradients":
         gradients = gradients_of_first_update(learner)
         torch.save(gradients, arguments[0]) if rank == 0 else None
+    elif name == "gathered":
+        found = {dtype: dict(gathered(learner._shards, dtype)) for dtype in ("float32", "bfloat16")}
+        torch.save(found, arguments[0]) if rank == 0 else None
     elif name == "save":
         learner.save(Path(arguments[0]))
     elif name == "written":

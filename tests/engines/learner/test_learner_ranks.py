@@ -10,7 +10,7 @@ import torch
 
 from rlep.algorithms.packing import take
 from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
-from tests.engines.learner.learner_process import Spec, log_of, run_ranks, save_batch, start_ranks
+from tests.engines.learner.learner_process import Spec, log_of, run_ranks, same, save_batch, start_ranks
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +28,10 @@ def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_refer
     batch = ragged_batch()
     path = save_batch(tmp_path / "batch.npz", batch)
     # 40 tokens: most micro-batches hold two sequences.
-    commands = [("update", path, 0), ("gradients", str(tmp_path / "gradients.pt"))]
+    files = [str(tmp_path / name) for name in ("gradients.pt", "weights.pt")]
+    commands = [("update", path, 0), ("gradients", files[0]), ("gathered", files[1])]
     settings = {"micro_batch_tokens": 40, "clip_norm": 0.0, **setting}
-    report, _ = run_ranks(tmp_path, model, 2, commands, **settings)
+    report, *_ = run_ranks(tmp_path, model, 2, commands, **settings)
     loss, gradients = padded_gradients(model, batch)
     assert report["loss"] == pytest.approx(loss, rel=1e-6)
     assert relative_error(torch.load(tmp_path / "gradients.pt", weights_only=True), gradients) < 1e-6
@@ -38,6 +39,9 @@ def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_refer
     assert report["grad_norm"] == pytest.approx(wanted, rel=1e-6)
     trained = batch.trained & ~batch.replayed
     assert report["stats"]["fresh/tokens"] == batch.response_lengths[trained].sum()
+    weights = torch.load(files[1], weights_only=True)
+    rounded = {name: weight.bfloat16() for name, weight in weights["float32"].items()}
+    assert same(weights["bfloat16"], rounded)
 
 
 def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Path, tmp_path: Path) -> None:
