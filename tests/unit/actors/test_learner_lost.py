@@ -145,6 +145,27 @@ async def test_other_errors_of_a_rank_stay_what_they_are() -> None:
     assert not isinstance(error.value, OutOfMemory)
 
 
+@pytest.mark.parametrize(("longest", "begun"), [(0, ["start"]), (64, ["start", "rehearse"])])
+async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(longest: int, begun: list[str]) -> None:
+    asked: list[str] = []
+
+    async def answer() -> object:
+        return "tcp://nowhere:1"
+
+    def remote(method: str, *_: object) -> Awaitable[object]:
+        asked.append(method)
+        return answer()
+
+    async def place(*_: object, **__: object) -> Any:
+        return SimpleNamespace(run=SimpleNamespace(remote=remote), ping=SimpleNamespace(remote=alive))
+
+    cluster = SimpleNamespace(timeline=Timeline(), place=place, reserve=lambda *_: None)
+    options = LearnerOptions(longest_sequence=longest)
+    learners = Learners(cast(Any, cluster), LearnerConfig(ranks=2), Path("model"), options)
+    await learners.start()
+    assert asked == ["meeting_point", *(method for method in begun for _ in range(2))]
+
+
 INDEX = raises(IndexError("token id 99999 ≥ vocabulary 42\nmore"))
 DIED = fails(RayActorError(error_msg="the process was killed"))
 
