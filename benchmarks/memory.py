@@ -96,9 +96,9 @@ UNSHARDED = {"unsharded_gradients": True}
 CASES = (
     Case("toy", "toy", tokens=16_384, longest=128),
     Case("toy, accelerated", "toy", tokens=16_384, longest=128, accelerated=True),
+    Case("toy, bfloat16", "toy", tokens=16_384, longest=128, settings={"dtype": "bfloat16"}),
     Case("135M", tokens=1024, longest=512),
     Case("135M, checkpointing", settings={"activation_checkpointing": True}),
-    Case("135M, checkpointing, bfloat16", settings={"activation_checkpointing": True, "dtype": "bfloat16"}),
     Case("135M, reference", kl_coef=0.1),
     Case("135M, resharding", settings={"reshard_after_forward": True}),
     Case("135M, 1 rank", **FEW, gradients=True),
