@@ -167,7 +167,7 @@ async def cast(config: Config, *, pool: bool = False) -> AsyncIterator[Cast]:
     assert inputs.train is not None
     async with run_actors(config) as actors:
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
-        service = actors.pool(inputs.tokenizer, read_only=False) if pool else None
+        service = actors.pool(inputs, read_only=False) if pool else None
         await actors.started()
         weights = actors.weights(learners, generators, inputs.train.prompts)
         yield Cast(config, inputs, Recorded(generators), verifiers, learners, weights, service)

@@ -35,7 +35,9 @@ class VerifierActor:
 
     def start(self, config: VerifierConfig) -> None:
         """Start the grading processes."""
-        self._verifier = build_verifier(config.profile, workers=config.workers, limits=limits_of(config))
+        self._verifier = build_verifier(
+            config.profile, workers=config.workers, limits=limits_of(config), correct_at=config.correct_at
+        )
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
         """One verdict per text, in order."""

@@ -11,8 +11,8 @@ from rlep.core.types import Group
 
 
 def keep_group(group: Group) -> bool:
-    """Whether a group's verdicts differ; shaped scores play no part."""
-    return len({member.correct for member in group.members}) == 2
+    """Whether a group's verdicts differ: correct and not, or in their scores. The overlong penalty plays no part."""
+    return len({member.verdict.credit for member in group.members}) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class RefillReport:
     all_correct: int = 0
     """Groups dropped because every verdict was correct."""
     all_wrong: int = 0
-    """Groups dropped because none was."""
+    """Groups dropped because none was, and their scores, where they have any, are equal."""
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> RefillReport:
         """The report of one round."""
-        kept = sum(keep_group(group) for group in groups)
-        correct = sum(all(member.correct for member in group.members) for group in groups)
-        return cls(1, kept, correct, len(groups) - kept - correct)
+        dropped = [group for group in groups if not keep_group(group)]
+        correct = sum(all(member.correct for member in group.members) for group in dropped)
+        return cls(1, len(groups) - len(dropped), correct, len(dropped) - correct)
 
     def __add__(self, other: RefillReport) -> RefillReport:
         return RefillReport(

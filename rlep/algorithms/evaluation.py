@@ -8,10 +8,11 @@ independent evidence. ``stderr`` is the standard error clustered by question, sd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from rlep.algorithms.rollout_stats import part_means
 from rlep.core.errors import DataError
 from rlep.core.seeds import generator_for
 from rlep.core.types import BoolArray, Float64Array, Int64Array
@@ -32,6 +33,10 @@ class Question:
     """``[n]``: whether each sample's verdict is ``correct``."""
     answers: tuple[str | None, ...]
     """The extracted answer of each sample, n of them; None where there was none."""
+    scores: tuple[float, ...] | None = None
+    """Partial credit of each sample, n of them; None, of all questions, where the verifier gives no scores."""
+    parts: tuple[Mapping[str, float], ...] = ()
+    """The named parts of each sample's score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,14 @@ class SourceReport:
     best: Estimate
     passes: Mapping[int, Estimate]
     """Unbiased pass@k by k."""
+    score: Estimate | None = None
+    """Mean partial credit; None where the verifier gives no scores."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Mean of each named part of the scores, over the samples that have it."""
 
     def to_json(self) -> dict[str, object]:
         """The row as it stands in ``evaluations.jsonl``."""
-        return {
+        row: dict[str, object] = {
             "data_source": self.data_source,
             "questions": self.questions,
             "n": self.samples,
@@ -83,11 +92,16 @@ class SourceReport:
             "pass_ci": {str(k): estimate.interval for k, estimate in self.passes.items()},
             "interval": INTERVAL,
         }
+        if self.score is not None:
+            row |= {"score": self.score.value, "score_ci": self.score.interval, "parts": dict(self.parts)}
+        return row
 
     def cells(self) -> dict[str, str]:
         """The row for a table: column title to text, in per cent."""
         shown = {f"avg@{self.samples}": self.avg, f"maj@{self.samples}": self.maj, f"best@{self.samples}": self.best}
         shown |= {f"pass@{k}": estimate for k, estimate in self.passes.items() if 1 < k < self.samples}
+        if self.score is not None:
+            shown["score"] = self.score
         counts = {"data source": self.data_source, "questions": str(self.questions)}
         return counts | {title: _percent(estimate) for title, estimate in shown.items()}
 
@@ -175,10 +189,15 @@ def _source_report(questions: Sequence[Question], name: str, samples: int, *, se
         correct.any(axis=1).astype(np.float64),
         *(pass_at_k(successes, samples, k) for k in ks),
     ]
-    avg, maj, best, *passes = estimates(np.stack(columns, axis=1), seed=seed, address=name)
+    scores = [float(np.mean(question.scores)) for question in questions if question.scores is not None]
+    if scores:
+        columns.append(np.array(scores, dtype=np.float64))
+    avg, maj, best, *others = estimates(np.stack(columns, axis=1), seed=seed, address=name)
     answered = float(np.mean([answer is not None for question in questions for answer in question.answers]))
-    by_k = dict(zip(ks, passes, strict=True))
-    return SourceReport(name, len(questions), samples, answered, avg, maj, best, by_k)
+    by_k = dict(zip(ks, others[: len(ks)], strict=True))
+    score = others[len(ks)] if scores else None
+    parts = part_means([one for question in questions for one in question.parts])
+    return SourceReport(name, len(questions), samples, answered, avg, maj, best, by_k, score, parts)
 
 
 def _samples_of(questions: Sequence[Question]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +85,12 @@ def rollout_stats(
         groups_without_replays=sum(not group.replays for group in groups),
         groups_without_signal=int(zero_variance(values, ids)[first].sum()),
     )
+
+
+def part_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each named part of some scores, by name, over those that have it."""
+    names = sorted({name for one in parts for name in one})
+    return {name: float(np.mean([one[name] for one in parts if name in one])) for name in names}
 
 
 def _mean(values: Float64Array, rows: BoolArray) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlep.core.errors import ConfigError
-from rlep.core.types import STATUSES, BoolArray, Float64Array, Status, Trajectory
+from rlep.core.types import STATUSES, BoolArray, Float64Array, Status, Trajectory, Verdict
 
 
 def status_rewards(*, correct: float = 1.0, wrong: float = -1.0) -> dict[Status, float]:
@@ -60,9 +60,13 @@ class Rewards:
 
 
 def rewards(trajectories: Sequence[Trajectory], shaping: Shaping) -> Rewards:
-    """Score trajectories, fresh and replayed alike: reward of the status plus the soft overlong penalty."""
+    """Score trajectories, fresh and replayed alike: reward of the verdict plus the soft overlong penalty.
+
+    A verdict without a score has the reward of its status; one with score s has (1 − s) · wrong + s · correct, of the
+    rewards of these two statuses. A replay has the verdict, and thus the score, that it was stored with.
+    """
     penalties = [_penalty_of(len(t.tokens), shaping) for t in trajectories]
-    base = [shaping.rewards[t.verdict.status] for t in trajectories]
+    base = [_reward_of(t.verdict, shaping.rewards) for t in trajectories]
     truncated = np.array([t.finish_reason == "length" for t in trajectories], dtype=np.bool_)
     return Rewards(
         accuracy=np.array([t.correct for t in trajectories], dtype=np.bool_),
@@ -80,6 +84,12 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
         raise ValueError(f"length = {length}: a response has no fewer than 0 tokens")
     _check_penalty(max_length, buffer, factor)
     return factor * max(-1.0, min(0.0, ((max_length - buffer) - length) / buffer))
+
+
+def _reward_of(verdict: Verdict, rewards: Mapping[Status, float]) -> float:
+    if verdict.score is None:
+        return rewards[verdict.status]
+    return (1.0 - verdict.score) * rewards["wrong"] + verdict.score * rewards["correct"]
 
 
 def _penalty_of(length: int, shaping: Shaping) -> float:

@@ -56,7 +56,7 @@ def _start(
     config = load_config(files, overrides or ())
     with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
         if command == "collect":
-            runs.collect(config, progress)
+            progress.result(runs.collected_text(config, runs.collect(config, progress)))
         else:
             trained = {"train": runs.train, "sft": runs.sft}[command](config, progress)
             progress.result(f"model: {trained.model}")
@@ -71,9 +71,9 @@ def train(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as
 
 @app.command()
 @command_errors
-def collect(files: Files, overrides: Overrides = None) -> None:
+def collect(files: Files, overrides: Overrides = None, *, quiet: Quiet = False) -> None:
     """Generate responses to every training question with model.path, and store the verified ones in the pool."""
-    _start("collect", files, overrides)
+    _start("collect", files, overrides, quiet=quiet)
 
 
 @app.command()
@@ -124,11 +124,12 @@ def grade(
     ] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
+    correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
 ) -> None:
-    """Grade responses: the same rows, in order, with status, extracted answer, path and seconds."""
+    """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
     from rlep.cli.grade import grade_file
 
-    grade_file(file, profile, workers, out)
+    grade_file(file, profile, workers, out, correct_at=correct_at)
 
 
 @app.command()

@@ -16,7 +16,7 @@ NAMED = 10
 """Rows without a verdict that are named one by one."""
 
 
-def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None:
+def grade_file(file: Path, profile: str, workers: int, out: Path | None, *, correct_at: float = 1.0) -> None:
     """Grade a JSONL file; a malformed row is reported in its place.
 
     Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file, and
@@ -30,7 +30,7 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None) -> None
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
         lines = stack.enter_context(file.open(encoding="utf-8", errors="surrogateescape"))
-        verifier = stack.enter_context(build_verifier(profile, workers=workers))
+        verifier = stack.enter_context(build_verifier(profile, workers=workers, correct_at=correct_at))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
         with bars.phase("grade", total, "rows") as advance:

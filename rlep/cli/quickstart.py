@@ -13,7 +13,7 @@ from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.launch.runs import collect, train
+from rlep.launch.runs import collect, collected_text, train
 from rlep.quickstart.task import build_task
 from rlep.report import build_report, summary
 
@@ -42,9 +42,8 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
 
     first = stage("phase 1: train without replay", "train", "phase1", _at(runs[0]))
     policy = f"model.path={_text(train(first, progress).model)}"
-    collect(
-        stage("collect: its verified responses fill the pool", "collect", "collect", policy, _at(runs[1])), progress
-    )
+    collecting = stage("collect: its verified responses fill the pool", "collect", "collect", policy, _at(runs[1]))
+    progress.say(collected_text(collecting, collect(collecting, progress)))
     train(stage("phase 2: from the base again, with replay", "train", "phase2", _at(runs[2])), progress)
     files = build_report(runs, directory / "report")
     progress.say("")

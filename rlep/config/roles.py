@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from rlep.core.errors import ConfigError
 
@@ -113,12 +113,23 @@ class VerifierConfig(ActorConfig):
     )
     """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
     ``exact``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/reference/verifier.md``."""
+    correct_at: float = Field(1.0, gt=0, le=1)
+    """Least score that is ``correct``, where ``python:module:function`` gives scores; the reward stays that of the score."""
     cpu_seconds: Seconds = 1.0
     """CPU time one verdict may take before it is ``timeout``."""
     restarts: Count = 3
     """Times a dead verifier is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """A verifier that answers no heartbeat for this long while it grades is considered dead and replaced."""
+
+    @model_validator(mode="after")
+    def _only_functions_give_scores(self) -> Self:
+        if self.correct_at != 1.0 and not self.profile.startswith("python:"):
+            raise ConfigError(
+                f"verifier.correct_at = {self.correct_at:g} with verifier.profile = {self.profile}: only a "
+                "python:module:function gives scores; leave it at 1"
+            )
+        return self
 
 
 class LearnerConfig(ActorConfig):

@@ -84,7 +84,7 @@ class RolloutConfig(Section):
     deadline_s: Seconds = 3600
     """Longest rollout of one step; then the run ends with an error that counts the missing samples."""
     dynamic_sampling: bool = False
-    """DAPO: drop prompts whose verdicts are all equal and draw others."""
+    """DAPO: drop prompts whose verdicts (and scores, if the verifier gives any) are all equal and draw others."""
     refill_limit: Positive = 4
     """Dynamic sampling: a step samples at most this many times ``prompts``, then continues with the groups it has."""
     max_staleness: Count = 0
@@ -127,9 +127,9 @@ class RewardConfig(Section):
     """From verdict to reward."""
 
     correct: float = 1.0
-    """Reward of a correct response."""
+    """Reward of a correct response, and of a score of 1."""
     otherwise: float = -1.0
-    """Reward of every other verdict, timeouts included."""
+    """Reward of every other verdict, timeouts included, and of a score of 0."""
     overlong_buffer: Count = 512
     """Lc: tokens before ``rollout.max_tokens`` over which the penalty grows linearly; 0 switches it off."""
     overlong_factor: float = Field(1.0, ge=0)

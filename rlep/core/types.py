@@ -163,6 +163,15 @@ class Verdict:
     """Which path decided: ``fast``, ``full`` or ``gate``."""
     seconds: float = 0.0
     """Time it took, in seconds."""
+    score: float | None = None
+    """Partial credit in [0, 1], before shaping; None where the verifier only says correct or not."""
+    parts: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What goes with a score, by name: becomes metrics, and plays no part in the reward."""
+
+    @property
+    def credit(self) -> float:
+        """``score``; without one 1 for ``correct`` and 0 for every other status."""
+        return float(self.status == "correct") if self.score is None else self.score
 
 
 @dataclass(frozen=True, slots=True)

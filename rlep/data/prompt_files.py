@@ -190,9 +190,11 @@ def _read_jsonl(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
 
 def _parse_line(line: bytes, where: str) -> dict[str, object]:
     try:
-        raw = json.loads(line.decode("utf-8-sig"))
+        raw = json.loads(line.decode("utf-8-sig").rstrip("\r\n"))
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: text that is not UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error.msg} at column {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     if not isinstance(raw, dict):

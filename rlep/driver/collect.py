@@ -116,6 +116,16 @@ class Collector:
             line["wall_s"] = round(time.monotonic() - self._begun, 3)
             self._ledger.append(line)
             self._done[prompt_id] = line
+        self._run.progress.note(self._so_far())
+
+    def _so_far(self) -> str:
+        asked = [line for prompt in self._prompts if (line := self._done.get(prompt.id)) is not None]
+        correct, candidates = (sum(line[key] for line in asked) for key in ("correct", "candidates"))
+        covered = sum(line["admitted"] > 0 for line in asked)
+        return (
+            f"question {len(asked)}/{len(self._prompts)}: {100 * correct / candidates:.1f} % of {candidates} responses "
+            f"correct, {counted(covered, 'question')} covered"
+        )
 
     async def _finish(self, *, asked: int) -> Collected:
         collected = _collected(list(self._done.values()), await self._pool.digest())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,12 +44,15 @@ async def evaluate_policy(run: Run, prompts: Sequence[Prompt], samples: int) -> 
             async for prompt, members in finished:
                 graded[prompt.id] = tuple(members)
     rows = tuple(graded[prompt.id] for prompt in prompts)
+    scored = any(member.verdict.score is not None for members in rows for member in members)
     questions = [
         Question(
             prompt_id=prompt.id,
             data_source=prompt.data_source,
             correct=np.array([member.correct for member in members], dtype=np.bool_),
             answers=tuple(member.verdict.extracted for member in members),
+            scores=tuple(member.verdict.credit for member in members) if scored else None,
+            parts=tuple(member.verdict.parts for member in members),
         )
         for prompt, members in zip(prompts, rows, strict=True)
     ]
@@ -60,7 +65,7 @@ def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
     import pyarrow.parquet as pq
 
     pairs = [(p, n, t) for p, ts in zip(evaluated.prompts, evaluated.samples, strict=True) for n, t in enumerate(ts)]
-    columns = {
+    columns: dict[str, list[Any]] = {
         "prompt_id": [prompt.id for prompt, _, _ in pairs],
         "data_source": [prompt.data_source for prompt, _, _ in pairs],
         "question": [prompt.question for prompt, _, _ in pairs],
@@ -73,6 +78,9 @@ def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
         "tokens": [len(member.tokens) for _, _, member in pairs],
         "policy_version": [member.provenance.policy_version for _, _, member in pairs],
     }
+    if any(member.verdict.score is not None for _, _, member in pairs):
+        columns["score"] = [member.verdict.score for _, _, member in pairs]
+        columns["parts"] = [json.dumps(dict(member.verdict.parts)) for _, _, member in pairs]
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     pq.write_table(pa.table(columns), part)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlep.algorithms.loss_stats import SOURCES
-from rlep.algorithms.rollout_stats import RolloutStats, rollout_stats
+from rlep.algorithms.rollout_stats import RolloutStats, part_means, rollout_stats
 from rlep.algorithms.staleness import importance_weights, token_staleness
 from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, Trajectory, UpdateCost, UpdateOutcome, Verdict
 from rlep.driver.replays import wanted_replays
@@ -63,13 +63,25 @@ def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajecto
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> dict[str, MetricValue]:
+    values = _scores(verdicts)
     statuses = Counter(verdict.status for verdict in verdicts)
     latencies = Counter(bisect_left(LATENCY_BOUNDS, verdict.seconds) for verdict in verdicts)
-    return {
+    return values | {
         "verifier/fast": sum(verdict.path == "fast" for verdict in verdicts) / len(verdicts),
         "verifier/seconds": sum(verdict.seconds for verdict in verdicts) / len(verdicts),
         "verifier/latency": [latencies[bucket] for bucket in range(len(LATENCY_BOUNDS) + 1)],
         **{f"verifier/status/{status}": statuses[status] for status in STATUSES},
+    }
+
+
+def _scores(verdicts: Sequence[Verdict]) -> dict[str, MetricValue]:
+    """Partial credit and its parts, where a verifier gives them."""
+    if all(verdict.score is None for verdict in verdicts):
+        return {}
+    parts = part_means([verdict.parts for verdict in verdicts])
+    return {
+        "rollout/score": float(np.mean([verdict.credit for verdict in verdicts])),
+        **{f"rollout/part/{name}": mean for name, mean in parts.items()},
     }
 
 

@@ -99,19 +99,26 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
     Raises:
         ModelError: no such directory, no tokenizer in it, one that cannot be read, or one without EOS.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     _check_directory(model_dir)
     if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(f"{model_dir}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
-    loader = PreTrainedTokenizerFast if (model_dir / "tokenizer.json").is_file() else AutoTokenizer
     try:
-        backend = loader.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
+        backend = _loader(model_dir).from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
     if backend.eos_token_id is None:
         raise ModelError(f"{model_dir}: the tokenizer names no EOS token, so no response could end")
     return Tokenizer(backend)
+
+
+def _loader(model_dir: Path) -> Any:
+    if (model_dir / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer  # imports torch, which takes seconds
+
+    return AutoTokenizer
 
 
 def context_length(model_dir: Path) -> int:

@@ -48,6 +48,8 @@ class Inputs:
     """What a command reads before it starts anything."""
 
     tokenizer: Tokenizer
+    vocabulary: int | None
+    """Rows of the model's embedding."""
     model_digest: str
     train: PromptSet | None
     evaluation: PromptSet | None
@@ -66,6 +68,7 @@ def read_inputs(config: Config, *, train: bool = True) -> Inputs:
     check_context(config)
     return Inputs(
         tokenizer,
+        vocabulary_size(model.path),
         fingerprint(model.path),
         read_prompts(config, [data.train], tokenizer) if train else None,
         read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
@@ -174,17 +177,17 @@ class RunActors:
         self._watched.append(role.status)
         return role
 
-    def pool(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
+    def pool(self, inputs: Inputs, *, read_only: bool) -> PoolService:
         """The experience pool."""
         options = PoolOptions(minimum=self.config.replay.minimum, read_only=read_only)
-        return self._pool("pool", "", tokenizer, options, cap=self.config.collection.cap)
+        return self._pool("pool", "", inputs, options, cap=self.config.collection.cap)
 
-    def failures(self, tokenizer: Tokenizer, *, read_only: bool) -> PoolService:
+    def failures(self, inputs: Inputs, *, read_only: bool) -> PoolService:
         """The pool of wrong responses beside it, for ``replay.failed``."""
         options = PoolOptions(minimum=1, read_only=read_only, holds="wrong")
-        return self._pool("failures", FAILURES, tokenizer, options, cap=self.config.collection.failed)
+        return self._pool("failures", FAILURES, inputs, options, cap=self.config.collection.failed)
 
-    def _pool(self, actor: str, suffix: str, tokenizer: Tokenizer, options: PoolOptions, *, cap: int) -> PoolService:
+    def _pool(self, actor: str, suffix: str, inputs: Inputs, options: PoolOptions, *, cap: int) -> PoolService:
         config = self.config
         pool = config.pool.model_copy(update={"name": config.pool.name + suffix})
         options = replace(
@@ -192,9 +195,9 @@ class RunActors:
             cap=None if options.read_only else cap,
             writer=config.run.name,
             deadline=config.pool.deadline_s,
-            vocabulary=vocabulary_size(config.model.path),
+            vocabulary=inputs.vocabulary,
         )
-        role = PoolService(self.cluster, pool, config.pool_directory, (tokenizer.digest, options), actor)
+        role = PoolService(self.cluster, pool, config.pool_directory, (inputs.tokenizer.digest, options), actor)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role

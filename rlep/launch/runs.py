@@ -23,7 +23,6 @@ from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
-from rlep.engines.tokenizer import vocabulary_size
 from rlep.launch.before_start import check_cpus, check_pool, covered_questions, memory_advice, pool_exists
 from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
@@ -80,6 +79,15 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
     finally:
         store.close()
+
+
+def collected_text(config: Config, collected: Collected) -> str:
+    """What the pool holds after a collection, in one line."""
+    coverage = collected.coverage
+    return (
+        f"pool {config.pool.name}: {counted(coverage.accepted, 'response')} to {coverage.covered} of "
+        f"{counted(coverage.questions, 'question')} ({collected.correct} of {counted(collected.candidates, 'candidate')} correct)"
+    )
 
 
 def evaluate(
@@ -170,11 +178,11 @@ async def _train(
     prompts = _train_set(inputs)
     async with run_actors(config, partial(_report, store)) as actors:
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
-        pool = actors.pool(inputs.tokenizer, read_only=True) if config.replay.count else None
-        failures = actors.failures(inputs.tokenizer, read_only=True) if config.replay.failed else None
+        pool = actors.pool(inputs, read_only=True) if config.replay.count else None
+        failures = actors.failures(inputs, read_only=True) if config.replay.failed else None
         watch = Watch(config.run.steps, progress.phases, shown=progress.step)
         control = actors.control(watch.progress)
-        progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
+        progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=True)}")
         await actors.started()
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
         if failures is not None:
@@ -193,19 +201,13 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
     prompts = _train_set(inputs)
     async with run_actors(config, partial(_report, store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
-        pool = actors.pool(inputs.tokenizer, read_only=False)
-        failures = actors.failures(inputs.tokenizer, read_only=False) if config.collection.failed else None
+        pool = actors.pool(inputs, read_only=False)
+        failures = actors.failures(inputs, read_only=False) if config.collection.failed else None
         actors.control(Watch(None, progress.phases).progress)
-        progress.note(f"{config.run.name}: starting {_actor_counts(config)}")
+        progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=False)}")
         await actors.started()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
-        collected = await Collector(run, pool, store, prompts.prompts, failures).run()
-    coverage = collected.coverage
-    progress.note(
-        f"pool {config.pool.name}: {counted(coverage.accepted, 'response')} to {coverage.covered} of "
-        f"{counted(coverage.questions, 'question')} ({collected.correct} of {counted(collected.candidates, 'candidate')} correct)"
-    )
-    return collected
+        return await Collector(run, pool, store, prompts.prompts, failures).run()
 
 
 async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -> Evaluated:
@@ -239,7 +241,7 @@ def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress
         tokenizer_digest=inputs.tokenizer.digest,
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
         generator_dtype=generator_dtype(config),
-        vocabulary=vocabulary_size(config.model.path),
+        vocabulary=inputs.vocabulary,
     )
 
 
@@ -249,8 +251,6 @@ def _train_set(inputs: Inputs) -> PromptSet:
     return inputs.train
 
 
-def _actor_counts(config: Config) -> str:
-    return (
-        f"{counted(config.generator.count, 'generator')}, {counted(config.learner.ranks, 'learner rank')}, "
-        f"{counted(config.verifier.count, 'verifier')}"
-    )
+def _actor_counts(config: Config, *, learns: bool) -> str:
+    ranks = [counted(config.learner.ranks, "learner rank")] if learns else []
+    return ", ".join([counted(config.generator.count, "generator"), *ranks, counted(config.verifier.count, "verifier")])

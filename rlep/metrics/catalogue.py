@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, Protocol
 
+from rlep.core.scores import PART_NAME
 from rlep.core.types import STATUSES
 
 Number = float | int
@@ -27,6 +28,7 @@ PLACEHOLDERS: dict[str, str] = {
     "role": "generator|verifier|pool|learner",
     "data_source": r"\S(?:.*\S)?",
     "k": "[1-9][0-9]*",
+    "part": PART_NAME,
 }
 """What may stand where a name says ``<source>``, ``<status>``, …: a regular expression each."""
 
@@ -48,6 +50,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/tokens_per_second", "tokens/s", "Fresh response tokens over the time generation was running"),
     Metric("rollout/accuracy", "share", "Fresh rollouts that the verifier found correct, before any shaping"),
     Metric("rollout/reward", "reward", "Mean shaped reward of the fresh rollouts (verdict plus overlong penalty)"),
+    Metric("rollout/score", "score", "Mean score of the fresh rollouts before shaping, where a verifier gives scores"),
+    Metric(
+        "rollout/part/<part>", "as given", "Mean of a named part of the scores, over the fresh rollouts that have it"
+    ),
     Metric("rollout/length_mean", "tokens", "Mean length of the fresh rollouts, EOS included"),
     Metric("rollout/length_max", "tokens", "Longest fresh rollout"),
     Metric("rollout/truncated", "share", "Fresh rollouts cut at the token limit"),
@@ -55,7 +61,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
-    Metric("selection/discarded", "groups", "Dynamic sampling: groups dropped because all their verdicts were equal"),
+    Metric(
+        "selection/discarded",
+        "groups",
+        "Dynamic sampling: groups dropped because all their verdicts (and scores) were equal",
+    ),
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),
     Metric("group/informative", "share", "Groups whose advantages are not all zero"),
@@ -132,6 +142,12 @@ METRICS: tuple[Metric, ...] = (
         "s",
         "The whole step without evaluation and checkpoint; what its parts leave is waiting (with update.stream they overlap)",
     ),
+    Metric(
+        "evaluation/<data_source>/part/<part>",
+        "as given",
+        "Mean of a named part of the scores, over samples that have it",
+    ),
+    Metric("evaluation/<data_source>/score", "share", "Mean score, where a verifier gives scores; mean over questions"),
     Metric("evaluation/<data_source>/questions", "questions", "Questions evaluated"),
     Metric("evaluation/<data_source>/samples", "samples/question", "Samples of each question (n)"),
     Metric("evaluation/<data_source>/avg", "share", "avg@n: correct samples, mean over questions"),
@@ -226,6 +242,10 @@ def evaluation_metrics(rows: Iterable[Mapping[str, object]]) -> dict[str, Metric
         low, high = _numbers(row["ci"]) if row.get("ci") else (None, None)
         values = {"questions": row.get("questions"), "samples": row.get("n"), "avg": row.get("avg")}
         values |= {"ci_low": low, "ci_high": high, "maj": row.get("maj"), "best": row.get("best")}
+        values["score"] = row.get("score")
+        parts = row.get("parts")
+        if isinstance(parts, Mapping):
+            values |= {f"part/{name}": value for name, value in parts.items()}
         passes = row.get("pass")
         if isinstance(passes, Mapping):
             values |= {f"pass/{k}": value for k, value in passes.items()}

@@ -40,6 +40,22 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanOverSteps:
+    """The area under a curve divided by its length, and the areas of its lower and upper bounds.
+
+    An upper bound of the interval: all evaluations ask the same questions, and are taken to err together.
+    """
+
+    avg: float
+    low: float | None
+    high: float | None
+
+
+Estimate = EvaluationPoint | MeanOverSteps
+"""A share with the bounds of its 95 % interval, where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
 class BaselineReached:
     """Where RLEP first reaches the baseline's best accuracy."""
 
@@ -57,10 +73,7 @@ class BaselineReached:
     @property
     def certain(self) -> bool:
         """Whether RLEP's interval there and the baseline's do not overlap; without intervals nothing is certain."""
-        a, b = self.rlep, self.baseline
-        if a is None or b is None or a.low is None or a.high is None or b.low is None or b.high is None:
-            return False
-        return a.low > b.high or b.low > a.high
+        return self.rlep is not None and self.baseline is not None and apart(self.rlep, self.baseline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +84,14 @@ class Summary:
     """The data source all accuracies are of; ``all`` covers every one."""
     runs: tuple[RunSummary, ...]
     crossing: BaselineReached | None
-    area_gain: float | None
-    """RLEP's mean accuracy minus the baseline's, over the steps at which both were evaluated."""
+    means: tuple[MeanOverSteps, MeanOverSteps] | None
+    """RLEP's mean accuracy and the baseline's, over the steps at which both were evaluated."""
     notes: tuple[str, ...]
+
+    @property
+    def area_gain(self) -> float | None:
+        """The difference of the two."""
+        return None if self.means is None else self.means[0].avg - self.means[1].avg
 
     def rows(self) -> list[dict[str, str]]:
         """The table, one mapping of column title to text per run."""
@@ -96,10 +114,7 @@ class Summary:
                     f"{first}. Whether RLEP reaches that sooner is not certain: at step {at.rlep_step} it has "
                     f"{with_interval(at.rlep)}, the baseline {with_interval(at.baseline)}, and these intervals overlap."
                 )
-        if self.area_gain is not None:
-            side = "above" if self.area_gain >= 0 else "below"
-            text += f" Averaged over the steps, RLEP is {100 * abs(self.area_gain):.1f} points {side} the baseline."
-        return text
+        return text if self.means is None else f"{text} {mean_sentence(*self.means)}"
 
 
 def summary(run_directories: Sequence[Path]) -> Summary:
@@ -117,7 +132,7 @@ def summary_of(records: Sequence[RunRecord]) -> Summary:
         data_source=source,
         runs=tuple(run_summary(record, source) for record in trained),
         crossing=crossing(baseline, rlep) if baseline and rlep else None,
-        area_gain=area_gain(baseline, rlep),
+        means=means_over_steps(baseline, rlep),
         notes=tuple(f"{record.label}: {note}" for record in records for note in record.notes),
     )
 
@@ -162,7 +177,7 @@ def run_summary(record: RunRecord, source: str | None) -> RunSummary:
         final=final.avg if final else None,
         final_step=final.step if final else None,
         final_samples=final.samples if final else None,
-        area=area(points),
+        area=area(points, [point.avg for point in points]),
         seconds_per_step=median(seconds) if seconds else None,
         wall_s=max(walls, default=None),
     )
@@ -184,19 +199,45 @@ def crossing(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint
     )
 
 
-def area(points: Sequence[EvaluationPoint]) -> float | None:
-    """Mean of a curve over its steps by trapezoids; None without at least two points."""
+def area(points: Sequence[EvaluationPoint], values: Sequence[float]) -> float | None:
+    """Mean of ``values``, one a point, over the steps by trapezoids; None without at least two points."""
     if len(points) < 2:
         return None
-    pairs = itertools.pairwise(points)
-    return sum((b.step - a.step) * (a.avg + b.avg) / 2 for a, b in pairs) / (points[-1].step - points[0].step)
+    pairs = itertools.pairwise(zip([point.step for point in points], values, strict=True))
+    return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairs) / (points[-1].step - points[0].step)
 
 
-def area_gain(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint]) -> float | None:
-    """Difference of the mean accuracies over the steps that both have; None without at least two."""
+def mean_over_steps(points: Sequence[EvaluationPoint]) -> MeanOverSteps | None:
+    """Of a whole curve; None without at least two points."""
+    avg = area(points, [point.avg for point in points])
+    low, high = [point.low for point in points], [point.high for point in points]
+    bounds = [None if None in bound else area(points, [x for x in bound if x is not None]) for bound in (low, high)]
+    return None if avg is None else MeanOverSteps(avg, *bounds)
+
+
+def means_over_steps(
+    baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint]
+) -> tuple[MeanOverSteps, MeanOverSteps] | None:
+    """RLEP's and the baseline's over the steps that both have; None without at least two."""
     common = {row.step for row in baseline} & {row.step for row in rlep}
-    first, second = (area([row for row in rows if row.step in common]) for rows in (rlep, baseline))
-    return None if first is None or second is None else first - second
+    first, second = (mean_over_steps([row for row in rows if row.step in common]) for rows in (rlep, baseline))
+    return None if first is None or second is None else (first, second)
+
+
+def mean_sentence(rlep: MeanOverSteps, baseline: MeanOverSteps) -> str:
+    """What the means say, claimed only where their intervals do not overlap."""
+    both = f"RLEP has {with_interval(rlep)}, the baseline {with_interval(baseline)}"
+    if apart(rlep, baseline):
+        side = "above" if rlep.avg > baseline.avg else "below"
+        return f"Averaged over the steps, RLEP is {100 * abs(rlep.avg - baseline.avg):.1f} points {side} the baseline: {both}."
+    return f"Averaged over the steps, {both}: too close to tell apart."
+
+
+def apart(a: Estimate, b: Estimate) -> bool:
+    """Whether the intervals do not overlap; without intervals nothing is certain."""
+    if a.low is None or a.high is None or b.low is None or b.high is None:
+        return False
+    return a.low > b.high or b.low > a.high
 
 
 def percent(share: float | None) -> str:
@@ -204,7 +245,7 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}%"
 
 
-def with_interval(point: EvaluationPoint | None) -> str:
+def with_interval(point: Estimate | None) -> str:
     """``40.6% [35.1, 46.0]``: an accuracy with its 95 % interval, as far as they are known."""
     if point is None:
         return "no evaluation"

@@ -19,8 +19,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.engines.tokenizer import load_tokenizer
-from rlep.launch.compose import run_actors
+from rlep.launch.compose import read_inputs, run_actors
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
@@ -51,7 +50,7 @@ async def start_learners(config: Config) -> None:
 
 async def start_pool(config: Config) -> None:
     async with run_actors(config) as actors:
-        actors.pool(load_tokenizer(config.model.path), read_only=True)
+        actors.pool(read_inputs(config), read_only=True)
         await actors.started()
 
 
@@ -175,9 +174,9 @@ async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path
 
 async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "verifier.restarts=1")
-    tokenizer = load_tokenizer(config.model.path)
+    inputs = read_inputs(config)
     async with run_actors(config) as actors:
-        verifiers, pool = actors.verifiers(), actors.pool(tokenizer, read_only=False)
+        verifiers, pool = actors.verifiers(), actors.pool(inputs, read_only=False)
         await actors.started()
         texts = [rf"8*7=56.So 56+6={60 + i}.\boxed{{{60 + i}}}" for i in range(8)]
         completions = [completion(PROMPT, i, text) for i, text in enumerate(texts)]
@@ -188,7 +187,7 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         os.kill(await handle.ping.remote(), signal.SIGKILL)
         assert [v.status for v in await verifiers.grade(PROMPT, completions)] == expected
 
-        origin = Provenance("policy", 0, tokenizer.digest, Sampling())
+        origin = Provenance("policy", 0, inputs.tokenizer.digest, Sampling())
         verdict = Verdict("correct", "62", "math", "1")
         records = [
             Trajectory(PROMPT.id, c.tokens, c.logprobs, c.finish_reason, verdict, origin, 1.0, c.request_id)
@@ -201,7 +200,7 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         handle = await pool._actor.handle()
         columns = await handle.sample.remote([PROMPT.id], 2, 7, 3)
         options, place = PoolOptions(read_only=True), (config.pool.url, config.pool_directory, config.pool.name)
-        with open_pool(*place, tokenizer_digest=tokenizer.digest, options=options) as itself:
+        with open_pool(*place, tokenizer_digest=inputs.tokenizer.digest, options=options) as itself:
             wanted = itself.sample([PROMPT.id], 2, seed=7, step=3)
         assert columns.ids == wanted.ids
         for name in ("counts", "offsets", "tokens", "logprobs"):

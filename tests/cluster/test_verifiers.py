@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rlep.actors.verifiers import limits_of
 from rlep.config.roles import VerifierConfig
@@ -54,8 +55,18 @@ def test_the_wall_clock_never_ends_an_answer_that_still_has_cpu_time() -> None:
     assert limits_of(VerifierConfig(cpu_seconds=60)) == Limits(cpu_seconds=60.0, wall_seconds=240.0)
 
 
-async def test_a_run_takes_a_pattern_for_its_profile(tmp_path: Path) -> None:
-    profile = r"verifier.profile='regex:label: (\w+)'"
-    verdicts = await verdicts_of(tmp_path, "Ham", ["label: ham", "label: spam", "none"], profile)
-    assert [verdict.status for verdict in verdicts] == ["correct", "wrong", "no_answer"]
-    assert verdicts[0].verifier == r"regex:label: (\w+)"
+async def test_a_run_takes_the_users_scores_and_its_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_scores.py").write_text(
+        'def grade(gold, text):\n    return {"score": len(text) / 4, "words": 1}\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    more = ["verifier.profile=python:users_scores:grade", "verifier.correct_at=0.75"]
+    verdicts = await verdicts_of(tmp_path, "x", ["1", "333", "4444", "55555"], *more)
+    assert [verdict.status for verdict in verdicts] == ["wrong", "correct", "correct", "crashed"]
+    assert [(verdict.score, dict(verdict.parts)) for verdict in verdicts] == [
+        (0.25, {"words": 1.0}),
+        (0.75, {"words": 1.0}),
+        (1.0, {"words": 1.0}),
+        (None, {}),
+    ]

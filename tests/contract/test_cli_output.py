@@ -30,7 +30,9 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (runs, workflow):
         monkeypatch.setattr(place, "train", two_steps)
     monkeypatch.setattr(runs, "sft", two_steps)
-    monkeypatch.setattr(workflow, "collect", two_steps)
+    for place in (runs, workflow):
+        monkeypatch.setattr(place, "collect", two_steps)
+        monkeypatch.setattr(place, "collected_text", lambda config, _: f"pool of {config.run.name}")
     monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html="report.html"))
     monkeypatch.setattr(
         workflow, "summary", lambda _: SimpleNamespace(rows=lambda: [{"run": "rlep"}], notes=(), headline=str)
@@ -64,6 +66,11 @@ def test_steps_are_lines_on_standard_error_and_the_model_is_the_result(command: 
 def test_quiet_prints_the_model_alone(command: str, config: str) -> None:
     done = rlep(command, config, "--quiet")
     assert (done.stdout, done.stderr) == ("model: runs/mine/model\n", "")
+
+
+def test_a_quiet_collection_prints_what_the_pool_holds(config: str) -> None:
+    done = rlep("collect", config, "--quiet")
+    assert (done.stdout, done.stderr) == ("pool of mine\n", "")
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])

@@ -35,7 +35,7 @@ SIGNATURES = {
     ),
     "Verdict": (
         "(status: 'Status', extracted: 'str | None', verifier: 'str', version: 'str', path: 'str' = 'full', "
-        "seconds: 'float' = 0.0) -> None"
+        "seconds: 'float' = 0.0, score: 'float | None' = None, parts: 'Mapping[str, float]' = <factory>) -> None"
     ),
     "group_advantages": (
         "(rewards: 'ArrayLike', groups: 'ArrayLike', *, ddof: 'int' = 1, eps: 'float' = 1e-06, "

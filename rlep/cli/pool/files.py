@@ -117,7 +117,9 @@ def _import_texts(config: Config, source: Path) -> Imported:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
         limits = Limits(cpu_seconds=role.cpu_seconds)
-        verifier = stack.enter_context(build_verifier(role.profile, workers=role.workers, limits=limits))
+        verifier = stack.enter_context(
+            build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
+        )
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)
         questions = (TextAnswers(prompt_id, row.reference, row.candidates) for prompt_id, row in rows if row.candidates)

@@ -39,7 +39,9 @@ def verify(
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(reading(config) if dry_run else changing(config))
         limits = Limits(cpu_seconds=role.cpu_seconds)
-        verifier = stack.enter_context(build_verifier(role.profile, workers=role.workers, limits=limits))
+        verifier = stack.enter_context(
+            build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
+        )
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
@@ -77,6 +79,7 @@ def _sentence(difference: Difference) -> str:
     return (
         f"{difference.content_id}  (prompt {difference.prompt_id}): {before.status} {before.extracted!r:.60} by "
         f"{before.verifier} {before.version} → {after.status} {after.extracted!r:.60}"
+        + (f", score {before.credit:g} → {after.credit:g}" if after.score is not None else "")
         + (", quarantined" if difference.quarantined else "")
     )
 
@@ -85,7 +88,7 @@ def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
     typer.echo(f"{counted(found.graded, 'answer')} graded by {verifier.name} {verifier.version}")
     show_table([{"verdict": status, "answers": str(count)} for status, count in found.statuses.most_common()])
     if found.reread:
-        typer.echo(f"{found.reread} with the same verdict, by another text than before")
+        typer.echo(f"{found.reread} with the same verdict, by another text or with another score than before")
     if found.unknown:
         typer.echo(
             f"{counted(found.unknown, 'answer')} to {counted(found.unknown_questions, 'question')} that these files do not "

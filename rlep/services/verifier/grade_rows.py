@@ -28,6 +28,8 @@ class GradedRow:
 def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BATCH) -> Iterator[GradedRow]:
     """One row per non-empty line, in order, with ``status``, ``extracted``, ``path``, ``seconds`` added.
 
+    A verdict with a score also adds ``score`` and ``parts``.
+
     A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with
     ``error`` (and as ``line``, if it is no object) and does not stop the others. ``batch`` rows are in work at once.
     """
@@ -45,6 +47,8 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
                     "path": verdict.path,
                     "seconds": round(verdict.seconds, 6),
                 }
+                if verdict.score is not None:
+                    row |= {"score": verdict.score, "parts": dict(verdict.parts)}
             yield GradedRow(json.dumps(row), number, str(row.get("error", "")))
 
 
@@ -57,6 +61,8 @@ def _read(line: str) -> tuple[tuple[str, str, bool], dict[str, Any]]:
         return nothing, {"line": line.rstrip("\n"), "error": f"not JSON: {error}"}
     if not isinstance(row, dict):
         return nothing, {"line": line.rstrip("\n"), "error": f"not a JSON object but {type(row).__name__}"}
+    if {"status", "score", "parts"} <= row.keys():  # together they are of an earlier grading; alone, the user's own
+        del row["score"], row["parts"]
     for old in ("error", "status", "extracted", "path", "seconds"):  # of an earlier grading
         row.pop(old, None)
     gold, response = row.get("gold"), row.get("response")

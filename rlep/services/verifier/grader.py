@@ -7,18 +7,26 @@ from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.jail import Limits
 
 
-def build_verifier(profile: str = "math", *, workers: int = 1, limits: Limits | None = None) -> BaseVerifier:
+def build_verifier(
+    profile: str = "math", *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
+) -> BaseVerifier:
     """The verifier a profile names.
 
     ``math``, ``math-bare``, ``strict-box``, ``dapo``; ``exact``; ``regex:PATTERN``, whose first group (or whole match)
-    is the answer; ``python:module:function``, the user's own ``function(reference, response) -> bool | (bool, str)``.
-    Raises ConfigError for any other.
+    is the answer; ``python:module:function``, the user's own ``function(reference, response)``, see ``FunctionVerifier``.
+    ``correct_at``: the least score that is correct; only that function gives scores. Raises ConfigError for any other.
     """
     from rlep.services.verifier.patterns import exact_match, pattern_match
     from rlep.services.verifier.user_function import FunctionVerifier
     from rlep.services.verifier.verifier import PROFILES, Verifier
 
     kind, _, argument = profile.partition(":")
+    if correct_at != 1.0 and kind != "python":
+        raise ConfigError(
+            f"a threshold of {correct_at:g} with profile {profile}: only python:module:function gives scores"
+        )
+    if not 0.0 < correct_at <= 1.0:
+        raise ConfigError(f"a threshold of {correct_at:g}: scores lie in [0, 1], take one above 0")
     for known in PROFILES:
         if profile == known:
             return Verifier(known, workers=workers, limits=limits)
@@ -27,6 +35,6 @@ def build_verifier(profile: str = "math", *, workers: int = 1, limits: Limits | 
     if kind == "regex" and argument:
         return pattern_match(argument)
     if kind == "python" and argument:
-        return FunctionVerifier(argument, workers=workers, limits=limits)
+        return FunctionVerifier(argument, workers=workers, limits=limits, correct_at=correct_at)
     choices = ", ".join((*PROFILES, "exact", "regex:PATTERN", "python:module:function"))
     raise ConfigError(f"verifier profile {profile!r} is unknown; known are {choices}")

@@ -12,20 +12,27 @@ from rlep.core.types import Verdict
 from rlep.services.verifier.base import BaseVerifier, Pair
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.worker_pool import WorkerPool
-from rlep.services.verifier.worker_process import GradingJob
+from rlep.services.verifier.worker_process import GradingJob, Reply
 
 
 class FunctionVerifier(BaseVerifier):
-    """Calls ``function(reference, response)``, which answers ``True``, ``False``, or ``(bool, extracted)``.
+    """Calls ``function(reference, response)``, which answers with a bool, a score, or ``(either, extracted)``.
 
-    Anything but ``True`` is ``wrong``; an exception is ``crashed``. The function may be slow, may crash or loop for
-    ever: it has the limits of every worker, no network, no threads and no child processes. Truncated responses are
-    ``no_answer`` and not shown to it.
+    A score is a float in [0, 1], or a mapping of named parts with the score under ``score``; ``correct`` where it is at
+    least ``correct_at``, else ``wrong``. A score out of range or parts that mean nothing are ``crashed``, as is an
+    exception. Anything else but ``True`` is ``wrong``. The function may be slow, may crash or loop for ever: it has the
+    limits of every worker, no network, no threads and no child processes. Truncated responses are ``no_answer`` and
+    not shown to it.
     """
 
-    def __init__(self, function: str, *, workers: int = 1, limits: Limits | None = None) -> None:
+    def __init__(
+        self, function: str, *, workers: int = 1, limits: Limits | None = None, correct_at: float = 1.0
+    ) -> None:
         """``function``: ``module:name``, importable here. Raises ConfigError for anything else."""
         version = source_version(function)
+        if correct_at != 1.0:
+            version += f"-correct-at-{correct_at}"
+        self._correct_at = correct_at
         super().__init__(f"python:{function}", version, WorkerPool(function, limits or Limits(), workers))
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
@@ -37,9 +44,16 @@ class FunctionVerifier(BaseVerifier):
             if truncated:
                 verdicts.append(Verdict("no_answer", None, self.name, self.version, "fast"))
             else:
-                reply = next(replies)
-                verdicts.append(Verdict(reply.status, reply.extracted, self.name, self.version, "full", reply.seconds))
+                verdicts.append(self._verdict(next(replies)))
         return verdicts
+
+    def _verdict(self, reply: Reply) -> Verdict:
+        status = reply.status
+        if reply.score is not None:
+            status = "correct" if reply.score >= self._correct_at else "wrong"
+        return Verdict(
+            status, reply.extracted, self.name, self.version, "full", reply.seconds, reply.score, reply.parts
+        )
 
 
 def source_version(function: str) -> str:

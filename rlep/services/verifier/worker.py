@@ -19,10 +19,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, Final, NamedTuple
 
 from rlep.core.errors import VerifierError
+from rlep.core.scores import score_fault
 from rlep.services.verifier import frames
 from rlep.services.verifier.jail import Limits, confine, die_with_parent, start_clock, stop_clock
 
@@ -36,8 +38,25 @@ _WARM_UP = (
     ("1+i", "\\sqrt{2}e^{i\\pi/4}", "correct"),
 )
 """Reference, answer, and the verdict without which a worker does not serve."""
-Judge = Callable[[str, str], tuple[str, str | None]]
-"""``(reference, answer) -> (status, extracted)``; may run for ever, exhaust memory, or kill its process."""
+
+
+class BadScore(ValueError):
+    """The user's function returned a score or parts that mean nothing: the response is ``crashed``."""
+
+
+class Judgement(NamedTuple):
+    """What a judge found."""
+
+    status: str
+    extracted: str | None
+    failure: str = ""
+    """What the user should know of a function that returned what it should not, ``Kind: message``."""
+    score: float | None = None
+    parts: Mapping[str, float] = {}
+
+
+Judge = Callable[[str, str], Judgement]
+"""``(reference, answer) -> judgement``; may run for ever, exhaust memory, or kill its process."""
 
 RECYCLED: Final = 0
 OUT_OF_MEMORY: Final = 77
@@ -76,10 +95,13 @@ def load_judge(task: str) -> Judge:
     """
     if task == "math":
         grading = importlib.import_module("rlep.services.verifier.grading")
-        judge: Judge = grading.judge
+
+        def judge(reference: str, answer: str) -> Judgement:
+            return Judgement(*grading.judge(reference, answer))
+
         for reference, answer, wanted in _WARM_UP:
             random.seed(0)
-            found, _ = judge(reference, answer)
+            found = judge(reference, answer).status
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
@@ -90,16 +112,44 @@ def load_judge(task: str) -> Judge:
 
 
 def user_judge(task: str) -> Judge:
-    """The user's function ``f(reference, response) -> bool``, or ``-> (bool, extracted)``, as a judge."""
+    """The user's function ``f(reference, response) -> found``, or ``-> (found, extracted)``, as a judge."""
     module, _, name = task.partition(":")
     function = getattr(importlib.import_module(module), name)
 
-    def judge(reference: str, response: str) -> tuple[str, str | None]:
-        found = function(reference, response)
-        accepted, extracted = found if isinstance(found, tuple) else (found, None)
-        return "correct" if accepted is True else "wrong", None if extracted is None else str(extracted)
+    def judge(reference: str, response: str) -> Judgement:
+        returned = function(reference, response)
+        found, extracted = returned if isinstance(returned, tuple) else (returned, None)
+        return judgement_of(found, None if extracted is None else str(extracted))
 
     return judge
+
+
+def judgement_of(found: object, extracted: str | None) -> Judgement:
+    """A bool as it is; a float, or a mapping with ``score`` and named parts, with its score. Raises BadScore.
+
+    Anything else is ``wrong``, and named in ``failure``: a whole number too, as it may have been meant as a bool.
+    """
+    if isinstance(found, bool):
+        return Judgement("correct" if found else "wrong", extracted)
+    if isinstance(found, Mapping):
+        parts = {name: _number(name, value) for name, value in found.items()}
+        if "score" not in parts:
+            raise BadScore('a mapping of named parts needs the key "score", the reward in [0, 1]')
+        score = parts.pop("score")
+    elif isinstance(found, Real) and not isinstance(found, Integral):
+        score, parts = float(found), {}
+    else:
+        shown = f"it returned {found!r:.60}, which is neither a bool, a float nor a mapping"
+        return Judgement("wrong", extracted, f"{type(found).__name__}: {shown}")
+    if fault := score_fault(score, parts):
+        raise BadScore(fault)
+    return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
+
+
+def _number(name: object, value: object) -> float:
+    if not isinstance(name, str) or not isinstance(value, Real):
+        raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
+    return float(value)
 
 
 def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
@@ -155,20 +205,20 @@ def serve(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
 
 
 def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> list[Any]:
-    """``[status, extracted, seconds, failure]``; failure is the kind and message of an exception. Raises MemoryError."""
+    """``[status, extracted, seconds, failure]``, and of a score also ``[…, score, parts]``. Raises MemoryError."""
     random.seed(0)  # the engine draws test points; equal jobs must see equal ones
     started = time.perf_counter()
-    failure = ""
     start_clock(limits.cpu_seconds)
     try:
-        status, extracted = judge(reference, answer)
+        found = judge(reference, answer)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
-        status, extracted, failure = "crashed", None, f"{type(error).__name__}: {error}"[:_MAX_REASON]
+        found = Judgement("crashed", None, f"{type(error).__name__}: {error}"[:_MAX_REASON])
     finally:
         stop_clock()
-    return [status, extracted, time.perf_counter() - started, failure]
+    reply = [found.status, found.extracted, time.perf_counter() - started, found.failure]
+    return reply if found.score is None else [*reply, found.score, found.parts]
 
 
 def _resident_mb() -> float:

@@ -66,14 +66,14 @@ class WorkerPool:
         return replies
 
     def _log_failures(self, replies: Sequence[Reply]) -> None:
-        """One warning for each kind of exception, however many answers it crashed; the verdicts count them all."""
+        """One warning for each kind of failure, however many answers had it; the verdicts count them all."""
         for reply in replies:
             kind = reply.failure.partition(":")[0]
             with self._lock:
                 known = not kind or kind in self._failures
                 self._failures.add(kind)
             if not known:
-                _log.warning("grading (%s) failed, the answer is crashed: %s", self._task, reply.failure)
+                _log.warning("grading (%s) failed, the answer is %s: %s", self._task, reply.status, reply.failure)
 
     def _supervise(self, worker: WorkerProcess) -> None:
         with suppress(VerifierError):  # the first chunk tries again, and says so

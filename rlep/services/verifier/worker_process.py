@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rlep.core.errors import VerifierError
@@ -38,7 +38,10 @@ class Reply:
     extracted: str | None
     seconds: float
     failure: str = ""
-    """``Kind: message`` of the exception that a ``crashed`` job raised; empty where there was none."""
+    """``Kind: message`` of the exception of a ``crashed`` job, or of a returned value that says nothing; else empty."""
+    score: float | None = None
+    """The score that the user's function returned; ``status`` is then that of a threshold of 1."""
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class WorkerLost(RuntimeError):

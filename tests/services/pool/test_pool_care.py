@@ -78,8 +78,8 @@ def test_verify_quarantines_what_no_longer_passes_and_reports_every_difference(
 class Fixed:
     """A verifier that always finds the same."""
 
-    def __init__(self, status: Status) -> None:
-        self._verdict = Verdict(status, None, "math", "2")
+    def __init__(self, status: Status, extracted: str | None = None, score: float | None = None) -> None:
+        self._verdict = Verdict(status, extracted, "math", "2", score=score)
 
     def grade_pairs(self, pairs):  # type: ignore[no-untyped-def]
         return [self._verdict for _ in pairs]
@@ -98,6 +98,18 @@ def test_only_verdicts_on_the_answer_itself_quarantine_it(
     result = reverify(pool, {"q0": "42"}, LETTERS, Fixed(status), quarantine=True, report=differences.append)
     assert (result.quarantined, result.failed, len(differences)) == (quarantined, quarantined, 1)
     assert pool.stats().trajectories == 1 - quarantined
+
+
+@pytest.mark.parametrize(("score", "reread"), [(None, 0), (1.0, 0), (0.75, 1)])
+def test_another_score_of_a_correct_answer_is_reported_and_not_quarantined(
+    open_pool: OpenPool, trajectory: MakeTrajectory, score: float | None, reread: int
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest)
+    pool.add([answer(trajectory, "q0", "x")])  # without a score: as good as 1
+    differences: list[Difference] = []
+    found = Fixed("correct", "42", score)
+    result = reverify(pool, {"q0": "42"}, LETTERS, found, quarantine=True, report=differences.append)
+    assert (result.reread, result.failed, result.quarantined, len(differences)) == (reread, 0, 0, reread)
 
 
 def test_in_a_pool_of_wrong_answers_those_that_are_right_go(

@@ -50,6 +50,9 @@ def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
             provenance=Provenance("p\n", -3, "tokenizer-digest", Sampling(0.7, 0.95, 20, 48), "processed", "bfloat16"),
             metadata={"ключ": "\x1b[31m", "": "x" * 5000},
         ),
+        replace(
+            make("q3", [9]), verdict=Verdict("correct", "9", "python:f", "1", score=0.1, parts={"b": 0.3, "a": -2.0})
+        ),
     ]
 
 
@@ -58,21 +61,21 @@ def test_an_export_comes_back_to_the_byte(
 ) -> None:
     pool = open_pool(f"origin-{kind}", precision="float32")
     batch = [*odd_ones(trajectory), *(trajectory(f"q{i % 7}", [i, i + 1]) for i in range(60))]
-    assert pool.add(batch).inserted == 65
+    assert pool.add(batch).inserted == 66
     halves = open_pool(f"origin-{kind}", precision="float16")
     assert halves.add([trajectory("q8", [1, 1]), trajectory("q8", [1, 2])]).inserted == 2
     pool.remove("q0", [batch[0].content_id], quarantine=True)
     pool.pin("q1", [batch[1].content_id])
     manifest = export_records(pool, tmp_path, kind)
-    assert (manifest.records, manifest.digest, manifest.cap) == (67, pool.digest(), 64)
+    assert (manifest.records, manifest.digest, manifest.cap) == (68, pool.digest(), 64)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", f"part-00000.{kind}"]
     report = import_records(twin, tmp_path)
-    assert (report.inserted, report.duplicates, report.quarantined, report.refused.total()) == (66, 0, 1, 0)
+    assert (report.inserted, report.duplicates, report.quarantined, report.refused.total()) == (67, 0, 1, 0)
     assert contents(twin) == contents(pool)
     assert twin.stats() == pool.stats()
     assert twin.digest() == manifest.digest
     again = import_records(twin, tmp_path)
-    assert (again.inserted, again.duplicates, again.quarantined, again.refused.total()) == (0, 66, 0, 0)
+    assert (again.inserted, again.duplicates, again.quarantined, again.refused.total()) == (0, 67, 0, 0)
     assert contents(twin) == contents(pool)
 
 

@@ -7,12 +7,43 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 
 def same_length(reference: str, response: str) -> tuple[bool, str]:
     """A well-behaved one."""
     sys.stdout.write("what is written here goes nowhere")
     return len(reference) == len(response), str(len(response))
+
+
+RETURNED: dict[str, Callable[[], object]] = {
+    "true": lambda: True,
+    "false": lambda: (False, "seen"),
+    "full": lambda: 1.0,
+    "most": lambda: (0.75, "most of it"),
+    "none": lambda: 0.0,
+    "parts": lambda: {"score": 0.5, "format": True, "steps": 7, "length-penalty": -0.25},
+    "sixteen": lambda: ({"score": 1} | {f"part{n}": n for n in range(16)}, "many"),
+    "nan": lambda: float("nan"),
+    "infinite": lambda: float("inf"),
+    "above": lambda: 1.001,
+    "below": lambda: -0.25,
+    "seventeen": lambda: {"score": 1.0} | {f"part{n}": n for n in range(17)},
+    "no score": lambda: {"format": 1.0},
+    "bad name": lambda: {"score": 1.0, "a/b": 1.0},
+    "no name": lambda: {"score": 1.0, 7: 1.0},
+    "bad part": lambda: {"score": 1.0, "format": float("nan")},
+    "text part": lambda: {"score": 1.0, "format": "good"},
+    "text score": lambda: {"score": "1.0"},
+    "whole number": lambda: 1,
+    "text": lambda: "1.0",
+    "nothing": lambda: None,
+}
+
+
+def returns(reference: str, response: str) -> object:
+    """What the response names."""
+    return RETURNED[response]()
 
 
 def misbehave(reference: str, response: str) -> bool:

@@ -45,6 +45,7 @@ def trajectory_of(
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     mode: str = "raw",
     dtype: str = "float32",
+    score: float | None = None,
 ) -> Trajectory:
     """A verified response with the given tokens, or ``tokens`` of them; its log-probs are all ``logprob``."""
     ids = np.arange(tokens, dtype=np.int32) if isinstance(tokens, int) else np.array(tokens, dtype=np.int32)
@@ -53,7 +54,7 @@ def trajectory_of(
         tokens=ids,
         logprobs=None if logprob is None else np.full(len(ids), logprob, dtype=np.float32),
         finish_reason=finish,
-        verdict=Verdict(status, "2", "math", "1"),
+        verdict=Verdict(status, "2", "math", "1", score=score),
         provenance=Provenance("run/seed", version, tokenizer, sampling, mode, dtype),
         created_at=0.0,
         sample_id=sample,

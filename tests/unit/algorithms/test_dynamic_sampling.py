@@ -6,7 +6,8 @@ import pytest
 
 from rlep.algorithms.dynamic_sampling import Refill, RefillReport, keep_group
 from rlep.core.errors import ConfigError
-from tests.unit.algorithms.algorithm_values import group_of
+from rlep.core.types import Group
+from tests.unit.algorithms.algorithm_values import group_of, prompt_of, trajectory_of
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,29 @@ from tests.unit.algorithms.algorithm_values import group_of
 )
 def test_a_group_is_kept_where_verdicts_differ(statuses: str, replays: int, kept: bool) -> None:
     assert keep_group(group_of("q", statuses, replays)) is kept
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ((0.25, 0.5), True),  # both wrong, but the rewards differ
+        ((0.5, 0.5), False),
+        ((0.75, 1.0), True),  # both correct at a threshold of 0.75
+        ((1.0, None), False),  # None: correct, by a verifier without scores
+        ((0.0, 0.0), False),
+    ],
+)
+def test_a_group_is_kept_where_scores_differ(scores: tuple[float | None, ...], kept: bool) -> None:
+    prompt = prompt_of("q")
+    members = [
+        trajectory_of(prompt, status="correct" if score is None or score >= 0.75 else "wrong", score=score)
+        for score in scores
+    ]
+    group = Group(prompt, 7, tuple(members), ())
+    assert keep_group(group) is kept
+    report = RefillReport.of([group])
+    assert (report.kept, report.sampled) == (kept, 1)
+    assert report.all_correct == (not kept and members[0].correct)
 
 
 def test_verdicts_decide_even_where_the_length_penalty_tells_scores_apart() -> None:

@@ -50,6 +50,29 @@ def test_the_verdict_and_the_shaped_score_stay_apart() -> None:
     assert graded.trained.all()
 
 
+def test_a_score_lies_on_the_line_between_the_rewards_of_wrong_and_correct() -> None:
+    shaping = Shaping(rewards=status_rewards(correct=2.0, wrong=-1.0), max_length=10, buffer=4)
+    graded = rewards(
+        [
+            trajectory_of(PROMPT, 3, score=1.0),
+            trajectory_of(PROMPT, 3, score=0.75),  # correct at a threshold of 0.75: 0.25 · −1 + 0.75 · 2 = 1.25
+            trajectory_of(PROMPT, 8, status="wrong", score=0.5),  # 0.5 · −1 + 0.5 · 2 = 0.5, and −0.5 for its length
+            trajectory_of(PROMPT, 3, status="wrong", score=0.0),
+            trajectory_of(PROMPT, 3),
+        ],
+        shaping,
+    )
+    assert graded.scores.tolist() == [2.0, 1.25, 0.0, -1.0, 2.0]
+    assert graded.accuracy.tolist() == [True, True, False, False, True]
+
+
+@pytest.mark.parametrize(("correct", "wrong"), [(1.0, -1.0), (0.1, -0.3), (1e16, -1.0), (7.1, 0.7)])
+def test_the_scores_0_and_1_have_the_rewards_of_wrong_and_correct_to_the_bit(correct: float, wrong: float) -> None:
+    shaping = Shaping(rewards=status_rewards(correct=correct, wrong=wrong), buffer=0)
+    ends = [trajectory_of(PROMPT, score=1.0), trajectory_of(PROMPT, status="wrong", score=0.0)]
+    assert rewards(ends, shaping).scores.tolist() == [correct, wrong]
+
+
 def test_zero_one_rewards_and_no_penalty() -> None:
     shaping = Shaping(rewards=status_rewards(wrong=0.0), buffer=0)
     graded = rewards([trajectory_of(PROMPT, 4000), trajectory_of(PROMPT, 1, status="no_answer")], shaping)

@@ -67,6 +67,7 @@ def test_a_config_cannot_be_changed() -> None:
         (["replay.require=true"], r"replay\.require is set but replay\.count = 0"),
         (["model.chat_template=false", "model.system_prompt=x"], r"model\.system_prompt needs model\.chat_template"),
         (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
+        (["verifier.correct_at=0.5"], r"verifier\.correct_at = 0\.5 with verifier\.profile = math: only a python:"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
@@ -119,6 +120,8 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         ["rollout.fresh=1", "replay.count=1"],  # a group of two
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
+        ["verifier.correct_at=0.5", "verifier.profile=python:mine:grade"],
+        [r"verifier.profile='regex:label: (\w+)'"],
     ],
 )
 def test_settings_at_the_border_are_taken(overrides: list[str]) -> None:

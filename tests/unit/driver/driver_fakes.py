@@ -132,6 +132,8 @@ class FakeVerifiers:
     fail: Exception | None = None
     verdicts: Mapping[str, Sequence[Status]] = field(default_factory=dict)
     """Prompt id → status of its samples, where they are scripted."""
+    scores: Mapping[str, Sequence[tuple[float | None, Mapping[str, float]]]] = field(default_factory=dict)
+    """Prompt id → score of its samples and their parts, where they have any."""
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         await self.world.event("grade", prompt.question)
@@ -139,9 +141,10 @@ class FakeVerifiers:
             raise self.fail
         scripted = self.verdicts.get(prompt.id)
         statuses: list[Status] = ["correct" if c.text == "right" else "wrong" for c in completions]
+        scores = self.scores.get(prompt.id, [(None, {})] * len(statuses))
         return [
-            Verdict(status, "2" if status == "correct" else None, "math", "1", seconds=0.5)
-            for status in (scripted or statuses)
+            Verdict(status, "2" if status == "correct" else None, "math", "1", "full", 0.5, score, parts)
+            for status, (score, parts) in zip(scripted or statuses, scores, strict=True)
         ]
 
 

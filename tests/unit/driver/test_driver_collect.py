@@ -92,6 +92,7 @@ async def test_admission_and_coverage_by_hand(tmp_path: Path) -> None:
     assert written.pop("wall_s") > 0
     assert written == expected
     assert scene.progress.done == {"collect": 20, "verify": 20}
+    assert scene.progress.notes == ["question 5/5: 50.0 % of 20 responses correct, 3 questions covered"]
 
 
 async def test_the_report_reads_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rlep.core.errors import VerifierError
 from rlep.driver.evaluate import evaluate_policy, write_samples
+from rlep.metrics.catalogue import evaluation_metrics, metric_for
 from tests.unit.driver.driver_fakes import Scene, scene_of
 from tests.unit.driver.driver_values import prompts_of
 
@@ -57,6 +58,24 @@ async def test_other_policies_get_the_same_requests() -> None:
     assert len({seed for _, seed in asked[0]}) == 8
 
 
+async def test_scores_and_parts_have_figures_and_columns_of_their_own(tmp_path: Path) -> None:
+    scene = scripted()
+    scene.verifiers.scores = {
+        AIME[0].id: [(1.0, {"format": 1.0}), (0.5, {"format": 0.0}), (1.0, {}), (1.0, {})],
+        AIME[1].id: [(0.25, {"format": 0.5}), (None, {}), (None, {}), (0.75, {})],
+    }
+    evaluated = await evaluate_policy(scene.run, AIME, 4)
+    (row,) = evaluated.report.to_json()
+    assert (row["avg"], row["score"], row["parts"]) == (3 / 8, (3.5 / 4 + 1 / 4) / 2, {"format": 0.5})
+    assert evaluated.report.table()[0]["score"].startswith("56.2 [")
+    values = evaluation_metrics([row])
+    assert (values["evaluation/aime/score"], values["evaluation/aime/part/format"]) == (0.5625, 0.5)
+    assert metric_for("evaluation/aime/part/best").name == "evaluation/<data_source>/part/<part>"
+    write_samples(tmp_path / "samples.parquet", evaluated, str)
+    rows = pq.read_table(tmp_path / "samples.parquet").to_pylist()
+    assert [(one["score"], one["parts"]) for one in rows[3:6]] == [(1.0, "{}"), (0.25, '{"format": 0.5}'), (None, "{}")]
+
+
 async def test_every_sample_is_a_row(tmp_path: Path) -> None:
     scene = scripted()
     scene.generators.version = 7
@@ -68,6 +87,7 @@ async def test_every_sample_is_a_row(tmp_path: Path) -> None:
     assert [row["status"] for row in rows][3:6] == ["correct", "wrong", "timeout"]
     assert rows[0]["extracted"] == "2"
     assert rows[1]["extracted"] is None
+    assert not {"score", "parts"} & rows[0].keys()
     for row, member in zip(rows, (m for members in evaluated.samples for m in members), strict=True):
         assert (row["tokens"], row["response"]) == (len(member.tokens), f"{len(member.tokens)} tokens")
         assert (row["finish_reason"], row["policy_version"]) == (member.finish_reason, 7)

@@ -65,6 +65,41 @@ def test_unknown_log_probs_a_missing_answer_and_a_truncated_response_come_back()
     assert decode(encode(empty_answer), PROMPT).verdict.extracted == ""
 
 
+SCORED = replace(EXAMPLE, verdict=replace(EXAMPLE.verdict, score=0.8, parts={"format": 1.0, "steps": -7.25}))
+
+
+def test_a_score_and_its_parts_come_back() -> None:
+    check_equal(decode(encode(SCORED), PROMPT), SCORED)
+
+
+def test_a_record_with_a_score_is_one_whose_metadata_has_it_and_one_without_is_as_ever() -> None:
+    details = parse(encode(SCORED)).details
+    for text in (b"\x0d\x00verdict.score\x03\x000.8", b"\x13\x00verdict.part.format\x03\x001.0"):
+        assert details.count(text) == 1
+    assert b"verdict." not in encode(EXAMPLE)
+    # Metadata pairs, little endian, at byte 2 of the details: 2 of its own, then 3 of the score.
+    assert (parse(encode(EXAMPLE)).details[2:4], details[2:4]) == (b"\x02\x00", b"\x05\x00")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (b"0.8", b"1.8", r"score 1.8 does not lie in \[0, 1\]"),
+        (b"0.8", b"nan", "score nan does not lie"),
+        (b"0.8", b"00.", "not written as this rlep writes it"),
+        (b"0.8", b"one", "no number"),
+        (b"-7.25", b"-1e99", "not written"),
+        (b"part.format", b"part./ormat", "part name '/ormat'"),
+        (b"verdict.score", b"Verdict.score", "score is missing"),
+    ],
+)
+def test_a_record_whose_score_is_none_is_refused(before: bytes, after: bytes, reason: str) -> None:
+    blob = encode(SCORED)
+    assert blob.count(before) == 1
+    with pytest.raises(RecordRefused, match=reason):
+        decode(resealed(blob.replace(before, after)), PROMPT)
+
+
 def test_float16_rounds_to_11_bits_and_float32_keeps_every_bit() -> None:
     # Between 0.5 and 1 float16 steps by 2^-11: 0.7 lies between 1433/2048 and 1434/2048, nearer to 1434.
     example = replace(EXAMPLE, tokens=np.array([1], np.int32), logprobs=np.array([-0.7], np.float32))
@@ -119,6 +154,10 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"metadata": {"a": 3}}, "int, not str"),
         ({"metadata": {"a": "\ud800"}}, "surrogate"),
         ({"prompt_id": "a}b"}, "a}b"),
+        ({"metadata": {"verdict.score": "1.0"}}, "'verdict.score' is kept for a verdict's score"),
+        ({"verdict": replace(EXAMPLE.verdict, score=1.25)}, "score 1.25 does not lie"),
+        ({"verdict": replace(EXAMPLE.verdict, score=1.0, parts={"a b": 1.0})}, "part name 'a b'"),
+        ({"verdict": replace(EXAMPLE.verdict, parts={"format": 1.0})}, "named parts but no score"),
         ({"prompt_id": ""}, "''"),
         (
             {"verdict": Verdict("great", None, "math", "1")},  # type: ignore[arg-type]

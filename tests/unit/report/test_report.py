@@ -72,7 +72,20 @@ def test_the_table_and_the_sentence(runs: list[Path]) -> None:
     assert found.headline() == (
         "The baseline peaks at 30.0% at step 20; RLEP reaches that at step 10 (50% of the steps): "
         "30.0% [26.0, 34.0] there, the baseline 20.0% [16.0, 24.0]. "
-        "Averaged over the steps, RLEP is 4.0 points above the baseline."
+        "Averaged over the steps, RLEP has 24.0% [20.0, 28.0], the baseline 20.0% [16.0, 24.0]: too close to tell apart."
+    )
+
+
+def test_the_mean_is_claimed_where_the_intervals_do_not_overlap(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", [(0, 0.1), (10, 0.1), (20, 0.3)], width=0.04)  # (1 + 2) / 20 = 15 %
+    replay = write_run(tmp_path / "replay", [(0, 0.1), (10, 0.5), (20, 0.5)], replays=2, width=0.04)  # (3 + 5) / 20
+    assert (
+        summary([base, replay])
+        .headline()
+        .endswith(
+            "Averaged over the steps, RLEP is 25.0 points above the baseline: "
+            "RLEP has 40.0% [36.0, 44.0], the baseline 15.0% [11.0, 19.0]."
+        )
     )
 
 
@@ -106,7 +119,7 @@ def test_a_peak_that_is_not_reached_is_said(tmp_path: Path) -> None:
     found = summary([base, replay])
     assert found.crossing is not None
     assert found.crossing.rlep_step is None
-    assert "RLEP has not reached that. Averaged over the steps, RLEP is 5.0 points below" in found.headline()
+    assert "RLEP has not reached that. Averaged over the steps, RLEP has 20.0% [10.0, 30.0]" in found.headline()
 
 
 def test_curves_are_compared_where_both_were_evaluated(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.pool import entry_of
 from rlep.services.pool.storage.codec import Precision, encode, precision_of
+from rlep.services.pool.storage.details import score_of, stored_metadata
 from rlep.services.pool.storage.scan import Held, trajectory_of
 from rlep.services.pool.storage.store import NewRecord
 
@@ -44,7 +45,7 @@ def line_of(held: Held, *, pinned: bool) -> ExportRow:
 
 
 def fields_of(line: ExportRow) -> dict[str, Any]:
-    """The row of a line: ``FIELDS``, token ids and log-probs as arrays."""
+    """The row of a line: ``FIELDS``, token ids and log-probs as arrays; a verdict's score and parts are in ``metadata``."""
     trajectory = line.trajectory
     verdict, origin = trajectory.verdict, trajectory.provenance
     return {
@@ -71,7 +72,7 @@ def fields_of(line: ExportRow) -> dict[str, Any]:
         "quarantined": line.quarantined,
         "extracted": verdict.extracted,
         "precision": line.precision,
-        "metadata": dict(sorted(trajectory.metadata.items())),
+        "metadata": dict(sorted(stored_metadata(trajectory).items())),
         "tokens": trajectory.tokens,
         "logprobs": trajectory.logprobs,
     }
@@ -85,7 +86,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
     if wrong := sorted(set(FIELDS) ^ set(fields)):
         raise RecordRefused(f"fields missing or unknown: {', '.join(wrong)}")
     _check_kinds(fields)
-    metadata = fields["metadata"]
+    score, parts, metadata = score_of(fields["metadata"])
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
         tokens=fields["tokens"],
@@ -98,6 +99,8 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
             fields["verifier_version"],
             fields["path"],
             float(fields["seconds"]),
+            score,
+            parts,
         ),
         provenance=Provenance(
             fields["policy_digest"],
@@ -109,7 +112,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
         ),
         created_at=float(fields["created_at"]),
         sample_id=fields["sample_id"],
-        metadata=dict(metadata),
+        metadata=metadata,
     )
     line = ExportRow(trajectory, fields["precision"], fields["pinned"], fields["quarantined"])
     entry = entry_of(trajectory, encode(trajectory, precision=line.precision or "float16"))

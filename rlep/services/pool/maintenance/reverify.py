@@ -40,7 +40,7 @@ class Reverified:
     undecided: int = 0
     """Of ``UNDECIDED``."""
     reread: int = 0
-    """The same verdict, but another text was taken for the answer."""
+    """The same verdict, but another text was taken for the answer, or the score is another."""
     quarantined: int = 0
     unknown: int = 0
     """Answers to questions that have no reference here: not graded."""
@@ -80,7 +80,7 @@ def reverify(
             result.graded += 1
             result.statuses[verdict.status] += 1
             same = verdict.status == one.verdict.status
-            if same and verdict.extracted == one.verdict.extracted:
+            if same and (verdict.extracted, verdict.credit) == (one.verdict.extracted, one.verdict.credit):
                 continue
             undecided = verdict.status in UNDECIDED
             result.reread += same

@@ -1,12 +1,18 @@
-"""The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here."""
+"""The small fields of a record: fixed numbers, then length-prefixed UTF-8 strings, in the order written here.
+
+A verdict's score and its parts lie among the metadata, under keys of their own: records without a score are as they
+always were, and a reader that knows no scores reads records that have one.
+"""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import NoReturn
 
 from rlep.core.errors import RecordRefused
+from rlep.core.scores import score_fault
 from rlep.core.types import (
     STATUSES,
     FinishReason,
@@ -23,6 +29,7 @@ _NUMBERS = struct.Struct("<BBHqiidddd")
 _LENGTH = struct.Struct("<H")
 _STRINGS = 9
 _LONGEST = 0xFFFF
+_SCORE, _PART = "verdict.score", "verdict.part."
 
 
 def pack_details(trajectory: Trajectory) -> bytes:
@@ -43,12 +50,51 @@ def pack_details(trajectory: Trajectory) -> bytes:
         provenance.logprobs_dtype,
         trajectory.sample_id,
     ]
-    for key in sorted(trajectory.metadata):
-        strings += (key, trajectory.metadata[key])
-    return _packed_numbers(trajectory) + b"".join(map(_packed_string, strings))
+    metadata = stored_metadata(trajectory)
+    for key in sorted(metadata):
+        strings += (key, metadata[key])
+    return _packed_numbers(trajectory, len(metadata)) + b"".join(map(_packed_string, strings))
 
 
-def _packed_numbers(trajectory: Trajectory) -> bytes:
+def stored_metadata(trajectory: Trajectory) -> dict[str, str]:
+    """The metadata with the verdict's score and parts among them. Raises ``RecordRefused`` where it has such keys itself."""
+    metadata, verdict = dict(trajectory.metadata), trajectory.verdict
+    if taken := [key for key in metadata if _of_a_score(key)]:
+        _refuse(f"metadata key {taken[0]!r:.80} is kept for a verdict's score")
+    if verdict.score is None:
+        if verdict.parts:
+            _refuse("a verdict has named parts but no score")
+        return metadata
+    if fault := score_fault(verdict.score, verdict.parts):
+        _refuse(fault)
+    metadata[_SCORE] = repr(float(verdict.score))
+    return metadata | {_PART + name: repr(float(value)) for name, value in verdict.parts.items()}
+
+
+def score_of(metadata: Mapping[str, str]) -> tuple[float | None, dict[str, float], dict[str, str]]:
+    """Score, parts and the rest of what ``stored_metadata`` gave. Raises ``RecordRefused`` where they are no such."""
+    rest = dict(metadata)
+    texts = {key: rest.pop(key) for key in metadata if _of_a_score(key)}
+    if not texts:
+        return None, {}, rest
+    try:
+        numbers = {key: float(text) for key, text in texts.items()}
+    except (TypeError, ValueError):
+        _refuse("a verdict's score or part is no number")
+    if any(repr(numbers[key]) != text for key, text in texts.items()) or _SCORE not in numbers:
+        _refuse("a verdict's score is missing or not written as this rlep writes it")
+    score = numbers.pop(_SCORE)
+    parts = {key.removeprefix(_PART): value for key, value in numbers.items()}
+    if fault := score_fault(score, parts):
+        _refuse(fault)
+    return score, parts, rest
+
+
+def _of_a_score(key: object) -> bool:
+    return isinstance(key, str) and (key == _SCORE or key.startswith(_PART))
+
+
+def _packed_numbers(trajectory: Trajectory, pairs: int) -> bytes:
     verdict, provenance, sampling = trajectory.verdict, trajectory.provenance, trajectory.provenance.sampling
     floats = (sampling.temperature, sampling.top_p, trajectory.created_at, verdict.seconds)
     if not all(math.isfinite(value) and value >= 0 for value in floats):
@@ -57,7 +103,7 @@ def _packed_numbers(trajectory: Trajectory) -> bytes:
         return _NUMBERS.pack(
             STATUSES.index(verdict.status),
             verdict.extracted is not None,
-            len(trajectory.metadata),
+            pairs,
             provenance.policy_version,
             sampling.top_k,
             sampling.max_tokens,
@@ -96,18 +142,26 @@ def unpack_details(
         _refuse("details hold an unknown verdict status or a number that is not finite")
     strings = _unpacked_strings(details, _STRINGS + 2 * pairs)
     extracted, verifier, verifier_version, path, policy, tokenizer, mode, dtype, sample_id, *metadata = strings
+    score, parts, rest = score_of(dict(zip(metadata[::2], metadata[1::2], strict=True)))
     return Trajectory(
         prompt_id=prompt_id,
         tokens=tokens,
         logprobs=logprobs,
         finish_reason=finish_reason,
         verdict=Verdict(
-            STATUSES[status], extracted if has_extracted else None, verifier, verifier_version, path, seconds
+            STATUSES[status],
+            extracted if has_extracted else None,
+            verifier,
+            verifier_version,
+            path,
+            seconds,
+            score,
+            parts,
         ),
         provenance=Provenance(policy, version, tokenizer, Sampling(temperature, top_p, top_k, max_tokens), mode, dtype),
         created_at=created_at,
         sample_id=sample_id,
-        metadata=dict(zip(metadata[::2], metadata[1::2], strict=True)),
+        metadata=rest,
     )
 
 

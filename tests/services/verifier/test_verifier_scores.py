@@ -1,0 +1,101 @@
+"""What the user's function may return beside a bool: scores and named parts, by real worker processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlep.core.errors import ConfigError
+from rlep.core.types import Verdict
+from rlep.services.verifier.grade_rows import grade_rows
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.user_function import FunctionVerifier, source_version
+
+FUNCTION = "verifier_functions:returns"
+SIXTEEN = {f"part{number}": float(number) for number in range(16)}
+SCORES: dict[str, tuple[str, str | None, float | None, dict[str, float]]] = {
+    "true": ("correct", None, None, {}),
+    "false": ("wrong", "seen", None, {}),
+    "full": ("correct", None, 1.0, {}),
+    "most": ("wrong", "most of it", 0.75, {}),
+    "none": ("wrong", None, 0.0, {}),
+    "parts": ("wrong", None, 0.5, {"format": 1.0, "steps": 7.0, "length-penalty": -0.25}),
+    "sixteen": ("correct", "many", 1.0, SIXTEEN),
+}
+BAD = [
+    "nan", "infinite", "above", "below", "seventeen", "no score", "bad name", "no name", "bad part", "text part", "text score",
+]  # fmt: skip
+UNSAID = ["whole number", "text", "nothing"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def functions() -> Iterator[None]:
+    """The module of functions is on the path, here and in worker processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        yield
+
+
+@pytest.fixture(scope="module")
+def returned(functions: None) -> dict[str, Verdict]:
+    """What becomes of everything that the function ``returns`` may return, by its name."""
+    names = [*SCORES, *BAD, *UNSAID]
+    with FunctionVerifier(FUNCTION) as verifier:
+        return dict(zip(names, verifier.grade("x", names, [False] * len(names)), strict=True))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_a_score_and_its_parts_come_with_the_verdict(returned: dict[str, Verdict], name: str) -> None:
+    found = returned[name]
+    assert (found.status, found.extracted, found.score, dict(found.parts)) == SCORES[name]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_score_that_means_nothing_is_crashed(returned: dict[str, Verdict], name: str) -> None:
+    found = returned[name]
+    assert (found.status, found.score, dict(found.parts), found.credit) == ("crashed", None, {}, 0.0)
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_what_is_neither_a_bool_nor_a_score_is_wrong(returned: dict[str, Verdict], name: str) -> None:
+    assert (returned[name].status, returned[name].score) == ("wrong", None)
+
+
+def test_from_the_threshold_on_a_score_is_correct_and_the_version_names_it() -> None:
+    texts = ["most", "parts", "full", "true", "false", "nan", "full"]
+    with build_verifier(f"python:{FUNCTION}", correct_at=0.75) as verifier:
+        found = verifier.grade("x", texts, [False] * 6 + [True])
+    assert [one.status for one in found] == ["correct", "wrong", "correct", "correct", "wrong", "crashed", "no_answer"]
+    assert [one.credit for one in found] == [0.75, 0.5, 1.0, 1.0, 0.0, 0.0, 0.0]
+    assert {one.version for one in found} == {f"{source_version(FUNCTION)}-correct-at-0.75"}
+
+
+def test_bad_scores_and_values_that_say_nothing_are_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    with FunctionVerifier(FUNCTION) as verifier:
+        found = verifier.grade("x", ["above", "nan", "whole number", "whole number"], [False] * 4)
+    assert [one.status for one in found] == ["crashed", "crashed", "wrong", "wrong"]
+    messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
+    assert messages == [
+        f"grading ({FUNCTION}) failed, the answer is crashed: BadScore: score 1.001 does not lie in [0, 1]",
+        f"grading ({FUNCTION}) failed, the answer is wrong: "
+        "int: it returned 1, which is neither a bool, a float nor a mapping",
+    ]
+
+
+def test_rows_have_scores_and_lose_those_of_an_earlier_grading_but_not_the_users_own() -> None:
+    rows = [{"gold": "x", "response": name, "score": 9} for name in ("parts", "false")]
+    with FunctionVerifier(FUNCTION) as verifier:
+        first = [json.loads(row.text) for row in grade_rows(map(json.dumps, rows), verifier)]
+        again = [json.loads(row.text) for row in grade_rows([json.dumps(first[0] | {"response": "true"})], verifier)]
+    assert (first[0]["score"], first[0]["parts"]) == (0.5, {"format": 1.0, "steps": 7.0, "length-penalty": -0.25})
+    assert (first[1]["score"], "parts" in first[1]) == (9, False)
+    assert (again[0]["status"], {"score", "parts"} & again[0].keys()) == ("correct", set())
+
+
+@pytest.mark.parametrize(("profile", "correct_at"), [("math", 0.5), ("python:m:f", 0.0), ("python:m:f", 1.5)])
+def test_a_threshold_that_no_score_can_meet_is_refused(profile: str, correct_at: float) -> None:
+    with pytest.raises(ConfigError, match=f"a threshold of {correct_at:g}"):
+        build_verifier(profile, correct_at=correct_at)
