@@ -99,7 +99,7 @@ def layer_activation_bytes(shape: ModelShape, width: int, kernels: AttentionKern
 
 
 def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int, int]:
-    """(activations, work) at whichever of three moments needs most: output head, last layer's backward pass, last reduction."""
+    """(activations, work) at whichever moment needs most: head, last norm, last layer, or last reduction."""
     learner, ranks = config.learner, config.learner.ranks
     device = "cuda" if learner.gpus else "cpu"
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
@@ -109,20 +109,23 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
         kept, again = shape.layers * tokens * shape.hidden * width, layer
     else:
         kept, again = shape.layers * layer, 0
-    ends = tokens * shape.hidden * (3 if width == 4 else 4) * width  # the last norm, and the rows that predict
+    ends = (
+        tokens * (shape.hidden * (3 if width == 4 else 4) + 2 * shape.head_dim) * width
+    )  # last norm, predictors, rotations
     matrix = shape.vocabulary * shape.hidden
     logits = 4 * tokens * shape.vocabulary
     probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
     chunks = 3 * min(HEAD_CHUNK_BYTES[device], logits)
     handed_on = 0 if width == 4 else width  # the head sums its weight's gradient in float32
     head = (kept + ends, probabilities + chunks + matrix * (4 + handed_on))
+    norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32
     weights = shape.layer_parameters
     flowing = tokens * (2 * shape.intermediate + 2 * shape.hidden) * width
     reduction = weights * (width + 4) + -(-4 * weights // ranks)
     backward = (kept + again, probabilities + matrix * width + flowing + reduction)
     root = shape.embedding_parameters
     last = (0, probabilities + max(2 * matrix * width, root * (width + 4), 4 * root + -(-4 * root // ranks)))
-    return max((head, backward, last), key=sum)
+    return max((head, norm, backward, last), key=sum)
 
 
 def _attention_kernels(config: Config, width: int) -> AttentionKernels:
