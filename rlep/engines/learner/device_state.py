@@ -15,8 +15,8 @@ from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
 from rlep.engines.learner.options import LearnerOptions
 
-_HOST_FULL = "DefaultCPUAllocator: can't allocate memory"
-"""What torch says where the host has none left."""
+_LACKING = ("out of memory", "DefaultCPUAllocator: can't allocate memory")
+"""What errors of the GPU, its pinned host memory and NCCL say, and those of the host."""
 
 
 def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method: str) -> None:
@@ -42,11 +42,11 @@ def current_device(kind: str) -> torch.device:
 
 
 def out_of_memory(error: RuntimeError, rank: int, work: str) -> OutOfMemory | None:
-    """``error`` with the numbers if it is a lack of memory, of the GPU or the host; torch has a class only for the first."""
-    if not isinstance(error, torch.OutOfMemoryError) and _HOST_FULL not in str(error):
+    """``error`` with the numbers if it is a lack of memory, of the GPU or the host; torch has a class for one kind only."""
+    if not any(words in str(error) for words in _LACKING):
         return None
     said = str(error).partition("\n")[0]
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         free, whole = torch.cuda.mem_get_info()
         said += (
             f" (peak of this rank {sized(torch.cuda.max_memory_allocated())}, GPU {sized(whole)}, free {sized(free)})"
