@@ -91,9 +91,15 @@ def test_on_one_rank_gradients_add_up_to_the_bit_in_shards_or_before(
     batch, found = ragged_batch(), []
     for unsharded in (False, True):
         policy = PolicyOptions(dtype=dtype, unsharded_gradients=unsharded)
-        learner = start(policy=policy, micro_batch_tokens=30)
+        learner, in_shards = start(policy=policy, micro_batch_tokens=100), []
+
+        def look(*_: object, learner: LearnerRank = learner, in_shards: list[bool] = in_shards) -> None:
+            in_shards.append(all(shard.grad is not None for _, shard in learner._shards))
+
+        learner._policy.register_forward_pre_hook(look)
         learner.update(batch, rollout=0)
         found.append(gradients_of_first_update(learner))
+        assert in_shards == [False, not unsharded]  # when each micro-batch begins
     assert same(*found)
 
 
