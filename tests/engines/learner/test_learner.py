@@ -91,7 +91,8 @@ def test_on_one_rank_gradients_add_up_to_the_bit_in_shards_or_before(
     batch, found = ragged_batch(), []
     for unsharded in (False, True):
         policy = PolicyOptions(dtype=dtype, unsharded_gradients=unsharded)
-        learner, in_shards = start(policy=policy, micro_batch_tokens=100), []
+        learner = start(policy=policy, micro_batch_tokens=100)
+        in_shards: list[bool] = []
 
         def look(*_: object, learner: LearnerRank = learner, in_shards: list[bool] = in_shards) -> None:
             in_shards.append(all(shard.grad is not None for _, shard in learner._shards))
