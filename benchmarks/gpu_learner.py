@@ -130,7 +130,7 @@ def measured(size: Size, model: Path, checkpointing: bool, compiled: bool, repea
     }
     meeting = f"file://{model}/meeting-{int(checkpointing)}"
     try:
-        learner = LearnerRank(model, options, rank=0, world_size=1, init_method=meeting)
+        learner = LearnerRank(model, options, rank=0, world_size=1, meeting_point=meeting)
         batch = update_of(size)
         reports = [learner.update(batch, rollout=0) for _ in range(1 + repeats)]
     except torch.OutOfMemoryError as error:

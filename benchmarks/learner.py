@@ -121,7 +121,7 @@ def learner_update(directory: Path, batch: SequenceBatch, repeats: int, kernels:
     """A learning rate of nothing keeps the loss the same."""
     options = LearnerOptions(optimizer=OptimizerOptions(lr=0.0), micro_batch_tokens=4096, threads=1)
     meeting = f"file://{directory}/meeting-{'plain' if kernels is None else 'wing'}"
-    learner = LearnerRank(directory, options, rank=0, world_size=1, init_method=meeting, kernels=kernels)
+    learner = LearnerRank(directory, options, rank=0, world_size=1, meeting_point=meeting, kernels=kernels)
     measured = measure(lambda: learner.update(batch, rollout=0).loss, len(batch.tokens), repeats)
     learner.close()
     return measured

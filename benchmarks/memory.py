@@ -152,7 +152,7 @@ def update(
         options = replace(options, reference=model)
     kernels = acceleration().kernels if case.accelerated else None
     learner = LearnerRank(
-        model, options, rank=rank, world_size=case.ranks, init_method=f"file://{meeting}", kernels=kernels
+        model, options, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}", kernels=kernels
     )
     peaks = []
     for count in micro_batches:

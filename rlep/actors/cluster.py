@@ -101,16 +101,16 @@ class Cluster:
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
-    def reserve(self, name: str, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> PlacementGroup:
+    def reserve(self, name: str, bundles: Sequence[ActorConfig]) -> PlacementGroup:
         """Resources for several actors, all or none, reserved until ``forget`` while the actors come and go.
 
         The same name is the same group. Raises ``PlacementError`` at once where a private cluster cannot hold it;
         on other clusters an actor that is placed in it waits for it.
         """
         if name not in self._groups:
-            group = PlacementGroup(name, tuple(bundles), one_node)
+            group = PlacementGroup(name, tuple(bundles))
             if self.home is not None:
-                self._claim(name, group.together, group.bundles, one_node=one_node)
+                self._claim(name, group.together, group.bundles)
             create_placement_group(group, f"{self.namespace}.{name}")
             self._groups[name] = group
         return self._groups[name]
@@ -152,12 +152,10 @@ class Cluster:
         """What an actor of this role needs, and what there is."""
         return shortfall(role, (role,))
 
-    def _claim(
-        self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False
-    ) -> None:
+    def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
-        if reason := unplaceable(together, bundles, one_node=one_node) or crowded(self._roles):
+        if reason := unplaceable(bundles) or crowded(self._roles):
             self.forget(name)
             raise PlacementError(f"actor {name} cannot be placed: {reason}")
 

@@ -1,4 +1,4 @@
-"""Generators on the devices of the learner's ranks: one placement group, each bundle of which holds a generator and its ranks."""
+"""Generators on the devices of the learner's ranks: one placement group, whose bundles hold ranks and the generators on them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ class Colocated:
     ) -> None:
         """``time_share``: a block in which the devices are the generators'."""
         self._cluster, self._time_share = cluster, time_share
-        self._width, self._count = generator.tensor_parallel, generator.count
+        self._width = generator.tensor_parallel
+        # A bundle is on one node: the ranks of a generator have to be, and those of a replica are meant to be.
+        self._ranks_each = self._width if learner.replicas == 1 else learner.shards
+        self._count = learner.ranks // self._ranks_each
         self._bundle = ActorConfig(
-            cpus=max(generator.cpus, learner.cpus * self._width),  # they never work at the same time
-            gpus=learner.gpus * self._width,
+            # they never work at the same time
+            cpus=max(generator.cpus * (self._ranks_each // self._width), learner.cpus * self._ranks_each),
+            gpus=learner.gpus * self._ranks_each,
             label_selector=learner.label_selector,
         )
         self._gpus = learner.gpus > 0
@@ -50,11 +54,11 @@ class Colocated:
 
     def slot_of_rank(self, rank: int) -> BundleSlot:
         """The slot of a rank."""
-        return BundleSlot(self._group(), rank // self._width)
+        return BundleSlot(self._group(), rank // self._ranks_each)
 
     def slot_of(self, generator: str) -> BundleSlot:
         """The slot of a generator; started again it has the same name and slot."""
-        return BundleSlot(self._group(), _number(generator))
+        return self.slot_of_rank(_number(generator) * self._width)
 
     async def devices_of(self, generator: str) -> str:
         """``CUDA_VISIBLE_DEVICES`` of a generator: the devices of its ranks, or an empty string where there are none."""
@@ -68,7 +72,7 @@ class Colocated:
         self._cluster.forget(GROUP_NAME)
 
     def _group(self) -> PlacementGroup:
-        return self._cluster.reserve(GROUP_NAME, [self._bundle] * self._count, one_node=True)
+        return self._cluster.reserve(GROUP_NAME, [self._bundle] * self._count)
 
     async def _devices_of_rank(self, rank: int) -> str:
         name = f"learner-{rank}"

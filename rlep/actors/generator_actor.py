@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 
+from rlep.actors.node_address import use_node_interface
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
@@ -23,6 +24,7 @@ class GeneratorActor:
         """``devices``: the GPUs to use instead of those that Ray gives this actor."""
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
+        use_node_interface()
         parts = acceleration().engine if options.cpu_acceleration else STOCK
         prepare_environment(options, runtime_parent, parts)
         self._sampler = Sampler(model, options, parts)
@@ -41,6 +43,7 @@ class GeneratorActor:
 
     async def load(self, weight_update: WeightUpdate) -> float:
         """Load published weights and confirm them by log-probs; returns the largest difference in nats."""
+        weight_update = weight_update.on_node(ray.get_runtime_context().get_node_id())
         await self._sampler.load_weights(weight_update)
         return await self._sampler.confirm(weight_update)
 

@@ -37,13 +37,14 @@ class GeneratorPool:
         model: Path,
         options: SamplerOptions,
         *,
+        lease_s: float,
         shared: Colocated | None = None,
     ) -> None:
-        """``shared``: where they share their devices with the learner."""
+        """``lease_s``: see ``GeneratorConfig.lease``; ``shared``: where they share their devices with the learner."""
         self._cluster, self._config, self._model, self._options = cluster, config, model, options
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
-        self._queue = WorkQueue(config.lease_s)
+        self._queue = WorkQueue(lease_s)
         self._replicas = ReplicaSet(
             "generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave
         )

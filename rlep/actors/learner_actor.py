@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
+from rlep.actors.node_address import node_address, use_node_interface
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.rendezvous import listen
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 if TYPE_CHECKING:
@@ -47,6 +49,10 @@ class LearnerActor:
         """``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
+    async def node(self) -> str:
+        """The id of the Ray node that it is on."""
+        return ray.get_runtime_context().get_node_id()
+
     async def run(self, method: str, *args: object) -> Any:
         """Call a method of ``Rank``; calls run one after another. Raises ``OutOfMemory`` where there is too little for it."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, *args)
@@ -64,6 +70,7 @@ class Rank:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._open = ExitStack()
+        self._listening: socket.socket | None = None
         self._writer: SharedMemoryWriter | None = None
         self._sender: WeightSender | None = None
 
@@ -79,16 +86,19 @@ class Rank:
             raise lacking from error
 
     def meeting_point(self) -> str:
-        """Where the ranks meet: a free port of rank 0's machine."""
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return f"tcp://{address}:{probe.getsockname()[1]}"
+        """Where the ranks meet: a free port of rank 0's node, which listens from now on."""
+        address = node_address()
+        self._listening = listen(address)
+        host = f"[{address}]" if ":" in address else address
+        return f"tcp://{host}:{self._listening.getsockname()[1]}"
 
-    def start(self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str) -> None:
-        """Join the group and load the base weights."""
+    def start(
+        self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str, writers: Sequence[int]
+    ) -> None:
+        """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        use_node_interface()
         from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
@@ -98,11 +108,12 @@ class Rank:
             options,
             rank=self._rank,
             world_size=world_size,
-            init_method=meeting_point,
+            meeting_point=meeting_point,
+            listening=self._listening,
             kernels=acceleration().kernels if options.cpu_acceleration else None,
         )
         self._open.callback(self._learner.close)
-        if self._rank == 0:
+        if self._rank in writers:
             directory = private_directory("weights", in_memory=True)
             self._open.callback(shutil.rmtree, directory, ignore_errors=True)
             self._writer = SharedMemoryWriter(directory)
@@ -125,9 +136,9 @@ class Rank:
         self._learner.rehearse()
 
     def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
-        """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; only rank 0 returns."""
+        """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; writers return."""
         weight_update = self._learner.publish(group or self._writer, version, probes, dtype)
-        return None if self._rank else weight_update
+        return None if self._writer is None else weight_update
 
     def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup | None:
         """Leave the last group with the generators and open a new one for them to join; only rank 0 returns it."""
@@ -137,7 +148,7 @@ class Rank:
 
         if self._sender is not None:
             self._sender.close()
-        self._sender = WeightSender(ray.util.get_node_ip_address(), backend, world_size, deadline_s)
+        self._sender = WeightSender(node_address(), backend, world_size, deadline_s)
         return self._sender.group
 
     def send(self, group: BroadcastGroup, dtype: Dtype) -> None:

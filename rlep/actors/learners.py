@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +19,11 @@ from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, RoleStatus, State
 from rlep.actors.supervised import close_actor, watched
-from rlep.config.roles import LearnerConfig
+from rlep.config.roles import ActorConfig, LearnerConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.learner.options import LearnerOptions
-from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, SharedMemoryWeights, WeightUpdate
 
 WRITTEN_POLL_S = 0.2
 """How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
@@ -61,6 +62,8 @@ class Learners:
         self._shared = shared
         self._asleep = False
         self._ranks: list[ActorHandle[Any]] = []
+        self._nodes: list[str] = []
+        """Ray's id of each rank's node."""
         self._restarts_left = config.restarts
         self._rollout = 0
         """The last one that was scored or trained on."""
@@ -81,18 +84,34 @@ class Learners:
             if isinstance(failed, BaseException):
                 raise failed
         meeting = await call(self._ranks[0].run.remote("meeting_point"), "learner-0.meeting_point", 60)
+        asked = (call(rank.node.remote(), f"learner-{n}.node", 60) for n, rank in enumerate(self._ranks))
+        self._nodes = await asyncio.gather(*asked)
         deadline = self._config.start_deadline_s
-        await self._all("start", self._model, self._options, len(self._ranks), meeting, deadline_s=deadline)
+        given = self._model, self._options, len(self._ranks), meeting, self._writers()
+        await self._all("start", *given, deadline_s=deadline)
         if self._options.longest_sequence:
             await self._all("rehearse")
         if self._shared is not None:
             self._shared.learner_up.set()
 
+    def _writers(self) -> list[int]:
+        """Rank 0; the first rank on each node where there are generators on every node."""
+        return [0] if self._shared is None else [self._nodes.index(node) for node in dict.fromkeys(self._nodes)]
+
     def _slot(self, rank: int) -> BundleSlot:
-        """All ranks are reserved together or not at all: half a learner would only keep others out."""
+        """All ranks are reserved together or not at all: half a learner would only keep others out.
+
+        The ranks of one replica share a bundle, which is on one node.
+        """
         if self._shared is not None:
             return self._shared.slot_of_rank(rank)
-        return BundleSlot(self._cluster.reserve("learner", [self._config] * self._config.ranks), rank)
+        config = self._config
+        bundled = config.shards if config.replicas > 1 else 1
+        bundle = ActorConfig(
+            cpus=config.cpus * bundled, gpus=config.gpus * bundled, label_selector=config.label_selector
+        )
+        group = self._cluster.reserve("learner", [bundle] * (config.ranks // bundled))
+        return BundleSlot(group, rank // bundled)
 
     async def sleep(self) -> None:
         """Release the devices' memory until ``wake``. Raises ``LearnerLost``."""
@@ -122,8 +141,11 @@ class Learners:
         self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
     ) -> WeightUpdate:
         """Write the weights where generators load them from, or say what ``send`` will send to ``group``."""
-        weight_update: WeightUpdate = await self._all("publish", version, probes, dtype, group)
-        return weight_update
+        answers: list[WeightUpdate | None] = await self._on_all("publish", version, probes, dtype, group)
+        found = [(node, one.source) for node, one in zip(self._nodes, answers, strict=True) if one is not None]
+        nodes = {node: source for node, source in found if isinstance(source, SharedMemoryWeights)}
+        assert answers[0] is not None, "rank 0 always writes"
+        return replace(answers[0], nodes=nodes)
 
     async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup:
         """A group that rank 0 will broadcast weights in; see ``WeightSender``."""
@@ -187,11 +209,15 @@ class Learners:
         self._cluster.forget("learner")
 
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
-        """Call a collective method on every rank; rank 0's answer. One collective at a time."""
+        """Call a collective method on every rank; rank 0's answer."""
+        return (await self._on_all(method, *args, deadline_s=deadline_s))[0]
+
+    async def _on_all(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
+        """Call a collective method on every rank; each one's answer. One collective at a time."""
         async with self._collective:
             begin = time.time()
             try:
-                return (await self._each(method, *args, deadline_s=deadline_s))[0]
+                return await self._each(method, *args, deadline_s=deadline_s)
             finally:
                 self._cluster.timeline.add("learner", method, begin)
 

@@ -23,8 +23,6 @@ class PlacementGroup:
     name: str
     bundles: tuple[ActorConfig, ...]
     """What each holds, and where it may be."""
-    one_node: bool
-    """All bundles on the same node."""
     reserved: RayPlacementGroup = field(init=False)
 
     @property
@@ -38,7 +36,7 @@ class PlacementGroup:
 
     def shortfall(self) -> str:
         """What all bundles need together, and what there is."""
-        return shortfall(self.together, self.bundles, one_node=self.one_node)
+        return shortfall(self.together, self.bundles)
 
     def release(self) -> None:
         """Free the resources; actors still in it end."""
@@ -68,24 +66,22 @@ def create_placement_group(group: PlacementGroup, name: str) -> None:
     labels = [dict(bundle.label_selector) for bundle in group.bundles]
     group.reserved = placement_group(
         [bundle or _NOTHING for bundle in amounts],
-        strategy="STRICT_PACK" if group.one_node else "PACK",
+        strategy="PACK",
         name=name,
         bundle_label_selector=labels if any(labels) else None,
     )
 
 
-def shortfall(together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool = False) -> str:
+def shortfall(together: ActorConfig, bundles: Sequence[ActorConfig]) -> str:
     """What bundles need, and what the cluster lacks for them."""
-    lacking = unplaceable(together, bundles, one_node=one_node)
+    lacking = unplaceable(bundles)
     lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
-    where = " on one node" if one_node and len(bundles) > 1 else ""
-    return f"needs {_amounts(_wanted(together))}{where}{_labels(together.label_selector)}; {lacking}"
+    return f"needs {_amounts(_wanted(together))}{_labels(together.label_selector)}; {lacking}"
 
 
-def unplaceable(together: ActorConfig, bundles: Sequence[ActorConfig], *, one_node: bool) -> str:
+def unplaceable(bundles: Sequence[ActorConfig]) -> str:
     """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
-    reasons = (_infeasible(role) for role in ([together] if one_node else bundles))
-    return next(filter(None, reasons), "")
+    return next(filter(None, map(_infeasible, bundles)), "")
 
 
 def crowded(roles: Mapping[str, ActorConfig]) -> str:

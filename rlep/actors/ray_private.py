@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray._private import ray_constants
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from ray._private.utils import get_num_cpus
 
@@ -17,24 +19,42 @@ OBJECT_STORE_BYTES = 512 * 2**20
 
 
 def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
-    """Start Ray on this machine with all its files in ``home``. Raises ``PlacementError`` where its node does not come up."""
+    """Start Ray on this machine with all its files in ``home``, listening on loopback alone.
+
+    Raises ``PlacementError`` where its node does not come up.
+    """
     # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     try:
-        ray.init(
-            address="local",
-            namespace=namespace,
-            num_cpus=cpus,
-            object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-            _temp_dir=str(home),
-        )
+        with on_loopback():
+            ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+                _temp_dir=str(home),
+            )
     except Exception as error:
         if type(error) is not Exception:  # Ray's node raises a bare one after its fixed 30 s
             raise
         raise PlacementError(f"Ray's node did not start on this machine within its 30 s: {error}") from None
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Within the block Ray leaves 127.0.0.1 as it is, as it does on macOS; on Linux it would put the machine's address there.
+
+    So a cluster that is started has the node address 127.0.0.1, and by that every one of its processes listens there only.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def cores() -> int:

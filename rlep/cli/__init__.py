@@ -191,6 +191,17 @@ def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
     raise typer.Exit(examine(load_config(files or (), overrides or ())))
 
 
+@app.command()
+@command_errors
+def selftest(files: MaybeFiles = None, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Try the parts of a run on this machine, with two layers of the configured model's shape: some minutes, no download."""
+    check_versions()
+    from rlep.cli.selftest import each_check, show
+    from rlep.config.settings import load_config
+
+    raise typer.Exit(show(each_check(load_config(files or (), overrides or ())), as_json=as_json))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @command_errors
 def submit(

@@ -6,10 +6,13 @@ import json
 import os
 import resource
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from ctypes.util import find_library
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,16 +21,23 @@ import psutil
 from rich.console import Console
 
 from rlep.config.schema import Config
-from rlep.core.errors import RlepError, WrongVersionError
+from rlep.core.errors import ModelError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
+from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_cpus import wanted_cpus
+from rlep.driver.plan_memory import plan_memory
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 GIB = 2**30
+DRIVERS = {"12": 525, "13": 580}
+"""CUDA's major version -> the oldest driver's that it runs with (NVIDIA, CUDA compatibility)."""
+LEAST_CAPABILITY = 8.0
+"""Of a GPU that computes in bfloat16: Ampere."""
+INFINIBAND = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
 def findings_of(config: Config) -> Iterator[Finding]:
     """Every check, one after the other."""
     checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
-        _python, _versions, _packages, _vllm, _cores, _gpus, _memory,
+        _python, _versions, _packages, _vllm, _cores, _gpus, _driver, _rdma, _hostname, _memory,
         _shared_memory, _disk, _files, _redis, _ray, _secrets, _model,
     )  # fmt: skip
     for check in checks:
@@ -121,12 +131,60 @@ def _cores(config: Config) -> Iterator[Finding]:
 
 
 def _gpus(config: Config) -> Iterator[Finding]:
-    wanted = config.generator.count * config.generator.gpus + config.learner.ranks * config.learner.gpus
-    program = shutil.which("nvidia-smi")
-    lines = [] if program is None else _output([program, "-L"]).splitlines()
+    wanted = _wanted_gpus(config)
+    lines = _nvidia_smi("-L")
     enough = wanted <= len(lines) or config.cluster.address is not None
     remedy = "" if enough else "set generator.gpus and learner.gpus to 0 to run on CPU, or join a cluster with GPUs"
     yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
+
+
+def _driver(config: Config) -> Iterator[Finding]:
+    """The NVIDIA driver against the CUDA runtime that is installed."""
+    runtime = _version("nvidia-cuda-runtime") or ""
+    needed = DRIVERS.get(runtime.partition(".")[0])
+    for number, line in enumerate(_nvidia_smi("--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader")):
+        driver, capability, name = (part.strip() for part in line.split(",", 2))
+        what, detail = f"GPU {number}", f"{name}, driver {driver}, compute capability {capability}"
+        if needed and int(driver.partition(".")[0]) < needed:
+            yield Finding(what, "wrong", detail, f"CUDA {runtime} needs driver {needed} or newer: update it")
+        elif float(capability) < LEAST_CAPABILITY and config.learner.gpus:
+            remedy = f"bfloat16 needs {LEAST_CAPABILITY}: set learner.dtype and generator.dtype, or take another GPU"
+            yield Finding(what, "wrong", detail, remedy)
+        else:
+            yield Finding(what, "ok", detail)
+
+
+def _rdma(_: Config) -> Iterator[Finding]:
+    """Where there is InfiniBand or RoCE, NCCL needs its library."""
+    devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
+    if devices:
+        found = find_library("ibverbs")
+        remedy = "" if found else "apt install libibverbs1 ibverbs-providers: without them NCCL goes over TCP"
+        yield Finding("RDMA", "ok" if found else "wrong", f"{', '.join(devices)}: {found or 'no libibverbs'}", remedy)
+
+
+def _hostname(config: Config) -> Iterator[Finding]:
+    """On a cluster: a name that stands for loopback leads other machines nowhere."""
+    if config.cluster.address is None:
+        return
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        yield Finding("hostname", "note", f"{name}: {error}", "put its address into /etc/hosts")
+        return
+    local = address.startswith("127.")
+    remedy = "start Ray with --node-ip-address, or give the name its own address in /etc/hosts" if local else ""
+    yield Finding("hostname", "note" if local else "ok", f"{name} is {address}", remedy)
+
+
+def _wanted_gpus(config: Config) -> float:
+    return config.generator.count * config.generator.gpus + config.learner.ranks * config.learner.gpus
+
+
+def _nvidia_smi(*words: str) -> list[str]:
+    program = shutil.which("nvidia-smi")
+    return [] if program is None else _output([program, *words]).splitlines()
 
 
 def _memory(config: Config) -> Iterator[Finding]:
@@ -141,17 +199,21 @@ def _memory(config: Config) -> Iterator[Finding]:
     )
 
 
-def _shared_memory(_: Config) -> Iterator[Finding]:
+def _shared_memory(config: Config) -> Iterator[Finding]:
+    """Two versions of the weights and Ray's object store lie there."""
     shared = SHARED_MEMORY
     if not shared.is_dir():
-        yield Finding(
-            str(SHARED_MEMORY), "note", "not there", "weights then travel through the temporary directory, slower"
-        )
+        yield Finding(str(shared), "note", "not there", "weights then travel through the temporary directory, slower")
         return
-    free = shutil.disk_usage(shared).free
-    good = free >= GIB
-    remedy = "" if good else "in a container: --shm-size=4g; weights and Ray's object store live there"
-    yield Finding(str(SHARED_MEMORY), "ok" if good else "note", f"{free / GIB:.1f} GiB free", remedy)
+    wanted, free = GIB, shutil.disk_usage(shared).free
+    with suppress(ModelError):  # _model tells
+        wanted += 2 * plan_memory(config, read_shape(config.model.path)).weight_update
+    good = free >= wanted
+    remedy = (
+        "" if good else f"in a container: --shm-size={-(-wanted // GIB)}g; weights and Ray's object store live there"
+    )
+    detail = f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} GiB wanted"
+    yield Finding(str(shared), "ok" if good else "wrong", detail, remedy)
 
 
 def _disk(config: Config) -> Iterator[Finding]:

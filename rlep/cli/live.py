@@ -33,6 +33,9 @@ CHANGE_S = 900.0
 NEWS_S = 3.0
 """Time between two reports on actors that are starting or draining."""
 
+KEEP_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""A private cluster listens on 127.0.0.1, where Ray on Linux would otherwise put the machine's address."""
+
 
 def show_status(run: str, *, address: str | None, as_json: bool) -> None:
     """Print what every actor of a run does."""
@@ -137,7 +140,7 @@ def run_cluster(run: str, address: str | None) -> Cluster:
         if not os.access(contact.token_file, os.R_OK):
             raise ConfigError(f"{run} was killed, or belongs to another user: {contact.token_file} cannot be read")
         os.environ.pop("RAY_AUTH_TOKEN", None)
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": contact.token_file}
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": contact.token_file, **KEEP_LOOPBACK}
     from rlep.actors.cluster import Cluster
     from rlep.config.roles import ClusterConfig
 

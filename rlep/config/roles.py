@@ -27,6 +27,12 @@ SHARED_UTILIZATION = 0.9
 """Most GPU memory for a generator that shares its GPU: a sleeping learner keeps its CUDA context and NCCL's buffers there."""
 
 
+SLOWEST_TOKENS_S = 20.0
+"""Tokens a second of one response that is still called alive: a 7B model on a full GPU gives each of its responses about 30."""
+SHORTEST_LEASE_S = 600.0
+"""What a lease lasts by default where the longest response takes less."""
+
+
 class Section(BaseModel):
     """A part of the tree: frozen; unknown keys, NaN, infinity and true or false in a number's place are errors."""
 
@@ -91,12 +97,17 @@ class GeneratorConfig(ActorConfig):
     heartbeat_timeout_s: Seconds = 60
     """A generator that answers no heartbeat for this long is considered dead and replaced."""
     transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
-    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine; ``gloo`` (CPUs) or ``nccl``
-    (GPUs) over the network, from wherever the learner is."""
+    """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine, or colocated; ``gloo`` (CPUs) or
+    ``nccl`` (GPUs) over the network, from wherever the learner is."""
     transfer_deadline_s: Seconds = 120
     """``gloo`` and ``nccl``: longest wait for learner and generators to meet, and longest transfer."""
-    lease_s: Seconds = 600
-    """A request without a response for this long is re-dispatched to a free generator; the first response counts."""
+    lease_s: Seconds | None = None
+    """A request without a response for this long is re-dispatched to a free generator; the first response counts. None is
+    the time of ``rollout.max_tokens`` at 20 tokens a second, at least 600 s; less than that time is refused."""
+
+    def lease(self, max_tokens: int) -> float:
+        """``lease_s`` for responses of at most ``max_tokens`` tokens, seconds."""
+        return self.lease_s or max(SHORTEST_LEASE_S, max_tokens / SLOWEST_TOKENS_S)
 
 
 class VerifierConfig(ActorConfig):
@@ -137,6 +148,9 @@ class LearnerConfig(ActorConfig):
 
     ranks: Positive = 1
     """Number of ranks."""
+    replicas: Positive = 1
+    """Copies of the model, for ranks on several nodes (HSDP): each is sharded over ``ranks / replicas`` ranks of one node, and
+    only gradients go between nodes, at more memory per rank."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; master weights and reductions are float32. ``auto`` is bfloat16 on GPU, float32 on CPU."""
     micro_batch_tokens: Positive = 16384
@@ -162,6 +176,20 @@ class LearnerConfig(ActorConfig):
     """Longest wait for one score, update, weight update or checkpoint."""
     restarts: Count = 2
     """Times all ranks are restarted together from the last checkpoint before the run ends."""
+
+    @property
+    def shards(self) -> int:
+        """Ranks that one copy of the model is sharded over."""
+        return self.ranks // self.replicas
+
+    @model_validator(mode="after")
+    def _divided(self) -> Self:
+        if self.ranks % self.replicas:
+            raise ConfigError(
+                f"learner.replicas = {self.replicas} does not divide learner.ranks = {self.ranks}: every copy of the model is "
+                "sharded over the same number of ranks"
+            )
+        return self
 
 
 class PoolConfig(Section):
@@ -197,9 +225,30 @@ class ClusterConfig(Section):
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
-    ``generator.tensor_parallel`` learner ranks, sharing them by time, on one machine; see ``docs/how-to/choose-devices.md``."""
+    ``generator.tensor_parallel`` learner ranks, sharing them by time; see ``docs/how-to/choose-devices.md``."""
     cpu_acceleration: bool = False
     """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
+
+
+def check_times(generator: GeneratorConfig, learner: LearnerConfig, max_tokens: int) -> None:
+    """Raise ``ConfigError`` where one wait ends before what it waits for may."""
+    answer_s, lease_s = max_tokens / SLOWEST_TOKENS_S, generator.lease(max_tokens)
+    if lease_s < answer_s:
+        raise ConfigError(
+            f"generator.lease_s = {lease_s:g} is less than the {answer_s:g} s that a response of rollout.max_tokens = "
+            f"{max_tokens} takes at {SLOWEST_TOKENS_S:g} tokens a second, so it would be generated twice; leave the key out"
+        )
+    transfer_s, collective_s = generator.transfer_deadline_s, learner.collective_timeout_s
+    if generator.transfer != "shared_memory" and learner.ranks > 1 and 2 * transfer_s >= collective_s:
+        raise ConfigError(
+            f"learner.collective_timeout_s = {collective_s:g} must exceed 2 × generator.transfer_deadline_s = "
+            f"{2 * transfer_s:g}: rank 0 may wait so long for generators, and the other ranks wait for it"
+        )
+    if collective_s >= learner.deadline_s:
+        raise ConfigError(
+            f"learner.deadline_s = {learner.deadline_s:g} must exceed learner.collective_timeout_s = {collective_s:g}: "
+            "otherwise nobody learns which rank the others waited for"
+        )
 
 
 def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: bool, max_staleness: int) -> None:
@@ -214,6 +263,10 @@ def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, strea
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
         and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
         f"{generator.count * width} ranks",
+        f"learner.replicas = {learner.replicas}": learner.replicas > 1
+        and learner.shards % width
+        and f"a generator of tensor_parallel = {width} has the devices of as many ranks of one replica, which has "
+        f"{learner.shards}",
         f"generator.gpus = {generator.gpus:g} and learner.gpus = {learner.gpus:g}": gpus
         and (generator.gpus, learner.gpus) != (width, 1)
         and f"a rank has one GPU, and a generator those of tensor_parallel = {width} ranks; set them to {width} and 1",

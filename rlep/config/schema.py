@@ -25,6 +25,7 @@ from rlep.config.roles import (
     VerifierConfig,
     Weight,
     check_colocated,
+    check_times,
 )
 from rlep.core.errors import ConfigError
 
@@ -316,6 +317,7 @@ class Config(Section):
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
         self._check_staleness()
+        check_times(self.generator, self.learner, rollout.max_tokens)
         if self.cluster.placement == "colocated":
             check_colocated(self.generator, self.learner, stream=update.stream, max_staleness=rollout.max_staleness)
         return self

@@ -46,7 +46,7 @@ def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
     """One rank's memory when it computes on full micro-batches, of which an update has three or more."""
     learner = config.learner
     width = width_of(learner.dtype, learner.gpus)
-    share = -(-4 * shape.parameters // learner.ranks)
+    share = -(-4 * shape.parameters // learner.shards)
     kept = share if config.update.stream and config.update.prompts < config.rollout.prompts else 0
     gradients = 4 * shape.parameters if learner.unsharded_gradients else share
     copy = gathered_bytes(config, shape, width)
@@ -74,7 +74,7 @@ def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
     """Weights of a model that are whole on a rank at once: all, or embeddings and two layers while one more is gathered."""
     if not config.learner.reshard_after_forward:
         return shape.parameters * width
-    layers = 1 if config.learner.ranks == 1 else 3
+    layers = 1 if config.learner.shards == 1 else 3
     return (shape.embedding_parameters + layers * shape.layer_parameters) * width
 
 
@@ -100,7 +100,7 @@ def layer_activation_bytes(shape: ModelShape, width: int, kernels: AttentionKern
 
 def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int, int]:
     """(activations, work) at whichever moment needs most: head, last norm, last layer, or last reduction."""
-    learner, ranks = config.learner, config.learner.ranks
+    learner, ranks = config.learner, config.learner.shards
     device = "cuda" if learner.gpus else "cpu"
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     tokens = max(learner.micro_batch_tokens, longest)

@@ -154,7 +154,8 @@ class RunActors:
             options, shared = replace(options, on_update="wait", sleeps=False), None
         if shared is not None:
             self._stack.callback(shared.close)  # when all actors in it have ended
-        role = GeneratorPool(self.cluster, config.generator, config.model.path.absolute(), options, shared=shared)
+        model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
+        role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
         self._sharing.join("generators", role.weights)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role

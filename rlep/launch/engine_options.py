@@ -109,6 +109,7 @@ def learner_options(config: Config) -> LearnerOptions:
             fixed_length=config.rollout.max_tokens if loss.aggregation == "fixed-length" else None,
         ),
         reference=config.model.path.absolute() if loss.kl_coef else None,
+        replicas=role.replicas,
         device="cuda" if cuda else "cpu",
         micro_batch_tokens=role.micro_batch_tokens,
         # On a GPU some seconds. A CPU would take minutes, and swaps before it fails.

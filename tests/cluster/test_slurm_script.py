@@ -16,7 +16,16 @@ from tests.waiting import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "deploy/slurm/rlep.sbatch"
 COMMANDS = {
-    "srun": '#!/bin/bash\nwhile [[ $1 == --* ]]; do shift; done\nexec "$@"\n',
+    # As Slurm does, it gives a step one CPU unless it is told more.
+    "srun": """#!/bin/bash
+cpus=1
+while [[ $1 == --* ]]; do
+    if [[ $1 == --cpus-per-task=* ]]; then cpus=${1#*=}; fi
+    shift
+done
+[[ $1 == rm || $cpus == "$SLURM_CPUS_PER_TASK" ]] || { echo "$1 on $cpus CPU" >&2; exit 1; }
+exec "$@"
+""",
     "scontrol": "#!/bin/bash\necho 127.0.0.1\n",
 }
 LOGS = Path(f"/tmp/rlep-{os.getpid()}")

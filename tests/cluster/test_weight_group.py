@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
 
 from rlep.actors.generators import GeneratorPool
+from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.settings import load_config
 from rlep.core.types import Prompt, Request, Sampling
 from rlep.launch.compose import read_inputs, run_actors
+from tests.conftest import own_processes
 from tests.small import BASE, small_task
 from tests.waiting import until
 
@@ -30,6 +34,7 @@ class Cast:
     generators: GeneratorPool
     weights: WeightPublisher
     prompts: tuple[Prompt, ...]
+    learners: Learners
 
     def versions(self) -> dict[str, int | None]:
         """What each generator serves."""
@@ -74,8 +79,11 @@ async def cast(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cast]:
     assert inputs.train is not None
     async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()
+        actors.verifiers()
+        actors.pool(inputs, read_only=False)
         await actors.started()
-        yield Cast(generators, actors.weights(learners, generators, inputs.train.prompts), inputs.train.prompts)
+        weights = actors.weights(learners, generators, inputs.train.prompts)
+        yield Cast(generators, weights, inputs.train.prompts, learners)
 
 
 async def test_both_generators_take_every_version_and_score_like_the_learner(cast: Cast) -> None:
@@ -83,6 +91,21 @@ async def test_both_generators_take_every_version_and_score_like_the_learner(cas
         assert 0 < await cast.weights.publish(version) <= 1e-4
         assert cast.versions() == {"generator-0": version, "generator-1": version}
     assert await cast.rollout("first") == {1}
+
+
+async def test_every_process_of_a_private_run_listens_on_loopback_only(cast: Cast, tmp_path: Path) -> None:
+    await cast.learners.save(tmp_path / "checkpoint")  # by a group of its own
+    await cast.learners.written()
+    heard: dict[str, set[str]] = {}
+    for process in [psutil.Process(), *own_processes()]:
+        with suppress(psutil.NoSuchProcess):
+            sockets = [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+            addresses = {one.laddr.ip.removeprefix("::ffff:") for one in sockets}
+            heard.setdefault(" ".join(process.cmdline()), set()).update(addresses)
+    for name in ("gcs_server", "raylet", "LearnerActor", "GeneratorActor", "redis-server"):
+        assert any(name in title for title in heard), (name, *heard)
+    assert {title: found for title, found in heard.items() if found - {"127.0.0.1"}} == {}
+    assert any(found for title, found in heard.items() if "LearnerActor" in title)
 
 
 async def test_a_generator_killed_in_a_rollout_comes_back_and_serves_from_the_next_publication(cast: Cast) -> None:

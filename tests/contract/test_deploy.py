@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -160,6 +162,42 @@ def test_ray_is_told_the_resources_its_pods_have() -> None:
         start = group["rayStartParams"]
         assert (start["num-cpus"], start["num-gpus"]) == (requests["cpu"], requests.get("nvidia.com/gpu", "0"))
         assert all(isinstance(value, str) for value in start.values())  # the resource definition wants strings
+
+
+def test_half_of_shared_memory_at_most_is_the_object_stores() -> None:
+    spec = only("RayCluster")["spec"]
+    for group in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
+        limits = [
+            volume["emptyDir"]["sizeLimit"]
+            for volume in group["template"]["spec"]["volumes"]
+            if volume["name"] == "shm"
+        ]
+        assert [
+            2 * int(group["rayStartParams"]["object-store-memory"]) <= int(limits[0].removesuffix("Gi")) * 2**30
+        ] == [True]
+
+
+def test_the_patch_gives_rdma_devices_to_the_pods_between_which_weights_and_gradients_go() -> None:
+    cluster = deepcopy(only("RayCluster"))
+    for change in json.loads((DEPLOY / "kubernetes/rdma.json").read_text()):  # RFC 6902, as far as it is used
+        *parents, last = [part.replace("~1", "/") for part in change["path"].split("/")[1:]]
+        place = cluster
+        for part in parents:
+            place = place[int(part) if isinstance(place, list) else part]
+        assert (change["op"], last in place) == ("add", False)
+        place[last] = change["value"]
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        (container,) = group["template"]["spec"]["containers"]
+        found = [container["resources"][kind].get("rdma/hca_shared_devices_a") for kind in ("requests", "limits")]
+        assert found == [None if group["groupName"] == "verifiers" else "1"] * 2
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": group["template"]["spec"]}
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def test_the_cuda_image_has_what_nccl_needs_for_infiniband() -> None:
+    stage = (DEPLOY / "Dockerfile").read_text().split("FROM base AS cuda\n")[1]
+    (packages,) = re.findall(r"--no-install-recommends (.*) \\", stage)
+    assert {"libibverbs1", "ibverbs-providers"} < set(packages.split())
 
 
 def test_ray_versions_agree_with_the_locks() -> None:

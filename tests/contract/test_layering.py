@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "services/",
     },
+    "selftest": {"config", "engines", "engines/", "launch"},
     "quickstart": {"data"},
     "cli": set(),
     "cli/pool": set(),
@@ -66,9 +67,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_health": ("services/",),
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),
-    "torch.distributed": ("engines/",),
-    "torch": ("engines/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base_model.py"),
-    "transformers": ("engines/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
+    "torch.distributed": ("engines/", "selftest/learner_checks.py"),
+    "torch": ("engines/", "selftest/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base_model.py"),
+    "transformers": ("engines/", "selftest/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
 }
 """Third-party package -> where it may be imported, lazily or not."""
 
@@ -150,14 +151,19 @@ def test_every_import_keeps_to_the_layers() -> None:
     assert violations(PACKAGE) == []
 
 
-def test_only_the_two_engine_actors_use_cpu_acceleration() -> None:
+def test_only_the_engine_actors_and_the_self_test_use_cpu_acceleration() -> None:
     users = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*.py")
         if any(is_within(name, "rlep.engines.cpu") for _, name in imports_of(path, PACKAGE))
     }
     outside = {user for user in users if not user.startswith("engines/cpu/")}
-    assert outside == {"actors/generator_actor.py", "actors/learner_actor.py"}
+    assert outside == {
+        "actors/generator_actor.py",
+        "actors/learner_actor.py",
+        "selftest/generator_checks.py",
+        "selftest/learner_checks.py",
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """CPU acceleration: replacements for parts of torch, transformers and vLLM that compute the same faster on a CPU.
 
 Optional: nothing outside this folder needs it. ``acceleration()`` is its only entrance; ``cluster.cpu_acceleration`` turns it on,
-and only ``learner_actor`` and ``generator_actor`` call it.
+and only the two engine actors and the self-test call it.
 """
 
 from __future__ import annotations

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlep.core.errors import OutOfMemory
 from rlep.core.heap import keep_freed_memory
 from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
 from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.rendezvous import store_at
 
 _LACKING = ("out of memory", "DefaultCPUAllocator: can't allocate memory")
 """What errors of the GPU, its pinned host memory and NCCL say, and those of the host."""
 
 
-def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method: str) -> None:
-    """Set up this process and join the default process group; blocks until all ranks are there."""
+def join_ranks(
+    options: LearnerOptions, rank: int, world_size: int, meeting_point: str, listening: socket.socket | None
+) -> None:
+    """Set up this process and join the default process group; blocks until all ranks are there. See ``LearnerRank``."""
     keep_freed_memory(None, one_arena=True)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -29,11 +34,22 @@ def join_ranks(options: LearnerOptions, rank: int, world_size: int, init_method:
     torch.manual_seed(seed_for(options.seed, "learner", rank))
     dist.init_process_group(
         "nccl" if options.device == "cuda" else "gloo",
-        init_method=init_method,
+        store=store_at(meeting_point, world_size, options.collective_timeout_s, listening),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=options.collective_timeout_s),
     )
+
+
+def rank_mesh(options: LearnerOptions, world_size: int) -> DeviceMesh:
+    """All ranks: one dimension to shard over, the last, before it one of replicas if there are several.
+
+    Consecutive ranks are the shards of one replica.
+    """
+    if options.replicas == 1:
+        return init_device_mesh(options.device, (world_size,))
+    shape = options.replicas, world_size // options.replicas
+    return init_device_mesh(options.device, shape, mesh_dim_names=("replica", "shard"))
 
 
 def current_device(kind: str) -> torch.device:

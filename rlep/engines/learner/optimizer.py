@@ -104,10 +104,11 @@ class ShardedAdamW:
             state["step"].fill_(float(steps))
 
     def _global_norm(self, grads: list[Tensor]) -> float:
-        """L2 norm over all shards of all ranks; its square is summed in float64."""
+        """L2 norm over all shards, summed in float64: over all ranks, so that replicas cannot come to clip differently."""
         square = get_total_norm(grads).double().square()
         mesh = self._parameters[0][1].device_mesh
         if mesh.size() > 1:
             square = square.to(mesh.device_type)
             dist.all_reduce(square)
+            square /= mesh.size() // mesh.size(mesh.ndim - 1)  # replicas hold the same gradients
         return math.sqrt(value) if math.isfinite(value := float(square.item())) else value

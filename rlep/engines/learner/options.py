@@ -80,6 +80,8 @@ class LearnerOptions:
     loss: LossOptions = field(default_factory=LossOptions)
     reference: Path | None = None
     """Model directory of the reference policy; only ``loss.kl_coef`` uses it."""
+    replicas: int = 1
+    """Copies of the model, each sharded over an equal part of the ranks (HSDP); divides the number of ranks."""
     device: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` communicates through gloo, ``cuda`` through NCCL."""
     micro_batch_tokens: int = 16384

@@ -48,7 +48,9 @@ class Policy(nn.Module):
 
 
 def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kernels: Kernels | None = None) -> Policy:
-    """The model of a Hugging Face directory, sharded over ``mesh``; each rank reads only its own part of the weights.
+    """The model of a Hugging Face directory, sharded over the last dimension of ``mesh`` and replicated over one before it.
+
+    Each rank reads only its own part of the weights.
 
     Dropout is off: log-probs must be those of the generator. ``kernels`` are taken where they can be: for float32 that is
     not compiled.
@@ -119,7 +121,8 @@ def _read_shard(name: str, parameter: DTensor, file: safe_open) -> None:
     local, mesh = parameter.to_local().detach(), parameter.device_mesh
     if local.numel():
         # FSDP cuts the first dimension into parts of equal length, of which the last ones may be shorter or empty.
-        first = mesh.get_local_rank() * -(-parameter.shape[0] // mesh.size())
+        sharding = mesh.ndim - 1
+        first = mesh.get_local_rank(sharding) * -(-parameter.shape[0] // mesh.size(sharding))
         local.copy_(stored[first : first + len(local)])
 
 
@@ -152,8 +155,8 @@ def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
     root = fully_shard(policy, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=offload)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            # Losses are divided by the global token count, so gradients are plain sums over ranks. One rank has nothing to sum:
-            # a factor would only cost it one more copy of a gradient.
+            # Losses are divided by the global token count, so gradients are plain sums over ranks, replicas included. One
+            # rank has nothing to sum: a factor would only cost it one more copy of a gradient.
             if mesh.size() > 1:
                 module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
@@ -21,7 +21,7 @@ from rlep.algorithms.packing import Budget, pack
 from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
-from rlep.engines.learner.device_state import current_device, join_ranks, random_state, set_random_state
+from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.offload import OffloadedState
@@ -33,10 +33,12 @@ from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
 from rlep.engines.learner.weight_sender import (
+    ChangeCheck,
     WeightDtype,
     WeightSender,
     scored_probes,
     send_weights,
+    weight_checksums,
     weight_update,
     write_weights,
 )
@@ -56,7 +58,8 @@ class LearnerRank:
         *,
         rank: int,
         world_size: int,
-        init_method: str,
+        meeting_point: str,
+        listening: socket.socket | None = None,
         kernels: Kernels | None = None,
     ) -> None:
         """Join the group and load the base weights; blocks until all ranks are there.
@@ -66,7 +69,8 @@ class LearnerRank:
             options: equal on all ranks.
             rank: 0 … world_size - 1.
             world_size: number of ranks.
-            init_method: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+            meeting_point: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
+            listening: rank 0's socket at that host and port, from ``rendezvous.listen``.
             kernels: replacements for the model's forward functions and matrix product.
 
         Raises:
@@ -75,7 +79,7 @@ class LearnerRank:
         self.options = options
         self._source, self._rank, self._world = model, rank, world_size
         with ExitStack() as undo:
-            join_ranks(options, rank, world_size, init_method)
+            join_ranks(options, rank, world_size, meeting_point, listening)
             undo.callback(dist.destroy_process_group)
             self._writer = BackgroundWriter(options.collective_timeout_s)
             self._build(kernels)
@@ -83,13 +87,13 @@ class LearnerRank:
 
     def _build(self, kernels: Kernels | None) -> None:
         options = self.options
-        mesh = init_device_mesh(options.device, (self._world,))
+        mesh = rank_mesh(options, self._world)
         build = partial(build_policy, options=options.policy, mesh=mesh, kernels=kernels)
         self._policy = build(self._source)
         self._reference = None if options.reference is None else build(options.reference)
         self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._optimizer = ShardedAdamW(self._shards, options.optimizer)
-        self._start, self._offloaded = StartWeights(self._shards), OffloadedState()
+        self._start, self._offloaded, self._change = StartWeights(self._shards), OffloadedState(), ChangeCheck()
         self._updates = 0
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
         self._device = current_device(options.device)
@@ -143,16 +147,11 @@ class LearnerRank:
         weights = normalizers(batch, options)  # [S]
 
         def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
-            part = packed_tokens(
-                row.part,
-                logprobs,
-                row.of_sequences(weights),
-                reference_logprobs=self._reference_logprobs(row),
-                entropy=entropy,
-                high_entropy=None
-                if high_entropy is None
-                else torch.from_numpy(row.of_responses(high_entropy)).to(self._device),
-            )
+            with torch.no_grad():
+                reference = None if self._reference is None else self._reference(row, False)[0]
+            chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(self._device)
+            values = {"reference_logprobs": reference, "entropy": entropy, "high_entropy": chosen}
+            part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
             return packed_policy_loss(part, options)
 
         return part_loss
@@ -195,11 +194,14 @@ class LearnerRank:
             The weight update on rank 0, None on ranks without a target.
 
         Raises:
+            UpdateError: updates that were applied changed no weight.
             WeightSyncError: the weights cannot be written.
         """
+        self._change.check(self._shards, version)
         dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
+        sums = weight_checksums(self._shards, dtype)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
-        return None if source is None else weight_update(self._shards, source, version, checks, dtype)
+        return None if source is None else weight_update(self._shards, source, version, checks, dtype, checksums=sums)
 
     def save(self, directory: Path) -> None:
         """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.
@@ -244,6 +246,7 @@ class LearnerRank:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
         self._start.forget()
+        self._change.forget()
         found = random_state(self._rank, self._device)
         position, absent = read_trainer(self._state() | found, frozenset(found), directory / "trainer")
         self._optimizer.set_steps(position.applied)
@@ -291,6 +294,7 @@ class LearnerRank:
             return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
         loss, sums = self._accumulate(batch, part_loss, entropy)
         step = self._optimizer.step(index)
+        self._change.note(step)
         clip = self.options.optimizer.clip_norm
         return UpdateReport(
             skipped="" if step.applied else "non-finite gradient",
@@ -337,13 +341,6 @@ class LearnerRank:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
             loss, sums = shared[0], LossSums(shared[1:].view_as(sums.sums), largest)
         return float(loss.item()), sums
-
-    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            logprobs: Tensor = self._reference(row, False)[0]
-        return logprobs
 
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}

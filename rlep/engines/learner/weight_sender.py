@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.device_state import current_device
+from rlep.engines.learner.optimizer import StepResult
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
+from rlep.engines.weights.checksums import MODULUS, checksum
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
     BroadcastGroup,
@@ -50,15 +54,63 @@ def gathered(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> Itera
             yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
 
 
+def weight_checksums(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> tuple[int, ...]:
+    """The checksum of each full weight in ``dtype``; collective, and cheap: only the sums travel."""
+    mesh = shards[0][1].device_mesh
+    sums = torch.stack([checksum(shard.to_local().to(getattr(torch, dtype))) for _, shard in shards])
+    sums = sums.to(current_device(mesh.device_type))
+    if mesh.ndim > 1 and mesh.get_local_rank(0):
+        sums.zero_()  # replicas hold the same weights
+    if mesh.size() > 1:
+        dist.all_reduce(sums)
+    return tuple((sums % MODULUS).tolist())
+
+
+class ChangeCheck:
+    """Whether updates that were applied change the weights, from one publication to the next."""
+
+    def __init__(self) -> None:
+        self._published: tuple[int, ...] = ()
+        self._stepped = False
+
+    def note(self, step: StepResult) -> None:
+        """An optimizer step was made; one that was skipped, or had no gradient or no learning rate, need not change anything."""
+        self._stepped |= step.applied and step.lr > 0 and step.grad_norm > 0
+
+    def forget(self) -> None:
+        """Other weights were loaded."""
+        self._published, self._stepped = (), False
+
+    def check(self, shards: Sequence[tuple[str, DTensor]], version: int) -> None:
+        """Before ``version`` is published; collective.
+
+        The master weights count, not what is published of them: a small step may change no bfloat16 weight.
+
+        Raises:
+            UpdateError: they are those of the publication before, in spite of the updates.
+        """
+        present = weight_checksums(shards, "float32")
+        if self._stepped and present == self._published:
+            raise UpdateError(
+                f"the updates before policy version {version} were applied and changed no weight: "
+                "update.lr is too small for float32, or the optimizer does not step the weights that are published"
+            )
+        self._published, self._stepped = present, False
+
+
 def weight_update(
     shards: Sequence[tuple[str, DTensor]],
     source: SharedMemoryWeights | BroadcastGroup,
     version: int,
     probes: Sequence[Probe],
     dtype: WeightDtype,
+    *,
+    checksums: tuple[int, ...],
 ) -> WeightUpdate:
     """What the generators need to take the weights from ``source`` and to check them."""
-    return WeightUpdate(version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype])
+    return WeightUpdate(
+        version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype], checksums
+    )
 
 
 def write_weights(

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rlep.core.errors import WeightSyncError
 from rlep.engines.sampler.vllm_private import forget_weight_update, pack_cpu_matrix
 from rlep.engines.weights.broadcast import BroadcastMember
+from rlep.engines.weights.checksums import checksum
 from rlep.engines.weights.weight_update import (
     BroadcastGroup,
     GroupBackend,
@@ -177,6 +178,11 @@ class WorkerExtension:
     vllm_config: VllmConfig
     model_runner: Any
     weight_transfer_engine: WeightTransferEngine[Any, Any]
+
+    def weight_checksums(self) -> dict[str, int]:
+        """Of this worker's part of each weight, by vLLM's name; without those that vLLM has packed and emptied."""
+        held = {name: weight for name, weight in self.weight_transfer_engine.model.named_parameters() if weight.numel()}
+        return dict(zip(held, torch.stack([checksum(weight) for weight in held.values()]).tolist(), strict=True))
 
     def abandon_weight_update(self) -> None:
         """Forget an update that failed or was cancelled half way, so that the weights can be pushed again.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import WeightSyncError
+from rlep.core.plural import counted
 from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import (
     NCCL_BUFFER_BYTES,
@@ -27,6 +29,33 @@ TIED_HEAD = "lm_head.weight"
 """Some checkpoints hold a tied output head twice; vLLM and the learner do not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Checksums of one version: as it was published, and as each worker holds it, by name."""
+
+    published: Mapping[str, int]
+    workers: tuple[Mapping[str, int], ...]
+
+    def check_after(self, before: Loaded | None) -> None:
+        """Raise ``WeightSyncError`` where published weights differ from those of ``before`` and the workers' do not.
+
+        Of weights that vLLM holds under the same name: it merges some, and on CPUs it packs most.
+        """
+        if before is None:
+            return
+        held = {name for worker in self.workers for name in worker}
+        changed = {name for name in held & self.published.keys() if self.published[name] != before.published.get(name)}
+        same = all(
+            now[name] == was.get(name)
+            for now, was in zip(self.workers, before.workers, strict=True)
+            for name in changed & now.keys()
+        )
+        if changed and same:
+            raise WeightSyncError(
+                f"{counted(len(changed), 'weight')} changed from the publication before, and the engine still has the old values"
+            )
+
+
 class WeightLoading:
     """What one engine expects, and the group with the learner that it is in."""
 
@@ -35,6 +64,7 @@ class WeightLoading:
         self._expected, self._options = expected, options
         self._group: BroadcastGroup | None = None
         self._barrier: Barrier | None = None
+        self._loaded: Loaded | None = None
 
     async def check(self, weight_update: WeightUpdate) -> None:
         """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
@@ -58,6 +88,12 @@ class WeightLoading:
         await engine.start_weight_update()
         await engine.update_weights(WeightTransferUpdateRequest(update_info(weight_update)))
         await engine.finish_weight_update(str(weight_update.version))
+        if weight_update.checksums:
+            names = [spec.name for spec in weight_update.layout]
+            published = dict(zip(names, weight_update.checksums, strict=True))
+            loaded = Loaded(published, tuple(await engine.collective_rpc("weight_checksums")))
+            loaded.check_after(self._loaded)
+            self._loaded = loaded
 
     async def _join(self, engine: AsyncLLMEngine, group: BroadcastGroup) -> None:
         """Be a member of ``group``; before a transfer over NCCL wait until every member is there."""

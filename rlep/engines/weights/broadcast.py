@@ -8,7 +8,6 @@ the barrier before vLLM's own NCCL transfer: ``rlep.engines.weights.nccl``.
 from __future__ import annotations
 
 import secrets
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlep.core.errors import WeightSyncError
+from rlep.engines.rendezvous import join_store, listen, serve_store
 from rlep.engines.torch_private import gloo_group
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, TensorSpec, in_order
 
@@ -31,18 +31,9 @@ class Meeting:
 
     def __init__(self, address: str, backend: GroupBackend, world_size: int, deadline_s: float) -> None:
         """Listen on a free port of ``address`` only; returns at once."""
-        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listening:
-            listening.bind((address, 0))
-            listening.listen(world_size)
-            port = listening.getsockname()[1]
-            self.store = dist.TCPStore(
-                address,
-                port,
-                is_master=True,
-                timeout=timedelta(seconds=deadline_s),
-                wait_for_workers=False,
-                master_listen_fd=listening.detach(),
-            )
+        listening = listen(address)
+        port = listening.getsockname()[1]
+        self.store = serve_store(listening, deadline_s)
         self.group = BroadcastGroup(backend, address, port, secrets.token_hex(_TOKEN_BYTES), 1, world_size, deadline_s)
 
 
@@ -131,9 +122,7 @@ class BroadcastMember:
 
 
 def _store_of(group: BroadcastGroup, own: dist.TCPStore | None) -> dist.PrefixStore:
-    timeout = timedelta(seconds=group.deadline_s)
-    store = own or dist.TCPStore(group.host, group.port, timeout=timeout, wait_for_workers=False)
-    return dist.PrefixStore(group.token, store)
+    return dist.PrefixStore(group.token, own or join_store(group.host, group.port, group.deadline_s))
 
 
 @contextmanager

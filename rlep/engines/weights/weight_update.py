@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -111,10 +111,20 @@ class WeightUpdate:
     layout: tuple[TensorSpec, ...]
     """Every weight of the model, in the order the source holds or sends them."""
     source: SharedMemoryWeights | BroadcastGroup
+    """Of learner rank 0."""
     probes: tuple[Probe, ...]
     """At least one: a generator serves this version only after its own log-probs of them agree."""
     tolerance: float
     """Allowed absolute log-prob difference (nats), on average over the probes' tokens, e.g. 1e-4 in float32."""
+    checksums: tuple[int, ...] = ()
+    """Of each weight of the layout, by ``engines.weights.checksums``; without them nobody looks whether loading changed any."""
+
+    nodes: Mapping[str, SharedMemoryWeights] = field(default_factory=dict)
+    """The same weights on each node that has them in its own shared memory, by Ray's id of the node."""
+
+    def on_node(self, node: str) -> WeightUpdate:
+        """As a generator on this node takes it."""
+        return replace(self, source=self.nodes.get(node, self.source), nodes={})
 
     def max_logprob_difference(self, scores: Sequence[Float32Array]) -> float:
         """Largest absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.

@@ -24,7 +24,7 @@ from rlep.engines.cpu import acceleration
 from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.weight_sender import gathered
+from rlep.engines.learner.weight_sender import gathered, weight_checksums
 
 Command = tuple[Any, ...]
 KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
@@ -45,6 +45,7 @@ class Spec:
     collective_timeout_s: float = 60.0
     lr: float = 1e-3
     clip_norm: float = 1.0
+    replicas: int = 1
     keep: bool = False
     """Whether the weights before a rollout's first update are kept."""
     unsharded: bool = False
@@ -88,7 +89,7 @@ def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., Learner
         settings = replace(LearnerOptions(optimizer=PLAIN, threads=1), **options)
         started += 1
         meeting = f"file://{directory}/meeting-{started}"
-        living.append(LearnerRank(base, settings, rank=0, world_size=1, init_method=meeting, kernels=kernels))
+        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting, kernels=kernels))
         return living[-1]
 
     def close_all() -> None:
@@ -167,6 +168,8 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
         learner.written(60.0)
     elif name == "load":
         learner.load(Path(arguments[0]))
+    elif name == "checksums":
+        return list(weight_checksums(learner._shards, "bfloat16"))
     elif name == "random":
         return torch.rand(4).tolist()
     elif name == "die" and rank == arguments[0]:
@@ -186,6 +189,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,
+        replicas=spec.replicas,
         keep_start_weights=spec.keep,
         threads=1,
     )
@@ -194,7 +198,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         options,
         rank=rank,
         world_size=spec.world_size,
-        init_method=spec.meeting,
+        meeting_point=spec.meeting,
         kernels=KERNELS["accelerated" if spec.accelerated else "plain"],
     )
     results = [carry_out(learner, rank, command) for command in spec.commands]

@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlep.core.errors import CheckpointError, DeadlineExceeded, WeightSyncError
+from rlep.core.errors import CheckpointError, DeadlineExceeded, UpdateError, WeightSyncError
 from rlep.core.types import Int32Array, SequenceBatch
 from rlep.engines.learner import trainer_state
 from rlep.engines.learner.options import OptimizerOptions, PolicyOptions
@@ -23,7 +24,7 @@ from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import SharedMemoryWeights, check_shared_memory, read_layout
 from tests.engines.learner.learner_cases import padded_logprobs, ragged_batch, write_tiny_model
-from tests.engines.learner.learner_process import same, single_ranks, weights_of
+from tests.engines.learner.learner_process import PLAIN, same, single_ranks, weights_of
 
 Start = Callable[..., LearnerRank]
 
@@ -202,6 +203,50 @@ def test_generators_in_half_precision_get_half_precision(start: Start, tmp_path:
     assert isinstance(weight_update.source, SharedMemoryWeights)
     wanted = {name: weight.bfloat16() for name, weight in weights_of(learner).items()}
     assert same(load_file(weight_update.source.path), wanted)
+    bits = [weight.view(torch.int16).flatten().tolist() for weight in wanted.values()]
+    assert weight_update.checksums == tuple(sum(each * each for each in one) % 2**40 for one in bits)
+
+
+def test_updates_that_change_no_weight_are_said_when_it_is_published(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, batch, writer = start(), ragged_batch(), SharedMemoryWriter(tmp_path)
+    learner.publish(writer, 0, probes_of(batch))
+    learner.publish(writer, 1, probes_of(batch))  # no update, no change
+    with monkeypatch.context() as patch:
+        patch.setattr(learner._optimizer._adamw, "step", lambda: None)
+        assert learner.update(batch, rollout=0).skipped == ""
+        with pytest.raises(UpdateError, match="the updates before policy version 2 were applied and changed no weight"):
+            learner.publish(writer, 2, probes_of(batch))
+    learner.update(batch, rollout=1)
+    assert learner.publish(writer, 2, probes_of(batch)) is not None
+
+
+def test_no_learning_rate_and_a_change_below_bfloat16_leave_what_is_published_as_it_is(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, writer = ragged_batch(), SharedMemoryWriter(tmp_path)
+    learner = start(optimizer=replace(PLAIN, lr=0.0))
+    shards = [shard.to_local().detach() for _, shard in learner._shards]
+    for shard in shards:
+        shard.copy_(shard.bfloat16())
+
+    def published(version: int) -> tuple[int, ...]:
+        weight_update = learner.publish(writer, version, probes_of(batch), "bfloat16")
+        assert weight_update is not None
+        return weight_update.checksums
+
+    first = published(0)
+    learner.update(batch, rollout=0)
+    assert published(1) == first
+    learner = start()
+    for shard, rounded in zip((one.to_local().detach() for _, one in learner._shards), shards, strict=True):
+        shard.copy_(rounded)
+    shards = [shard.to_local().detach() for _, shard in learner._shards]
+    assert published(2) == first
+    monkeypatch.setattr(learner._optimizer._adamw, "step", lambda: [shard.mul_(1 + 2**-20) for shard in shards])
+    learner.update(batch, rollout=0)
+    assert published(3) == first
 
 
 def test_a_segment_that_cannot_be_written_is_an_error_and_the_learner_goes_on(start: Start, tmp_path: Path) -> None:

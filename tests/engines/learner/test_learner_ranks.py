@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 
 from rlep.algorithms.packing import take
 from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
-from tests.engines.learner.learner_process import Spec, log_of, run_ranks, same, save_batch, start_ranks
+from tests.engines.learner.learner_process import Command, Spec, log_of, run_ranks, same, save_batch, start_ranks
+from tests.small import contents
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,40 @@ def test_a_killed_run_goes_on_to_the_bit_and_other_widths_go_on_within_rounding(
         other = run_ranks(tmp_path, model, world_size, [("load", str(checkpoint)), *rest])
         np.testing.assert_allclose(other[-1], undisturbed[-1], atol=1e-4)
         assert other[2]["grad_norm"] == pytest.approx(undisturbed[4]["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "bound"),
+    [(2, 0.0), (4, 1e-6)],  # two terms have one sum; of four, (a + b) + (c + d) is rounded otherwise than a ring's
+    ids=["2x1", "2x2"],
+)
+def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(
+    ranks: int, bound: float, model: Path, tmp_path: Path
+) -> None:
+    path = save_batch(tmp_path / "batch.npz", ragged_batch())
+
+    def run(name: str, world_size: int, *first: Command, replicas: int = 1) -> list[Any]:
+        commands = [*first, ("checksums",), ("gradients", str(tmp_path / f"{name}.pt")), ("score", path)]
+        commands += [("save", str(tmp_path / name)), ("written",)]
+        return run_ranks(tmp_path, model, world_size, commands, clip_norm=0.0, replicas=replicas, micro_batch_tokens=40)
+
+    def gradients(name: str) -> dict[str, torch.Tensor]:
+        loaded: dict[str, torch.Tensor] = torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        return loaded
+
+    flat = run("flat", ranks, ("update", path, 0))
+    mesh = run("mesh", ranks, ("update", path, 0), replicas=2)
+    assert relative_error(gradients("mesh"), gradients("flat")) <= bound
+    assert mesh[0]["loss"] == flat[0]["loss"]
+    assert mesh[0]["grad_norm"] == pytest.approx(flat[0]["grad_norm"], rel=1e-6)
+    np.testing.assert_allclose(mesh[3], flat[3], atol=1e-4)
+    # What one mesh has saved another goes on from, to the bit.
+    narrow = run("narrow", 1, ("load", str(tmp_path / "mesh")))
+    wide = run("wide", ranks, ("load", str(tmp_path / "narrow")), replicas=2)
+    assert narrow[1] == wide[1] == mesh[1]
+    for name in ("narrow", "wide"):
+        assert same(gradients(name), gradients("mesh"))
+        assert contents(tmp_path / name / "model") == contents(tmp_path / "mesh" / "model")
 
 
 def test_a_dead_rank_fails_its_peer_at_once(model: Path, tmp_path: Path) -> None:

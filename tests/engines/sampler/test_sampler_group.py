@@ -19,6 +19,7 @@ from transformers import Qwen2ForCausalLM
 from rlep.core.errors import WeightSyncError
 from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.weights.checksums import checksum
 from rlep.engines.weights.weight_update import BroadcastGroup, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
 from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.waiting import until
@@ -56,7 +57,9 @@ class Rig:
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
         )
-        return WeightUpdate(version, self.layout, group, probes, self.tolerance)
+        dtype = getattr(torch, self.options.dtype)
+        checksums = tuple(int(checksum(weight.to(dtype))) for _, weight in self.model.named_parameters())
+        return WeightUpdate(version, self.layout, group, probes, self.tolerance, checksums)
 
     def new_group(self, deadline_s: float = 60.0) -> WeightSender:
         """Of the learner and this generator."""
@@ -124,6 +127,31 @@ async def test_what_cannot_be_taken_is_refused_before_the_old_weights_are_touche
     with pytest.raises(WeightSyncError, match="1 missing"):
         await rig.sampler.load_weights(replace(rig.offer(group, 9), layout=rig.layout[1:]))
     assert rig.sampler.policy_version == served is not None
+
+
+async def test_a_load_that_leaves_the_old_weights_is_refused_though_log_probs_do_not_show_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(*_: object) -> None: ...
+
+    if rig.options.dtype == "bfloat16":
+        pytest.skip("a change that bfloat16 shows may be one that log-probs show")
+    first, second, third = rig.new_group(), rig.new_group(), rig.new_group()
+    await rig.transfer(first, 4)
+    served = rig.offer(first.group, 4)
+    perturb(rig.model, 1e-7)
+    offered = rig.offer(second.group, 5)
+    assert offered.max_logprob_difference([probe.logprobs for probe in served.probes]) < offered.tolerance
+    with monkeypatch.context() as patch:
+        for part in ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"):
+            patch.setattr(rig.sampler._engine, part, nothing)
+        with pytest.raises(WeightSyncError, match="changed from the publication before, and the engine still has"):
+            await rig.sampler.load_weights(offered)
+    for version in (5, 6):  # the sixth has the fifth's weights, so nothing has to change
+        await rig.transfer(third, version)
+        assert await rig.sampler.confirm(rig.offer(third.group, version)) <= rig.tolerance
+    for sender in (first, second, third):
+        sender.close()
 
 
 async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group_repeats_it(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,11 +10,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import PrefixStore
 
 from rlep.core.errors import WeightSyncError
 from rlep.engines.learner.weight_sender import WeightSender
+from rlep.engines.rendezvous import join_store
 from rlep.engines.weights.broadcast import BroadcastMember
 from rlep.engines.weights.weight_update import BroadcastGroup, TensorSpec
+from tests.waiting import DEADLINE_S, wait_until
 
 CPU = torch.device("cpu")
 WEIGHTS: dict[str, Tensor] = {
@@ -73,6 +77,24 @@ def test_a_member_that_never_comes_is_an_error_on_both_sides() -> None:
             sender.send(LAYOUT, WEIGHTS.items())
         with pytest.raises(WeightSyncError, match="rank 1 of 3 did not meet"):
             other.result(60)
+
+
+def test_a_member_that_dies_while_it_joins_is_an_error_on_all_sides_within_the_deadline() -> None:
+    with meeting(2, deadline_s=5.0) as (sender, threads):
+        group = sender.group
+        joining = multiprocessing.get_context("spawn").Process(target=BroadcastMember, args=(group, 1))
+        joining.start()
+        store = PrefixStore(group.token, join_store(group.host, group.port, DEADLINE_S))
+        wait_until(lambda: store.num_keys() > 0, "the member to say where it listens")
+        joining.kill()
+        joining.join()
+        other = threads.submit(receiving, group, 2, LAYOUT)
+        with pytest.raises(
+            WeightSyncError, match=r"rank 0 of 3 did not meet the others at 127\.0\.0\.1:\d+ within 5 s"
+        ):
+            sender.send(LAYOUT, WEIGHTS.items())
+        with pytest.raises(WeightSyncError, match="rank 2 of 3 did not meet"):
+            other.result(DEADLINE_S)
 
 
 def leaving(group: BroadcastGroup) -> None:

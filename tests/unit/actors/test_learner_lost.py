@@ -157,7 +157,8 @@ async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(longe
         return answer()
 
     async def place(*_: object, **__: object) -> Any:
-        return SimpleNamespace(run=SimpleNamespace(remote=remote), ping=SimpleNamespace(remote=alive))
+        node, ping = SimpleNamespace(remote=answer), SimpleNamespace(remote=alive)
+        return SimpleNamespace(run=SimpleNamespace(remote=remote), node=node, ping=ping)
 
     cluster = SimpleNamespace(timeline=Timeline(), place=place, reserve=lambda *_: None)
     options = LearnerOptions(longest_sequence=longest)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from rlep.config.roles import Section
+from rlep.config.roles import GeneratorConfig, Section
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
@@ -57,6 +57,9 @@ def test_a_config_cannot_be_changed() -> None:
         config.run = config.run  # type: ignore[misc]
 
 
+ON_NETWORK = ["generator.transfer=gloo", "learner.ranks=2"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -67,6 +70,22 @@ def test_a_config_cannot_be_changed() -> None:
         (["replay.require=true"], r"replay\.require is set but replay\.count = 0"),
         (["model.chat_template=false", "model.system_prompt=x"], r"model\.system_prompt needs model\.chat_template"),
         (["reward.correct=-1"], r"reward\.correct = -1\.0 must exceed reward\.otherwise = -1\.0"),
+        (
+            ["generator.lease_s=153"],
+            r"generator\.lease_s = 153 is less than the 153\.6 s that a response of rollout\.max_tokens = 3072 takes",
+        ),
+        (
+            [*ON_NETWORK, "generator.transfer_deadline_s=150"],
+            r"learner\.collective_timeout_s = 300 must exceed 2 × generator\.transfer_deadline_s = 300",
+        ),
+        (
+            ["learner.ranks=8", "learner.replicas=3"],
+            r"learner\.replicas = 3 does not divide learner\.ranks = 8",
+        ),
+        (
+            ["learner.collective_timeout_s=3600"],
+            r"learner\.deadline_s = 3600 must exceed learner\.collective_timeout_s = 3600",
+        ),
         (["verifier.correct_at=0.5"], r"verifier\.correct_at = 0\.5 with verifier\.profile = math: only a python:"),
     ],
 )
@@ -85,6 +104,14 @@ def test_a_number_that_is_not_finite_is_refused_before_anything_starts(key: str,
         load_config([], [f"{key}={value}"])
 
 
+@pytest.mark.parametrize(
+    ("given", "max_tokens", "seconds"),
+    [(None, 12_000, 600), (None, 12_001, 600.05), (None, 20_480, 1024), (5.0, 48, 5), ("none", 20_480, 1024)],
+)
+def test_a_lease_lasts_as_long_as_the_longest_response_may_take(given: object, max_tokens: int, seconds: float) -> None:
+    assert GeneratorConfig.model_validate({"lease_s": given}).lease(max_tokens) == seconds
+
+
 COLOCATED = ["cluster.placement=colocated", "generator.count=2", "learner.ranks=4", "generator.tensor_parallel=2"]
 ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
 
@@ -99,6 +126,7 @@ ON_GPUS = ["generator.gpus=2", "learner.gpus=1"]
             ["learner.ranks=2"],
             "learner.ranks = 2: generator.count = 2 with generator.tensor_parallel = 2 has the devices of 4",
         ),
+        (["learner.replicas=4"], "learner.replicas = 4: a generator of tensor_parallel = 2 has .* which has 1"),
         (["learner.gpus=1"], "generator.gpus = 0 and learner.gpus = 1: a rank has one GPU, and a generator those of"),
         ([*ON_GPUS, "generator.gpus=1"], "generator.gpus = 1 and learner.gpus = 1: .* set them to 2 and 1"),
         ([*ON_GPUS, "generator.memory_utilization=0.95"], "memory_utilization = 0.95: a sleeping learner keeps"),
@@ -118,6 +146,10 @@ def test_what_devices_used_in_turns_rule_out_is_refused_with_the_reason(override
         [*COLOCATED, *ON_GPUS, "generator.memory_utilization=0.9"],
         [*COLOCATED, "learner.label_selector.zone=a", "generator.label_selector.zone=a"],
         ["rollout.fresh=1", "replay.count=1"],  # a group of two
+        ["generator.lease_s=154"],
+        [*ON_NETWORK, "generator.transfer_deadline_s=149"],
+        ["generator.transfer=gloo", "generator.transfer_deadline_s=500"],  # no rank waits for the one
+        ["learner.ranks=2", "generator.transfer_deadline_s=500"],  # nothing is transferred
         ["reward.overlong_buffer=0", "rollout.max_tokens=1"],
         ["rollout.prompts=6", "update.prompts=3"],
         ["verifier.correct_at=0.5", "verifier.profile=python:mine:grade"],

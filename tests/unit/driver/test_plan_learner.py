@@ -84,6 +84,12 @@ def test_shares_fall_with_the_ranks_and_unsharded_gradients_do_not(ranks: int) -
     assert unsharded.peak_bytes - plan.peak_bytes == weights - weights // ranks
 
 
+def test_each_replica_of_the_model_has_its_own_shards() -> None:
+    eight = [*(f"learner.{key}" for key in ("ranks=8", "replicas=2")), "loss.kl_coef=0.1"]
+    replicated = plan_learner(load_config([RLEP], eight), MATH_7B)
+    assert replicated == plan_learner(load_config([RLEP], ["learner.ranks=4", "loss.kl_coef=0.1"]), MATH_7B)
+
+
 def test_a_kl_holds_the_base_model_a_second_time() -> None:
     plan = plan_learner(config_of(loss={"kl_coef": 0.1}), TINY)
     assert plan.reference_bytes == 8 * TINY.parameters  # one rank: fp32 weights and their fp32 copy

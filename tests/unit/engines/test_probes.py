@@ -1,7 +1,9 @@
-"""The bound of the log-prob handshake: rounding passes, wrong weights do not."""
+"""What a generator checks of a weight update: its own node's file, log-probs within rounding, and that weights changed."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from rlep.core.errors import WeightSyncError
 from rlep.core.types import Float32Array
+from rlep.engines.sampler.weight_loading import Loaded
 from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, WeightUpdate
 
 GIVEN = np.arange(3, dtype=np.int32)
@@ -27,6 +30,38 @@ def scores(gaps: list[float]) -> list[Float32Array]:
 def test_one_improbable_token_may_differ_by_ten_times_the_average() -> None:
     assert weight_update().max_logprob_difference(scores([2.5, -0.5] + [0.0] * 18)) == 2.5  # 0.15 on average
     assert weight_update().max_logprob_difference(scores([-0.25] * 20)) == 0.25
+
+
+def test_a_generator_takes_the_file_of_its_own_node() -> None:
+    files = {node: SharedMemoryWeights(Path(node), 8, "00") for node in ("a", "b")}
+    update = replace(weight_update(), nodes=files)
+    assert [update.on_node(node).source for node in ("a", "b", "c")] == [files["a"], files["b"], update.source]
+
+
+HELD = ({"norm": 1, "qkv": 9}, {"norm": 1, "qkv": 8})
+"""What two tensor-parallel workers hold; vLLM merges the projections."""
+
+
+@pytest.mark.parametrize(
+    ("published", "held", "refused"),
+    [
+        ({"norm": 2, "q": 5}, HELD, True),
+        ({"norm": 2, "q": 5}, ({"norm": 1, "qkv": 9}, {"norm": 2, "qkv": 8}), False),
+        ({"norm": 1, "q": 6}, HELD, False),  # seen in no weight of that name
+        ({"norm": 1, "q": 5}, HELD, False),  # the same weights once more
+    ],
+)
+def test_weights_that_stay_while_the_published_ones_change_are_refused(
+    published: dict[str, int], held: tuple[dict[str, int], ...], refused: bool
+) -> None:
+    before, now = Loaded({"norm": 1, "q": 5}, HELD), Loaded(published, held)
+    now.check_after(None)
+    with (
+        pytest.raises(WeightSyncError, match="1 weight changed from the publication before")
+        if refused
+        else nullcontext()
+    ):
+        now.check_after(before)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""``rlep selftest``: the parts of a run, tried on this machine with a small model in the configured shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+from rich.console import Console
+
+from rlep.cli.doctor import findings_of
+from rlep.config.schema import Config
+from rlep.selftest.outcome import Outcome
+from rlep.selftest.suite import outcomes
+
+
+def environment(config: Config) -> Outcome:
+    """What ``rlep doctor`` finds, as one check."""
+    found = list(findings_of(config))
+    wrong = [finding for finding in found if finding.level == "wrong"]
+    if wrong:
+        detail = "; ".join(f"{finding.what}: {finding.detail}" for finding in wrong)
+        return Outcome("environment", "failed", detail, "rlep doctor says what to do about each")
+    return Outcome("environment", "ok", f"{len(found)} findings of rlep doctor, none of them wrong")
+
+
+def each_check(config: Config) -> Iterator[Outcome]:
+    """Every check's outcome as it ends."""
+    yield environment(config)
+    yield from outcomes(config)
+
+
+def show(found: Iterable[Outcome], *, as_json: bool) -> int:
+    """Print outcomes as they come, or all as one object; 1 when one failed, else 0."""
+    console = Console(highlight=False)
+    marks = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
+    done = []
+    for outcome in found:
+        done.append(outcome)
+        if as_json:
+            continue
+        console.print(f"{marks[outcome.status]} {outcome.name}: ", end="")
+        console.print(outcome.detail, markup=False, soft_wrap=True)
+        if outcome.remedy:
+            console.print(f"        → {outcome.remedy}", markup=False, soft_wrap=True)
+    ok = all(outcome.status != "failed" for outcome in done)
+    if as_json:
+        console.out(json.dumps({"ok": ok, "checks": [asdict(outcome) for outcome in done]}, indent=2))
+    return int(not ok)

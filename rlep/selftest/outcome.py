@@ -1,0 +1,125 @@
+"""What a check of the self-test says, and a check in a process of its own with a deadline."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Literal
+
+import psutil
+
+from rlep.core.errors import RlepError
+
+END_S = 10.0
+"""How long processes that were told to end have for it."""
+
+
+class CheckFailed(RlepError):
+    """A part does not do what it should on this machine."""
+
+
+class CheckSkipped(RlepError):
+    """This machine lacks what a check needs; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One line of the self-test."""
+
+    name: str
+    status: Literal["ok", "failed", "skipped"]
+    detail: str
+    """What was measured, or what went wrong."""
+    remedy: str = ""
+    """What to do about a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: ``run`` returns what it measured, or raises ``CheckFailed`` or ``CheckSkipped``."""
+
+    name: str
+    run: Callable[[], str]
+    """Can be pickled."""
+    remedy: str
+    deadline_s: float
+
+    def outcome(self) -> Outcome:
+        """Run it in a process of its own; whatever it raises is a failure."""
+        try:
+            return Outcome(self.name, "ok", str(call_apart(self.run, deadline_s=self.deadline_s)))
+        except CheckSkipped as error:
+            return Outcome(self.name, "skipped", str(error))
+        except CheckFailed as error:
+            return Outcome(self.name, "failed", str(error), self.remedy)
+
+
+def call_apart(function: Callable[..., Any], *args: object, deadline_s: float) -> Any:
+    """``function(*args)`` in a new process, which ends with everything it started.
+
+    Raises:
+        CheckFailed: it raised an error, ended without an answer, or took longer than ``deadline_s``.
+        CheckSkipped: it did.
+    """
+    return call_all_apart(function, [args], deadline_s=deadline_s)[0]
+
+
+def call_all_apart(function: Callable[..., Any], calls: list[tuple[Any, ...]], *, deadline_s: float) -> list[Any]:
+    """``function`` once for each of ``calls``, all at the same time, each in a new process; their answers in order.
+
+    Raises as ``call_apart``; the first failure ends all.
+    """
+    context, ends = multiprocessing.get_context("spawn"), time.monotonic() + deadline_s
+    pipes = [context.Pipe(duplex=False) for _ in calls]
+    processes = [
+        context.Process(target=_answer, args=(sender, function, args))
+        for (_, sender), args in zip(pipes, calls, strict=True)
+    ]
+    for process, (_, sender) in zip(processes, pipes, strict=True):
+        process.start()
+        sender.close()  # only the process has it now: its end is seen here
+    try:
+        return [_result(receiver, function, ends, deadline_s) for receiver, _ in pipes]
+    finally:
+        for process in processes:
+            _end(process)
+
+
+def _result(receiver: Connection, function: Callable[..., Any], ends: float, deadline_s: float) -> Any:
+    name = getattr(function, "__name__", "the check")
+    if not receiver.poll(max(0.0, ends - time.monotonic())):
+        raise CheckFailed(f"{name} was not done after {deadline_s:.0f} s")
+    try:
+        answer, error = receiver.recv()
+    except EOFError:
+        raise CheckFailed(f"the process of {name} ended without an answer; its messages are above") from None
+    if error is not None:
+        raise error
+    return answer
+
+
+def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        sender.send((function(*args), None))
+    except (CheckFailed, CheckSkipped) as error:
+        sender.send((None, error))
+    except Exception as error:  # noqa: BLE001 - whatever a part raises is what the check found
+        first = (str(error).splitlines() or [""])[0]
+        sender.send((None, CheckFailed(f"{type(error).__name__}: {first}")))
+
+
+def _end(process: multiprocessing.process.BaseProcess) -> None:
+    """Of a process and all that it started."""
+    try:
+        found = psutil.Process(process.pid)
+        family = [found, *found.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    process.join(END_S if process.exitcode is None and not family else 0.0)
+    for member in family:
+        if member.is_running():
+            member.kill()
+    process.join(END_S)

@@ -1,0 +1,51 @@
+"""All checks of ``rlep selftest``, in the order in which a run would meet the parts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from rlep.config.schema import Config
+from rlep.core.paths import private_directory
+from rlep.selftest.generator_checks import generator, weights
+from rlep.selftest.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
+from rlep.selftest.outcome import Check, Outcome
+from rlep.selftest.synthetic import Rig, build_model
+
+CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
+    (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),
+    (gradients, "ranks do not add up their gradients: look at NCCL_DEBUG=INFO, or try learner.ranks = 1"),
+    (state, "offloading or checkpoints lose bits: run the check alone, look for other processes on the device"),
+    (
+        longest_rows,
+        "lower learner.micro_batch_tokens or rollout.max_tokens, or set learner.activation_checkpointing = true",
+    ),
+    (
+        network,
+        "set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the interface that joins the machines; look at NCCL_DEBUG=INFO",
+    ),
+    (generator, "vLLM does not work on this machine: run with VLLM_LOGGING_LEVEL=INFO, try generator.eager = true"),
+    (weights, "choose another generator.transfer; make room in /dev/shm for two copies of the weights"),
+)
+"""Each check with what to do when it fails."""
+
+
+def outcomes(config: Config) -> Iterator[Outcome]:
+    """Each check's outcome as it ends. Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take."""
+    deadline = MAKING_S + config.generator.start_deadline_s + config.generator.transfer_deadline_s
+    shared = private_directory("selftest", in_memory=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rlep-selftest-") as name:
+            model = Path(name) / "model"
+            build_model(config.model.path, model)
+            for check, remedy in CHECKS:
+                title = check.__name__.replace("_", " ")
+                scratch = Path(name) / check.__name__
+                scratch.mkdir()
+                rig = Rig(config, model, scratch, shared)
+                yield Check(title, partial(check, rig), remedy, deadline).outcome()
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)

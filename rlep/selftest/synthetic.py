@@ -1,0 +1,128 @@
+"""A small model in the shape of the configured one, and batches for it: nothing has to be downloaded, and it starts quickly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from rlep.config.schema import Config
+from rlep.core.errors import ModelError
+from rlep.core.types import Int32Array, SequenceBatch
+from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.sampler.setup import SamplerOptions
+from rlep.engines.tokenizer import TOKENIZER_FILES
+from rlep.launch.engine_options import learner_options, sampler_options
+
+LAYERS = 2
+SHARE = 0.4
+"""Of the GPU's memory for the generator of a check, beside which a learner has to fit."""
+OTHER_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "added_tokens.json",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """What checks are given; it can be pickled."""
+
+    config: Config
+    model: Path
+    """Directory of the small model."""
+    scratch: Path
+    """An empty directory, for everything a check writes."""
+    shared: Path
+    """An empty directory in shared memory."""
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the learner is configured for GPUs."""
+        return self.config.learner.gpus > 0
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """What the learner computes in."""
+        return self.learner().policy.dtype
+
+    @property
+    def context(self) -> int:
+        """The longest sequence of the configuration, in tokens."""
+        return self.config.data.max_prompt_tokens + self.config.rollout.max_tokens
+
+    def learner(self, **changes: Any) -> LearnerOptions:
+        """The configured learner's options, without a reference policy and schedule, and with these changes."""
+        plain = self.config.model_copy(
+            update={
+                "loss": self.config.loss.model_copy(update={"kl_coef": 0.0}),
+                "update": self.config.update.model_copy(update={"warmup": 0, "schedule": "constant", "lr": 0.01}),
+            }
+        )
+        return replace(learner_options(plain), **({"replicas": 1} | changes))
+
+    def sampler(self, **changes: Any) -> SamplerOptions:
+        """The configured generator's options, one worker and a share of the GPU, and with these changes."""
+        options = replace(sampler_options(self.config), tensor_parallel=1, gpu_memory_utilization=SHARE)
+        return replace(options, **changes)
+
+    def batch(self, lengths: Sequence[int], seed: int = 0) -> SequenceBatch:
+        """Random sequences of these lengths, a third of each its prompt, groups of two with advantages 1 and -1."""
+        draw, vocabulary = np.random.default_rng(seed), int(AutoConfig.from_pretrained(self.model).vocab_size)
+        prompts = np.maximum(1, np.array(lengths) // 3).astype(np.int32)
+        count = len(lengths)
+        return SequenceBatch(
+            tokens=draw.integers(0, vocabulary, size=sum(lengths)).astype(np.int32),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            prompt_lengths=prompts,
+            advantages=np.where(np.arange(count) % 2, -1.0, 1.0).astype(np.float32),
+            trained=np.ones(count, dtype=np.bool_),
+            groups=(np.arange(count) // 2).astype(np.int32),
+            replayed=np.zeros(count, dtype=np.bool_),
+        )
+
+
+def scored(batch: SequenceBatch, logprobs: np.ndarray[Any, np.dtype[np.float32]]) -> SequenceBatch:
+    """The batch with old log-probs ``[R]``, as an update wants it."""
+    return replace(batch, old_logprobs=logprobs)
+
+
+def halves(batch: SequenceBatch) -> list[tuple[Int32Array, Int32Array]]:
+    """Each sequence as (prompt, response)."""
+    parts = np.split(batch.tokens, batch.offsets[1:-1])
+    return [(part[:cut], part[cut:]) for part, cut in zip(parts, batch.prompt_lengths, strict=True)]
+
+
+def build_model(source: Path, target: Path) -> None:
+    """Write a model with two layers of the shape that ``source/config.json`` states and random weights, and its tokenizer.
+
+    Raises:
+        ModelError: no config or tokenizer there, or one that transformers does not know.
+    """
+    tokenizer = [source / name for name in (*TOKENIZER_FILES, *OTHER_FILES) if (source / name).is_file()]
+    if not (source / "config.json").is_file() or not tokenizer:
+        raise ModelError(f"the self-test takes the model's shape from {source}: it needs config.json and the tokenizer")
+    disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(source)
+        config.num_hidden_layers = LAYERS
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:LAYERS]
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(target)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{source / 'config.json'}: {error}") from error
+    for file in tokenizer:
+        shutil.copy(file, target / file.name)
+    written = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(written | {"dtype": "float32"}, indent=2))

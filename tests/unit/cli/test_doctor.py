@@ -1,0 +1,101 @@
+"""What ``rlep doctor`` finds on machines that this one is not: GPUs, drivers, RDMA, names, too little shared memory."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import socket
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from rlep.cli.doctor import Finding, findings_of
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+
+doctor = importlib.import_module("rlep.cli.doctor")  # ``rlep.cli.doctor`` is the command
+MODEL = Path("rlep/quickstart/model").absolute()
+OTHER = "set learner.dtype and generator.dtype, or take another GPU"
+Usage = namedtuple("Usage", ["total", "used", "free"])
+
+
+def found(config: Config, what: str) -> list[Finding]:
+    """The findings of that name."""
+    return [finding for finding in findings_of(config) if finding.what == what]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """One GPU, as ``nvidia-smi`` and the installed CUDA runtime describe it."""
+    told = {"driver": "580.65.06", "capability": "9.0", "runtime": "13.0.96"}
+
+    def smi(*words: str) -> list[str]:
+        return ["GPU 0: H100"] if words == ("-L",) else [f"{told['driver']}, {told['capability']}, H100"]
+
+    original = doctor._version
+    monkeypatch.setattr(doctor, "_nvidia_smi", smi)
+    monkeypatch.setattr(
+        doctor, "_version", lambda name: told["runtime"] if name == "nvidia-cuda-runtime" else original(name)
+    )
+    return told
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "runtime", "level", "remedy"),
+    [
+        ("580.65.06", "9.0", "13.0.96", "ok", ""),
+        ("575.57.08", "9.0", "13.0.96", "wrong", "CUDA 13.0.96 needs driver 580 or newer: update it"),
+        ("575.57.08", "9.0", "12.8.90", "ok", ""),
+        ("580.65.06", "7.5", "13.0.96", "wrong", f"bfloat16 needs 8.0: {OTHER}"),
+    ],
+)  # fmt: skip
+def test_a_gpu_with_its_driver(
+    gpu: dict[str, str], driver: str, capability: str, runtime: str, level: str, remedy: str
+) -> None:
+    gpu |= {"driver": driver, "capability": capability, "runtime": runtime}
+    config = load_config([], ["learner.gpus=1", "generator.gpus=0"])
+    (finding,) = found(config, "GPU 0")
+    assert (finding.level, finding.remedy) == (level, remedy)
+    assert finding.detail == f"H100, driver {driver}, compute capability {capability}"
+
+
+@pytest.mark.parametrize(("library", "level"), [("libibverbs.so.1", "ok"), (None, "wrong")])
+def test_infiniband_needs_its_library(
+    library: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlx5_0").touch()
+    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(doctor, "find_library", lambda _: library)
+    (finding,) = found(Config(), "RDMA")
+    assert finding.level == level
+    assert ("apt install libibverbs1 ibverbs-providers" in finding.remedy) is (library is None)
+
+
+def test_a_machine_without_infiniband_says_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
+    assert found(Config(), "RDMA") == []
+
+
+@pytest.mark.parametrize(("address", "level"), [("127.0.1.1", "note"), ("10.0.0.4", "ok")])
+def test_on_a_cluster_the_hostname_is_not_loopback(address: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-3")
+    monkeypatch.setattr(socket, "gethostbyname", lambda _: address)
+    monkeypatch.setattr(doctor, "_output", lambda _: "Resources")
+    (finding,) = found(load_config([], ["cluster.address=10.0.0.1:6379"]), "hostname")
+    assert (finding.level, finding.detail) == (level, f"node-3 is {address}")
+    assert found(Config(), "hostname") == []
+
+
+@pytest.mark.parametrize(("short_by", "level"), [(0, "ok"), (1, "wrong")])
+def test_shared_memory_holds_two_versions_of_the_weights_and_the_object_store(
+    short_by: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = 2**30 + 2 * 4 * 109_888  # float32 on CPUs
+    usage = shutil.disk_usage
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda at: Usage(0, 0, wanted - short_by) if str(at) == "/dev/shm" else usage(at)
+    )
+    (finding,) = found(load_config([], [f'model.path="{MODEL}"']), "/dev/shm")
+    assert finding.level == level
+    assert ("--shm-size=2g" in finding.remedy) is bool(short_by)
