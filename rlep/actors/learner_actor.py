@@ -54,8 +54,8 @@ class LearnerActor:
         return ray.get_runtime_context().get_node_id()
 
     async def run(self, method: str, *args: object) -> Any:
-        """Call a method of ``Rank``; calls run one after another."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._rank, method), *args)
+        """Call a method of ``Rank``; calls run one after another. Raises ``OutOfMemory`` where there is too little for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, *args)
 
     async def close(self) -> None:
         """Remove the shared-memory weights and leave the groups."""
@@ -63,8 +63,8 @@ class LearnerActor:
 
 
 class Rank:
-    """Every method belongs to one thread. These are collective: ``start``, ``score``, ``update``, ``publish``, ``open_group``,
-    ``send``, ``save``, ``load``.
+    """Every method belongs to one thread. These are collective: ``start``, ``rehearse``, ``score``, ``update``, ``publish``,
+    ``open_group``, ``send``, ``save``, ``load``.
     """
 
     def __init__(self, rank: int) -> None:
@@ -73,6 +73,17 @@ class Rank:
         self._listening: socket.socket | None = None
         self._writer: SharedMemoryWriter | None = None
         self._sender: WeightSender | None = None
+
+    def call(self, method: str, *args: object) -> Any:
+        """Call one of the methods below. Raises ``OutOfMemory``."""
+        try:
+            return getattr(self, method)(*args)
+        except RuntimeError as error:
+            from rlep.engines.learner.device_state import out_of_memory  # not before ``start`` has set the threads
+
+            if (lacking := out_of_memory(error, self._rank, method)) is None:
+                raise
+            raise lacking from error
 
     def meeting_point(self) -> str:
         """Where the ranks meet: a free port of rank 0's node, which listens from now on."""
@@ -119,6 +130,10 @@ class Rank:
         if self._rank:
             return None
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
+
+    def rehearse(self) -> None:
+        """See ``LearnerRank.rehearse``."""
+        self._learner.rehearse()
 
     def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
         """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; writers return."""

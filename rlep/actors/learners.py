@@ -73,7 +73,7 @@ class Learners:
         self._collective = asyncio.Lock()
 
     async def start(self) -> None:
-        """Place and start all ranks. Raises ``PlacementError``, ``ModelError`` or ``LearnerLost``."""
+        """Place and start all ranks. Raises ``PlacementError``, ``ModelError``, ``OutOfMemory`` or ``LearnerLost``."""
         placing = [
             self._cluster.place(LearnerActor, f"learner-{rank}", self._config, rank, slot=self._slot(rank))
             for rank in range(self._config.ranks)
@@ -89,6 +89,8 @@ class Learners:
         deadline = self._config.start_deadline_s
         given = self._model, self._options, len(self._ranks), meeting, self._writers()
         await self._all("start", *given, deadline_s=deadline)
+        if self._options.longest_sequence:
+            await self._all("rehearse")
         if self._shared is not None:
             self._shared.learner_up.set()
 

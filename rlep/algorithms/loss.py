@@ -14,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rlep.algorithms.loss_stats import COLUMNS, LossShares, shares, source_metrics
+from rlep.algorithms.loss_stats import COLUMNS, SOURCES, LossShares, shares, source_metrics
 from rlep.algorithms.objective import Aggregation, LossOptions, normalizers, sequence_weights
 from rlep.core.types import Float64Array, SequenceBatch
 
@@ -65,6 +65,12 @@ class LossSums:
     """``[2, columns]`` float64: fresh, replay; the columns are ``loss_stats.COLUMNS``."""
     ratio_max: Tensor
     """``[2]`` float64; 0 for a source without tokens."""
+
+    @classmethod
+    def zeros(cls, device: torch.device) -> LossSums:
+        """Of no tokens."""
+        sums = torch.zeros(len(SOURCES), len(COLUMNS), dtype=torch.float64, device=device)
+        return cls(sums, torch.zeros(len(SOURCES), dtype=torch.float64, device=device))
 
     def __add__(self, other: LossSums) -> LossSums:
         return LossSums(self.sums + other.sums, self.ratio_max.maximum(other.ratio_max))

@@ -167,12 +167,18 @@ def report(
 
 @app.command()
 @command_errors
-def plan(files: Files, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print what a run will do, in numbers, before anything starts."""
+def plan(
+    files: Files,
+    overrides: Overrides = None,
+    *,
+    gpu_memory: Annotated[float, typer.Option(min=1, metavar="GIB", help="Memory of one GPU in GiB.")] = 80,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a run will do, in numbers, before anything starts, and whether it fits into GPUs of this memory."""
     from rlep.cli.plan import show_plan
     from rlep.config.settings import load_config
 
-    show_plan(load_config(files, overrides or ()), as_json=as_json)
+    show_plan(load_config(files, overrides or ()), gpu_memory=gpu_memory, as_json=as_json)
 
 
 @app.command()

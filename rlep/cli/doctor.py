@@ -24,8 +24,9 @@ from rlep.config.schema import Config
 from rlep.core.errors import ModelError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
+from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_cpus import wanted_cpus
-from rlep.driver.plan_memory import plan_memory, read_shape
+from rlep.driver.plan_memory import plan_memory
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline

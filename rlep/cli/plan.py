@@ -15,24 +15,30 @@ from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
-from rlep.driver.plan_memory import GIB, GPU_GIB, ModelShape, SharedPlan, read_shape
+from rlep.driver.model_shape import ModelShape, read_shape
+from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.before_start import missing_cpus, pool_exists
+from rlep.launch.before_start import memory_here, missing_cpus, pool_exists
 from rlep.launch.compose import check_context, read_prompts
 from rlep.launch.engine_options import check_options
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 
 
-def show_plan(config: Config, *, as_json: bool) -> None:
-    """Print the plan. Raises what the run itself would raise for settings that do not divide or fit."""
+def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
+    """Print the plan, for GPUs of ``gpu_memory`` GiB.
+
+    Raises what the run itself would raise for settings that do not divide or fit.
+    """
     check_options(config)
-    plan = make_plan(config, read_known(config))
+    plan = make_plan(config, read_known(config), int(gpu_memory * GIB))
     if as_json:
         typer.echo(json.dumps(asdict(plan), indent=2))
         return
     show_table([{"plan": what, config.run.name: value} for what, value in lines(plan, config)])
+    if plan.fits is not None:
+        typer.echo(f"fits: {plan.reason}" if plan.fits else f"does not fit, because {plan.reason}")
     for sentence in plan.missing:
         typer.echo(f"missing: {sentence}")
     if plan.missing_cpus:
@@ -54,6 +60,7 @@ def read_known(config: Config) -> Known:
         pool=_pool(config, train, missing) if config.replay.count else None,
         missing=tuple(missing),
         missing_cpus=missing_cpus(config),
+        host_bytes=memory_here(config),
     )
 
 
@@ -180,36 +187,34 @@ def _evaluation_lines(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
-    memory = plan.memory
-    if memory is None:
+    rank, memory, fit = plan.learner, plan.memory, plan.fit
+    if rank is None or memory is None or fit is None:
         return []
-    device = f", on {GPU_GIB} GiB GPUs" if config.generator.gpus else ""
-    return [
+    ranks = "whole" if config.learner.unsharded_gradients else f"/ {counted(config.learner.ranks, 'rank')}"
+    found = [
         ("parameters", f"{memory.parameters:,}"),
-        ("learner, a rank", f"{sized(memory.learner)} in all"),
+        ("learner, a rank", f"{sized(rank.peak_bytes)} at the peak"),
         (
-            "  state",
-            f"{sized(memory.learner_state)} (weights, gradients, Adam: 16 bytes / {counted(config.learner.ranks, 'rank')})",
+            "  weights, Adam",
+            f"{sized(rank.state_bytes)} (12 bytes a parameter / {counted(config.learner.ranks, 'rank')})",
         ),
-        ("  copy computed with", sized(memory.learner_copy)),
-        *([("  base model for the KL", sized(memory.learner_reference))] if memory.learner_reference else []),
-        ("  activations, roughly", sized(memory.learner_activations)),
+        ("  gradients", f"{sized(rank.gradient_bytes)} (4 bytes a parameter {ranks})"),
+        ("  copy computed with", sized(rank.copy_bytes)),
+        *([("  base model for the KL", sized(rank.reference_bytes))] if rank.reference_bytes else []),
+        ("  activations", sized(rank.activation_bytes)),
+        ("  logits and buffers", sized(rank.work_bytes)),
+        *([("  of it on the host", sized(rank.host_bytes))] if config.learner.gpus and rank.host_bytes else []),
         ("KV cache", f"{memory.kv_token:,} bytes a token, {sized(memory.kv_sequence)} a longest sequence"),
-        ("KV cache, a generator", f"{sized(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences{device}"),
+        ("KV cache, a generator", f"{sized(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences"),
         ("weight update", sized(memory.weight_update)),
-        *_shared_lines(memory.shared),
     ]
-
-
-def _shared_lines(shared: SharedPlan | None) -> list[tuple[str, str]]:
-    """One GPU shared by time: it needs the larger of the two, not their sum."""
-    if shared is None:
-        return []
-    whole = GPU_GIB * GIB
-    most = max(shared.generate, shared.learn)
-    fits = f"of {GPU_GIB} GiB" if most <= whole else f"DOES NOT FIT {GPU_GIB} GiB"
-    return [
-        ("a shared GPU, at most", f"{sized(most)} {fits}"),
-        ("  while generating", f"{sized(shared.generate)}, and {sized(shared.host)} of the rank's state on the host"),
-        ("  while training", sized(shared.learn)),
-    ]
+    if config.cluster.placement == "colocated" and config.learner.gpus:
+        found += [
+            ("a shared GPU", f"{sized(max(fit.generator_bytes, fit.learner_bytes))} at most"),
+            (
+                "  while generating",
+                f"{sized(fit.generator_bytes)}, and {sized(rank.asleep_bytes)} of the rank on the host",
+            ),
+            ("  while training", sized(fit.learner_bytes)),
+        ]
+    return found

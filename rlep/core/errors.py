@@ -57,6 +57,10 @@ class LearnerLost(ActorLost):
     """A learner rank died or stopped answering heartbeats; all ranks have to be restarted together."""
 
 
+class OutOfMemory(RlepError, RuntimeError):
+    """A learner rank has less memory than its work needs, which no restart changes; the message has the numbers."""
+
+
 class PlacementError(RlepError, RuntimeError):
     """The cluster lacks what a requested actor needs; the message names the missing resource or label."""
 

@@ -10,8 +10,11 @@ from pathlib import Path
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.data.prompts import PromptOrder, PromptReport
+from rlep.driver.model_shape import ModelShape
 from rlep.driver.plan_cpus import wanted_cpus
-from rlep.driver.plan_memory import MemoryPlan, ModelShape, plan_memory
+from rlep.driver.plan_fit import Fit, plan_fit
+from rlep.driver.plan_learner import LearnerPlan, plan_learner
+from rlep.driver.plan_memory import GIB, GPU_GIB, MemoryPlan, plan_memory
 from rlep.driver.replays import replays_at
 
 EXPECTED_RESPONSE = 3
@@ -55,6 +58,8 @@ class Known:
     """A sentence on each input that is not there."""
     missing_cpus: str = ""
     """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
+    host_bytes: int | None = None
+    """Memory of this machine; None where a cluster is joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,16 @@ class RunPlan:
     step: StepPlan
     replay: ReplayPlan | None
     evaluation: EvaluationPlan
+    learner: LearnerPlan | None
+    """One rank; None without a model, like the four below."""
     memory: MemoryPlan | None
+    """One generator."""
+    fit: Fit | None
+    """What one GPU holds."""
+    fits: bool | None
+    """Whether learner and generators fit; None also where the memory there is is not known."""
+    reason: str | None
+    """The numbers, and what helps where they do not fit."""
     roles: tuple[RolePlan, ...]
     cpus: float
     """Of the whole cluster."""
@@ -138,18 +152,28 @@ class RunPlan:
     """Why the actors do not fit this machine, and what helps; empty where they fit, or where a cluster is joined."""
 
 
-def make_plan(config: Config, known: Known) -> RunPlan:
-    """The plan of a training run. Raises ``DataError`` when a step wants more prompts than there are."""
+def make_plan(config: Config, known: Known, gpu_bytes: int = int(GPU_GIB * GIB)) -> RunPlan:
+    """The plan of a training run, on GPUs of ``gpu_bytes`` each.
+
+    Raises:
+        DataError: a step wants more prompts than there are.
+    """
     roles = _roles(config)
     gpus = sum(role.gpus for role in roles)
     if config.cluster.placement == "colocated":
         gpus -= roles[0].gpus  # the generators'
+    model = known.model
+    fit = plan_fit(config, model, gpu_bytes=gpu_bytes, host_bytes=known.host_bytes) if model else None
     return RunPlan(
         data=known.data,
         step=_step(config, known),
         replay=_replay(config, known.pool) if config.replay.count else None,
         evaluation=_evaluation(config, known.evaluation_questions),
-        memory=plan_memory(config, known.model) if known.model else None,
+        learner=plan_learner(config, model) if model else None,
+        memory=plan_memory(config, model, gpu_bytes) if model else None,
+        fit=fit,
+        fits=fit.fits if fit else None,
+        reason=fit.reason if fit else None,
         roles=roles,
         cpus=wanted_cpus(config),
         gpus=gpus,

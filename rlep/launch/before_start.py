@@ -8,9 +8,12 @@ from collections.abc import Iterable
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
-from rlep.core.plural import counted
+from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet
+from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_cpus import cpu_shortage
+from rlep.driver.plan_fit import lowering_settings
+from rlep.driver.plan_learner import plan_learner
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 
@@ -26,6 +29,23 @@ def missing_cpus(config: Config, *, learns: bool = True) -> str:
     A cluster that is joined may be larger than this machine, and may grow: of it nothing is known here.
     """
     return "" if joins_cluster(config) else cpu_shortage(config, config.cluster.cpus or cores(), learns=learns)
+
+
+def memory_here(config: Config) -> int | None:
+    """Bytes of this machine's memory; None where a cluster is joined, of which nothing is known here."""
+    return None if joins_cluster(config) else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_advice(config: Config) -> str:
+    """What the plan says of a learner rank's memory, and the settings that lower it."""
+    rank = plan_learner(config, read_shape(config.model.path))
+    gathered = rank.copy_bytes + rank.reference_bytes
+    return (
+        f"Planned are {sized(rank.peak_bytes)} for a rank: weights and Adam {sized(rank.state_bytes)}, gradients "
+        f"{sized(rank.gradient_bytes)}, gathered weights {sized(gathered)}, activations {sized(rank.activation_bytes)}, logits "
+        f"and buffers {sized(rank.work_bytes)}. These lower it: {', '.join(lowering_settings(config))}. "
+        "`rlep plan --gpu-memory GIB` says which of them suffice"
+    )
 
 
 def check_cpus(config: Config, *, learns: bool) -> None:

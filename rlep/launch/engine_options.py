@@ -89,6 +89,7 @@ def learner_options(config: Config) -> LearnerOptions:
             dtype=dtype,
             activation_checkpointing=role.activation_checkpointing,
             reshard_after_forward=role.reshard_after_forward,
+            unsharded_gradients=role.unsharded_gradients,
             cpu_offload=role.cpu_offload,
             compile=role.compile,
         ),
@@ -111,6 +112,8 @@ def learner_options(config: Config) -> LearnerOptions:
         replicas=role.replicas,
         device="cuda" if cuda else "cpu",
         micro_batch_tokens=role.micro_batch_tokens,
+        # On a GPU some seconds. A CPU would take minutes, and swaps before it fails.
+        longest_sequence=config.data.max_prompt_tokens + config.rollout.max_tokens if cuda else 0,
         threads=role.threads or max(1, int(role.cpus)),
         collective_timeout_s=role.collective_timeout_s,
         keep_start_weights=update.stream and update.prompts < config.rollout.prompts,

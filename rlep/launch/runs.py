@@ -12,7 +12,7 @@ from rlep.actors.pool_actor import PoolService
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, PoolError
+from rlep.core.errors import ConfigError, OutOfMemory, PoolError
 from rlep.core.plural import counted
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, write_json
@@ -24,7 +24,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.engines.families import check_family
-from rlep.launch.before_start import check_cpus, check_pool, covered_questions, pool_exists
+from rlep.launch.before_start import check_cpus, check_pool, covered_questions, memory_advice, pool_exists
 from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
@@ -123,13 +123,22 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
             return done
         check_cpus(config, learns=True)
         check_pool(config, inputs.tokenizer.digest, _train_set(inputs))
-        return run_async(_train(config, inputs, store, progress, supervised=phase == "sft"), progress.stopping)
+        return _trained(config, inputs, store, progress, supervised=phase == "sft")
     except BaseException as error:
         interrupted = not isinstance(error, Exception)
         store.events.log("run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}")
         raise
     finally:
         store.close()
+
+
+def _trained(
+    config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress, *, supervised: bool
+) -> Checkpoint:
+    try:
+        return run_async(_train(config, inputs, store, progress, supervised=supervised), progress.stopping)
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}. {memory_advice(config)}") from error
 
 
 def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:

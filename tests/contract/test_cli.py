@@ -233,6 +233,10 @@ def test_plan_of_a_whole_set_of_inputs(config: str, overrides: list[str], tmp_pa
     assert plan["replay"]["share_expected"] == 0.2
     assert plan["evaluation"]["samples"] == 128  # before and after, 2 questions, 32 answers
     assert plan["memory"]["parameters"] == 109_888
+    assert plan["learner"]["state_bytes"] == 12 * 109_888
+    assert plan["learner"]["peak_bytes"] > plan["learner"]["state_bytes"] + plan["learner"]["gradient_bytes"]
+    assert plan["fits"] is True
+    assert plan["reason"].endswith(" of host memory in all")
     table = CliRunner().invoke(app, words)
     assert "4 questions from 4 rows" in table.stdout
     assert "2 updates of 1 prompt (6 sequences)" in table.stdout

@@ -11,10 +11,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlep.core.errors import OutOfMemory
 from rlep.core.heap import keep_freed_memory
+from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.rendezvous import store_at
+
+_LACKING = ("out of memory", "DefaultCPUAllocator: can't allocate memory")
+"""What errors of the GPU, its pinned host memory and NCCL say, and those of the host."""
 
 
 def join_ranks(
@@ -50,6 +55,19 @@ def rank_mesh(options: LearnerOptions, world_size: int) -> DeviceMesh:
 def current_device(kind: str) -> torch.device:
     """The CPU, or the GPU (``cuda``) that this process has selected."""
     return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else None)
+
+
+def out_of_memory(error: RuntimeError, rank: int, work: str) -> OutOfMemory | None:
+    """``error`` with the numbers if it is a lack of memory, of the GPU or the host; torch has a class for one kind only."""
+    if not any(words in str(error) for words in _LACKING):
+        return None
+    said = str(error).partition("\n")[0]
+    if torch.cuda.is_initialized():
+        free, whole = torch.cuda.mem_get_info()
+        said += (
+            f" (peak of this rank {sized(torch.cuda.max_memory_allocated())}, GPU {sized(whole)}, free {sized(free)})"
+        )
+    return OutOfMemory(f"learner rank {rank} has too little memory for {work}: {said}")
 
 
 def random_state(rank: int, device: torch.device) -> dict[str, Tensor]:

@@ -44,7 +44,8 @@ def token_logprobs(
     Returns:
         Log-probs fp32 ``[R]`` and entropies fp32 ``[R]`` (``[0]`` unless wanted), both differentiable.
     """
-    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, product)
+    trained = torch.is_grad_enabled()  # weights want gradients whether there is a backward pass or not
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, product, trained)
     return logprobs, entropies
 
 
@@ -57,13 +58,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        hidden, weight, targets, entropy, product = given
+        hidden, weight, targets, entropy, product, trained = given
         ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
         count, chunk = len(targets), _chunk_rows(weight)
         logprobs = hidden.new_empty(count, dtype=torch.float32)
         normalisers = torch.empty_like(logprobs)
         entropies = hidden.new_empty(count if entropy else 0, dtype=torch.float32)
-        memory, kept = _memory(weight, count, chunk) if any(ctx.needs_input_grad) else (None, logprobs.new_empty(0))
+        memory, kept = _memory(weight, count, chunk) if trained else (None, logprobs.new_empty(0))
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
             logits = product(hidden[rows], weight).float()  # [C, V]
@@ -110,7 +111,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
         if grads[1] is None and ctx.memory is not None:
             _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
 
 
 def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:

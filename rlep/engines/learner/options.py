@@ -19,6 +19,9 @@ class PolicyOptions:
     """Of the computation; master weights and gradient reduction are always float32."""
     reshard_after_forward: bool = False
     """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
+    unsharded_gradients: bool = False
+    """Add up the micro-batches' gradients before they are reduce-scattered, once an update instead of once a micro-batch:
+    every rank then holds a whole float32 gradient, 4 bytes a parameter."""
     activation_checkpointing: bool = False
     """Save only each layer's input for the backward pass and recompute the rest."""
     cpu_offload: bool = False
@@ -83,6 +86,8 @@ class LearnerOptions:
     """``cpu`` communicates through gloo, ``cuda`` through NCCL."""
     micro_batch_tokens: int = 16384
     """Most tokens (prompt + response) in one forward pass of one rank; a longer sequence is a micro-batch alone."""
+    longest_sequence: int = 0
+    """Tokens of the longest sequence that ``LearnerRank.rehearse`` prepares for; 0: nothing is rehearsed."""
     threads: int = 0
     """CPU threads of this rank; 0 is torch's default."""
     collective_timeout_s: float = 300.0

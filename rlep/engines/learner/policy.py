@@ -155,8 +155,10 @@ def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
     root = fully_shard(policy, mesh=mesh, reshard_after_forward=False, mp_policy=precision, offload_policy=offload)
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            # Losses are divided by the global token count, so gradients are plain sums over ranks, replicas included.
-            module.set_gradient_divide_factor(1.0)
+            # Losses are divided by the global token count, so gradients are plain sums over ranks, replicas included. One
+            # rank has nothing to sum: a factor would only cost it one more copy of a gradient.
+            if mesh.size() > 1:
+                module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
-from rlep.algorithms.loss_stats import COLUMNS, SOURCES
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.core.errors import UpdateError
-from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateCost
+from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.kernels import Kernels
+from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import LearnerOptions
@@ -31,7 +31,7 @@ from rlep.engines.learner.packed_row import PackedRow, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
-from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory
+from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
 from rlep.engines.learner.weight_sender import (
     ChangeCheck,
     WeightDtype,
@@ -121,28 +121,40 @@ class LearnerRank:
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
         self._start.updating(rollout, keep=self.options.keep_start_weights)
-        weights = normalizers(batch, options)  # [S]
         high_entropy = None
         if options.high_entropy_fraction < 1:
             mask = np.repeat(batch.trained, batch.response_lengths)
             high_entropy = high_entropy_mask(
                 self._no_grad_pass(batch, entropy=True), mask, options.high_entropy_fraction
             )
+        return self._step(batch, rollout, self._policy_loss(batch, high_entropy), entropy=True)
+
+    def rehearse(self) -> None:
+        """Compute the gradients of the largest update that the options allow, and drop them; all state stays to the bit.
+
+        Before the first rollout a GPU that is too small for it fails here, and not hours later at the longest responses.
+        """
+        batch = largest_update(self._world, self.options.micro_batch_tokens, self.options.longest_sequence)
+        self._start.updating(-1, keep=self.options.keep_start_weights)
+        self._accumulate(batch, self._policy_loss(batch, None), entropy=True)
+        self._optimizer.drop_gradients()
+        self._start.forget()
+        reset_peak_memory(self._device)
+
+    def _policy_loss(self, batch: SequenceBatch, high_entropy: BoolArray | None) -> _PartLoss:
+        """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
+        options = self.options.loss
+        weights = normalizers(batch, options)  # [S]
 
         def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
-            part = packed_tokens(
-                row.part,
-                logprobs,
-                row.of_sequences(weights),
-                reference_logprobs=self._reference_logprobs(row),
-                entropy=entropy,
-                high_entropy=None
-                if high_entropy is None
-                else torch.from_numpy(row.of_responses(high_entropy)).to(self._device),
-            )
+            with torch.no_grad():
+                reference = None if self._reference is None else self._reference(row, False)[0]
+            chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(self._device)
+            values = {"reference_logprobs": reference, "entropy": entropy, "high_entropy": chosen}
+            part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
             return packed_policy_loss(part, options)
 
-        return self._step(batch, rollout, part_loss, entropy=True)
+        return part_loss
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
@@ -151,7 +163,7 @@ class LearnerRank:
         def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
             per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
             loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
-            return loss, _no_sums(self._device)
+            return loss, LossSums.zeros(self._device)
 
         return self._step(batch, rollout, part_loss, entropy=False)
 
@@ -306,12 +318,15 @@ class LearnerRank:
         )
 
     def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss, entropy: bool) -> tuple[float, LossSums]:
-        """Gradients of the whole update into the shards; its loss and sums over all ranks."""
-        loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), _no_sums(self._device)
+        """Gradients of the whole update into the shards; its loss and sums over all ranks.
+
+        Each micro-batch's are reduce-scattered and added up in the shards, unless ``policy.unsharded_gradients``.
+        """
+        loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
         plan = pack(batch, self._world, self._budget)[self._rank]
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
-            self._policy.set_requires_gradient_sync(last)
+            self._policy.set_requires_gradient_sync(last or not self.options.policy.unsharded_gradients)
             self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
             part, part_sums = part_loss(row, *self._policy(row, entropy))
@@ -327,20 +342,6 @@ class LearnerRank:
             loss, sums = shared[0], LossSums(shared[1:].view_as(sums.sums), largest)
         return float(loss.item()), sums
 
-    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            logprobs: Tensor = self._reference(row, False)[0]
-        return logprobs
-
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}
         return weights | self._optimizer.moments()
-
-
-def _no_sums(device: torch.device) -> LossSums:
-    return LossSums(
-        torch.zeros(len(SOURCES), len(COLUMNS), dtype=torch.float64, device=device),
-        torch.zeros(len(SOURCES), dtype=torch.float64, device=device),
-    )

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
@@ -44,8 +43,7 @@ class Position:
 def full_weights(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> dict[str, Tensor]:
     """Copies of all weights in host memory on rank 0, nothing on the others; collective."""
     keeps = dist.get_rank() == 0
-    wanted = getattr(torch, dtype)
-    return {name: weight.to("cpu", wanted, copy=True) for name, weight in gathered(shards) if keeps}
+    return {name: weight.to("cpu", copy=True) for name, weight in gathered(shards, dtype) if keeps}
 
 
 def write_model(weights: Mapping[str, Tensor], source: Path, target: Path, dtype: WeightDtype) -> None:

@@ -78,3 +78,9 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget a GPU's peak so far; a CPU process's stays."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

@@ -41,15 +41,16 @@ def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> 
     return tuple(TensorSpec(name, dtype, tuple(parameter.shape)) for name, parameter in shards)
 
 
-def gathered(shards: Sequence[tuple[str, DTensor]]) -> Iterator[tuple[str, Tensor]]:
+def gathered(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> Iterator[tuple[str, Tensor]]:
     """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time.
 
+    Shards are rounded to ``dtype`` before they are gathered: the same bits as after it, for less traffic.
     On the ranks' devices, also of shards that rest in host memory: NCCL takes them from nowhere else.
     """
     for name, parameter in shards:
         mesh = parameter.device_mesh
         with torch.no_grad():
-            shard = parameter.detach().to(current_device(mesh.device_type))
+            shard = parameter.detach().to(current_device(mesh.device_type), getattr(torch, dtype))
             yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
 
 
@@ -120,7 +121,7 @@ def write_weights(
     Raises:
         WeightSyncError: they cannot be written (on rank 0; the other ranks are not held up).
     """
-    stream = gathered(shards)
+    stream = gathered(shards, dtype)
     try:
         return None if writer is None else writer.write(weight_layout(shards, dtype), stream, version)
     finally:
@@ -165,7 +166,7 @@ def send_weights(shards: Sequence[tuple[str, DTensor]], sender: WeightSender | N
     Raises:
         WeightSyncError: a generator is gone, did not come, or did not keep up (on rank 0; the other ranks are not held up).
     """
-    stream = gathered(shards)
+    stream = gathered(shards, dtype)
     try:
         if sender is not None:
             sender.send(weight_layout(shards, dtype), stream)

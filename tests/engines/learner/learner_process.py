@@ -22,9 +22,9 @@ import torch
 from rlep.core.types import SequenceBatch
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
+from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.weight_sender import weight_checksums
+from rlep.engines.learner.weight_sender import gathered, weight_checksums
 
 Command = tuple[Any, ...]
 KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
@@ -48,6 +48,8 @@ class Spec:
     replicas: int = 1
     keep: bool = False
     """Whether the weights before a rollout's first update are kept."""
+    unsharded: bool = False
+    """Whether gradients are reduced once an update."""
     accelerated: bool = False
     """Whether the ranks take the kernels of ``rlep.engines.cpu``."""
 
@@ -157,6 +159,9 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
     if name == "gradients":
         gradients = gradients_of_first_update(learner)
         torch.save(gradients, arguments[0]) if rank == 0 else None
+    elif name == "gathered":
+        found = {dtype: dict(gathered(learner._shards, dtype)) for dtype in ("float32", "bfloat16")}
+        torch.save(found, arguments[0]) if rank == 0 else None
     elif name == "save":
         learner.save(Path(arguments[0]))
     elif name == "written":
@@ -180,6 +185,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     options = LearnerOptions(
+        policy=PolicyOptions(unsharded_gradients=spec.unsharded),
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,

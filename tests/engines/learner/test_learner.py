@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -81,6 +82,26 @@ def test_neither_micro_batching_nor_memory_options_change_the_gradient(
     batch = ragged_batch()
     learner.update(batch, rollout=0)
     assert relative_error(gradients_of_first_update(learner), padded_gradients(model, batch)[1]) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_one_rank_gradients_add_up_to_the_bit_in_shards_or_before(
+    dtype: Literal["float32", "bfloat16"], start: Start
+) -> None:
+    batch, found = ragged_batch(), []
+    for unsharded in (False, True):
+        policy = PolicyOptions(dtype=dtype, unsharded_gradients=unsharded)
+        learner = start(policy=policy, micro_batch_tokens=100)
+        in_shards: list[bool] = []
+
+        def look(*_: object, learner: LearnerRank = learner, in_shards: list[bool] = in_shards) -> None:
+            in_shards.append(all(shard.grad is not None for _, shard in learner._shards))
+
+        learner._policy.register_forward_pre_hook(look)
+        learner.update(batch, rollout=0)
+        found.append(gradients_of_first_update(learner))
+        assert in_shards == [False, not unsharded]  # when each micro-batch begins
+    assert same(*found)
 
 
 def test_the_entropy_bonus_reaches_the_gradient(start_either: Start, model: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from rlep.algorithms.objective import LossOptions
@@ -123,6 +124,33 @@ def test_asleep_it_holds_no_memory_and_it_goes_on_to_the_bit(start: Callable[...
     expected, wanted = trained(sleeps=False)
     assert same(weights, expected)
     np.testing.assert_array_equal(logprobs, wanted)
+
+
+def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., LearnerRank], model: Path) -> None:
+    """Weights, random numbers, moments, reports and later scores are those of a learner that did not rehearse, to the bit."""
+
+    def trained(*, longest: int) -> tuple[list[object], dict[str, Tensor], Float32Array]:
+        learner = start(
+            optimizer=OptimizerOptions(lr=1e-2, warmup=2, unit="updates"),
+            loss=LossOptions(kl_coef=0.1, entropy_coef=0.1),
+            reference=model,
+            keep_start_weights=True,
+            micro_batch_tokens=50,
+            longest_sequence=longest,
+        )
+        if longest:
+            learner.rehearse()
+        reports = [learner.update(batch, rollout=0) for batch in SETS]
+        told: list[object] = [(report.loss, report.grad_norm, report.lr, report.stats) for report in reports]
+        moments = {name: moment.full_tensor().clone() for name, moment in learner._optimizer.moments().items()}
+        state = weights_of(learner) | moments | {"random": torch.rand(4)}
+        return [*told, learner._optimizer.steps], state, learner.score(SETS[0], rollout=0)
+
+    told, state, scores = trained(longest=24)
+    expected, wanted, plain = trained(longest=0)
+    assert told == expected
+    assert same(state, wanted)
+    np.testing.assert_array_equal(scores, plain)
 
 
 def held(learner: LearnerRank) -> list[Tensor]:

@@ -40,7 +40,7 @@ def test_weights_are_gathered_on_the_gpu_where_nccl_can_take_them(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert shards[0][1].to_local().device.type == "cpu"
-    assert [(name, weight.device.type, tuple(weight.shape)) for name, weight in gathered(shards)] == [
+    assert [(name, weight.device.type, tuple(weight.shape)) for name, weight in gathered(shards, "float32")] == [
         ("weight", "cuda", (4, 3))
     ]
 

@@ -122,7 +122,7 @@ def test_one_gpu_has_no_network(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_model_has_two_layers_of_the_configured_shape(rig: Rig) -> None:
-    from rlep.driver.plan_memory import read_shape
+    from rlep.driver.model_shape import read_shape
 
     assert read_shape(rig.model) == dataclasses.replace(read_shape(MODEL), layers=LAYERS)
 

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from ray.exceptions import RayActorError, RayTaskError
 
 import rlep.actors.learners as module
+from rlep.actors.learner_actor import Rank
 from rlep.actors.learners import Learners
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import LearnerConfig
-from rlep.core.errors import CheckpointError, LearnerLost
+from rlep.core.errors import CheckpointError, LearnerLost, OutOfMemory
 from rlep.engines.learner.options import LearnerOptions
 
 pytestmark = pytest.mark.asyncio
@@ -120,6 +122,49 @@ async def test_what_a_rank_says_by_itself_is_raised_at_once() -> None:
     refused = raises(CheckpointError("the disk is full"))
     with pytest.raises(CheckpointError, match="the disk is full"):
         await learners_of(refused, silent).save(Path("checkpoint"))
+
+
+async def test_a_lack_of_memory_is_raised_at_once_because_no_restart_changes_it() -> None:
+    rank = Rank(3)
+    rank.save = lambda _: torch.empty(2**60, dtype=torch.uint8)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(OutOfMemory) as lacking:
+        rank.call("save", Path("checkpoint"))
+    assert str(lacking.value).startswith("learner rank 3 has too little memory for save: ")
+    assert "1152921504606846976 bytes" in str(lacking.value)
+    with pytest.raises(OutOfMemory, match="learner rank 3"):
+        await learners_of(raises(lacking.value), silent).save(Path("checkpoint"))
+
+
+async def test_other_errors_of_a_rank_stay_what_they_are() -> None:
+    rank = Rank(3)
+    with pytest.raises(AttributeError):
+        rank.call("nothing")
+    rank.save = lambda _: torch.ones(2) @ torch.ones(3)  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(RuntimeError, match="size") as error:
+        rank.call("save", Path("checkpoint"))
+    assert not isinstance(error.value, OutOfMemory)
+
+
+@pytest.mark.parametrize(("longest", "begun"), [(0, ["start"]), (64, ["start", "rehearse"])])
+async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(longest: int, begun: list[str]) -> None:
+    asked: list[str] = []
+
+    async def answer() -> object:
+        return "tcp://nowhere:1"
+
+    def remote(method: str, *_: object) -> Awaitable[object]:
+        asked.append(method)
+        return answer()
+
+    async def place(*_: object, **__: object) -> Any:
+        node, ping = SimpleNamespace(remote=answer), SimpleNamespace(remote=alive)
+        return SimpleNamespace(run=SimpleNamespace(remote=remote), node=node, ping=ping)
+
+    cluster = SimpleNamespace(timeline=Timeline(), place=place, reserve=lambda *_: None)
+    options = LearnerOptions(longest_sequence=longest)
+    learners = Learners(cast(Any, cluster), LearnerConfig(ranks=2), Path("model"), options)
+    await learners.start()
+    assert asked == ["meeting_point", *(method for method in begun for _ in range(2))]
 
 
 INDEX = raises(IndexError("token id 99999 ≥ vocabulary 42\nmore"))

@@ -7,6 +7,7 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -99,6 +100,20 @@ def test_every_config_in_the_repository_parses(file: Path) -> None:
     load_config([file])
 
 
+@pytest.mark.parametrize("machine", sorted((CONFIGS / "machines").glob("*.toml")), ids=lambda file: file.name)
+def test_machines_are_layered_onto_methods_and_change_nothing_but_who_does_the_work(machine: Path) -> None:
+    for name in [*TRAINING, "collect", "evaluate"]:
+        layers = [CONFIGS / f"{name}.toml", machine]
+        if name == "dapo" and machine.name.startswith("2x"):
+            with pytest.raises(ConfigError, match="dynamic_sampling"):
+                load_config(layers)
+            continue
+        config, method = load_config(layers), preset(name)
+        if not config.rollout.max_staleness:
+            assert (config.rollout, config.loss) == (method.rollout, method.loss)
+        assert (config.update, config.reward, config.replay) == (method.update, method.reward, method.replay)
+
+
 @pytest.mark.parametrize("name", ["phase1", "phase2", "collect"])
 def test_the_quickstart_s_layers_parse(name: str) -> None:
     config = load_config([QUICKSTART / "base.toml", QUICKSTART / f"{name}.toml"])
@@ -107,6 +122,7 @@ def test_the_quickstart_s_layers_parse(name: str) -> None:
 
 
 def test_no_config_lies_anywhere_else() -> None:
-    known = {file.resolve() for file in chain(CONFIGS.glob("*.toml"), QUICKSTART.glob("*.toml"))}
+    places = (CONFIGS.glob("*.toml"), (CONFIGS / "machines").glob("*.toml"), QUICKSTART.glob("*.toml"))
+    known = {file.resolve() for file in chain(*places)}
     inside = chain((ROOT / "rlep").rglob("*.toml"), (ROOT / "deploy").rglob("*.toml"), CONFIGS.rglob("*.toml"))
     assert {file.resolve() for file in inside} == known

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
+from rlep.launch.before_start import memory_advice
 from rlep.launch.engine_options import learner_options
 from tests.unit.driver.driver_values import config_of
 
@@ -33,7 +36,9 @@ def test_a_warm_up_longer_than_the_run_leaves_no_room_for_a_decay() -> None:
         learner_options(config_of(update={"schedule": "cosine"}))
 
 
-@pytest.mark.parametrize("key", ["compile", "reshard_after_forward", "activation_checkpointing", "cpu_offload"])
+@pytest.mark.parametrize(
+    "key", ["compile", "reshard_after_forward", "unsharded_gradients", "activation_checkpointing", "cpu_offload"]
+)
 def test_each_memory_and_speed_switch_reaches_the_policy(key: str) -> None:
     for wanted in (True, False):
         options = learner_options(config_of(learner={key: wanted, "gpus": 1}))
@@ -47,3 +52,20 @@ def test_start_weights_are_kept_only_where_a_step_scores_after_its_first_update(
 ) -> None:
     options = learner_options(config_of(update={"stream": stream, "prompts": prompts}))  # 4 prompts a step
     assert options.keep_start_weights is kept
+
+
+@pytest.mark.parametrize(("gpus", "longest"), [(0, 0), (1, 4096)])
+def test_the_largest_update_is_rehearsed_on_gpus(gpus: int, longest: int) -> None:
+    config = parse_config(
+        {"learner": {"gpus": gpus}, "data": {"max_prompt_tokens": 1024}, "rollout": {"max_tokens": 3072}}
+    )
+    assert learner_options(config).longest_sequence == longest
+
+
+def test_a_lack_of_memory_comes_with_the_plan_and_the_settings_that_lower_it() -> None:
+    model = {"path": str(Path(__file__).parents[3] / "rlep" / "quickstart" / "model")}
+    advice = memory_advice(parse_config({"model": model, "learner": {"gpus": 1}}))
+    # 109,888 parameters: 12 and 4 bytes each
+    assert "weights and Adam 1.3 MiB, gradients 429.2 KiB" in advice
+    assert "--set learner.activation_checkpointing=true, --set learner.micro_batch_tokens=4096" in advice
+    assert "--set learner.ranks=2. `rlep plan --gpu-memory GIB`" in advice

@@ -1,0 +1,82 @@
+"""A model's shape, from its ``config.json`` alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlep.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder of the Llama and Qwen families: gated MLP, grouped-query attention."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tied: bool
+    """Output head and embedding are one matrix."""
+    attention_bias: bool
+    """The q, k and v projections have a bias."""
+    head_norms: bool = False
+    """Queries and keys are normalised per head (Qwen3)."""
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all."""
+        return self.embedding_parameters + self.layers * self.layer_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights outside the layers: embedding, output head and the last norm."""
+        return self.vocabulary * self.hidden * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = self.hidden * (2 * queries + 2 * keys) + (queries + 2 * keys) * self.attention_bias
+        norms = 2 * self.hidden + 2 * self.head_dim * self.head_norms
+        return attention + 3 * self.hidden * self.intermediate + norms
+
+    def kv_bytes(self, width: int) -> int:
+        """KV cache of one token in bytes, ``width`` bytes a value."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * width
+
+
+def read_shape(model: Path) -> ModelShape:
+    """The shape that ``config.json`` states. Raises ``ModelError`` naming what it lacks."""
+    path = model / "config.json"
+    try:
+        stated: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        stated = stated.get("text_config", stated)
+        kind, heads = str(stated.get("model_type", "")), int(stated["num_attention_heads"])
+        return ModelShape(
+            layers=int(stated["num_hidden_layers"]),
+            hidden=int(stated["hidden_size"]),
+            intermediate=int(stated["intermediate_size"]),
+            vocabulary=int(stated["vocab_size"]),
+            heads=heads,
+            kv_heads=int(stated.get("num_key_value_heads") or heads),
+            head_dim=int(stated.get("head_dim") or int(stated["hidden_size"]) // heads),
+            tied=bool(stated.get("tie_word_embeddings", False)),
+            attention_bias=bool(stated.get("attention_bias", kind == "qwen2")),
+            head_norms=kind == "qwen3",
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: the model's shape cannot be read: {error!r}") from None
+
+
+def width_of(dtype: str, gpus: float) -> int:
+    """Bytes of a value; ``auto`` is bfloat16 on GPU and float32 on CPU."""
+    if dtype == "auto":
+        return 2 if gpus else 4
+    return 4 if dtype == "float32" else 2

@@ -1,0 +1,135 @@
+"""The memory of one learner rank at its peak, term by term; ``benchmarks/memory.py`` holds it against measured peaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlep.config.schema import Config
+from rlep.driver.model_shape import ModelShape, width_of
+
+HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
+"""What the output head holds of its logits, by device (see ``engines/learner/head.py``)."""
+
+KEPT_KEYS, KEPT_BLOCK = 512, 32
+"""The accelerated attention keeps probabilities over so many keys, in blocks of so many rows (see ``engines/cpu/causal.py``)."""
+AttentionKernels = Literal["flash", "each", "accelerated"]
+"""torch's for packed half precision on GPUs; torch's, sequence by sequence; those of ``cluster.cpu_acceleration``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerPlan:
+    """Bytes of one rank in the largest update that the config allows."""
+
+    peak_bytes: int
+    """The sum of the six below."""
+    state_bytes: int
+    """Its share of float32 weights and two Adam moments, 12 bytes a parameter, and 4 for kept start-of-step weights."""
+    gradient_bytes: int
+    """Of earlier micro-batches: its share in float32, or all of it with ``learner.unsharded_gradients``."""
+    copy_bytes: int
+    """The gathered weights it computes with."""
+    reference_bytes: int
+    """Share and gathered weights of the base model that a KL needs; 0 without."""
+    activation_bytes: int
+    """Kept by autograd for the backward pass of one micro-batch, at the moment of the peak."""
+    work_bytes: int
+    """Logits, gradients that are not reduced yet, and buffers, at the moment of the peak."""
+    host_bytes: int
+    """Of these in host memory: all with ``gpus = 0``, the shares with ``cpu_offload``, else 0."""
+    asleep_bytes: int
+    """Host memory of the rank while it sleeps: its shares without gradients. Only ``colocated`` ranks sleep."""
+
+
+def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
+    """One rank's memory when it computes on full micro-batches, of which an update has three or more."""
+    learner = config.learner
+    width = width_of(learner.dtype, learner.gpus)
+    share = -(-4 * shape.parameters // learner.shards)
+    kept = share if config.update.stream and config.update.prompts < config.rollout.prompts else 0
+    gradients = 4 * shape.parameters if learner.unsharded_gradients else share
+    copy = gathered_bytes(config, shape, width)
+    reference_share = share if config.loss.kl_coef else 0
+    activations, work = _moment_of_peak(config, shape, width)
+    shares = 3 * share + kept + reference_share
+    offloaded = shares + (0 if learner.unsharded_gradients else gradients)  # what is not reduced yet stays on the GPU
+    on_host = (offloaded if learner.cpu_offload else 0) if learner.gpus else None
+    reference = reference_share + (copy if config.loss.kl_coef else 0)
+    peak = 3 * share + kept + gradients + copy + reference + activations + work
+    return LearnerPlan(
+        peak_bytes=peak,
+        state_bytes=3 * share + kept,
+        gradient_bytes=gradients,
+        copy_bytes=copy,
+        reference_bytes=reference,
+        activation_bytes=activations,
+        work_bytes=work,
+        host_bytes=peak if on_host is None else on_host,
+        asleep_bytes=shares,
+    )
+
+
+def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
+    """Weights of a model that are whole on a rank at once: all, or embeddings and two layers while one more is gathered."""
+    if not config.learner.reshard_after_forward:
+        return shape.parameters * width
+    layers = 1 if config.learner.shards == 1 else 3
+    return (shape.embedding_parameters + layers * shape.layer_parameters) * width
+
+
+def layer_activation_bytes(shape: ModelShape, width: int, kernels: AttentionKernels, longest: int) -> int:
+    """What autograd keeps of one layer for one token, in sequences of ``longest`` tokens.
+
+    Norms are computed in float32: each keeps its input and the normalised values, in half precision beside them a rounded
+    copy, and the output. Attention keeps queries, keys, values and its output; where it is computed sequence by sequence, keys
+    and values of every query head and the output a second time. The feed-forward network keeps four times its width.
+    The kernels of ``rlep/engines/cpu`` keep less of all three, but probabilities of up to 512 keys.
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    if kernels == "accelerated":
+        reached = min(longest, KEPT_KEYS)
+        probabilities = shape.heads * reached * (reached + KEPT_BLOCK) // (2 * longest)
+        head_norms = 2 * (queries + keys) * shape.head_norms
+        return (4 * shape.hidden + 2 * (queries + keys) + head_norms + 2 * shape.intermediate + probabilities) * width
+    norms = 2 * shape.hidden * (3 if width == 4 else 4)
+    head_norms = (queries + keys) * (2 if width == 4 else 3) * shape.head_norms
+    attention = 2 * (queries + keys) if kernels == "flash" else 5 * queries
+    return (norms + head_norms + attention + 4 * shape.intermediate) * width
+
+
+def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int, int]:
+    """(activations, work) at whichever moment needs most: head, last norm, last layer, or last reduction."""
+    learner, ranks = config.learner, config.learner.shards
+    device = "cuda" if learner.gpus else "cpu"
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    tokens = max(learner.micro_batch_tokens, longest)
+    layer = tokens * layer_activation_bytes(shape, width, _attention_kernels(config, width), longest)
+    if learner.activation_checkpointing:
+        kept, again = shape.layers * tokens * shape.hidden * width, layer
+    else:
+        kept, again = shape.layers * layer, 0
+    ends = (
+        tokens * (shape.hidden * (3 if width == 4 else 4) + 2 * shape.head_dim) * width
+    )  # last norm, predictors, rotations
+    matrix = shape.vocabulary * shape.hidden
+    logits = 4 * tokens * shape.vocabulary
+    probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
+    chunks = 3 * min(HEAD_CHUNK_BYTES[device], logits)
+    handed_on = 0 if width == 4 else width  # the head sums its weight's gradient in float32
+    head = (kept + ends, probabilities + chunks + matrix * (4 + handed_on))
+    norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32
+    weights = shape.layer_parameters
+    flowing = tokens * (2 * shape.intermediate + 2 * shape.hidden) * width
+    reduction = weights * (width + 4) + -(-4 * weights // ranks)
+    backward = (kept + again, probabilities + matrix * width + flowing + reduction)
+    root = shape.embedding_parameters
+    last = (0, probabilities + max(2 * matrix * width, root * (width + 4), 4 * root + -(-4 * root // ranks)))
+    return max((head, norm, backward, last), key=sum)
+
+
+def _attention_kernels(config: Config, width: int) -> AttentionKernels:
+    if config.learner.gpus:
+        return "flash" if width == 2 else "each"
+    accelerated = config.cluster.cpu_acceleration and width == 4 and not config.learner.compile
+    return "accelerated" if accelerated else "each"

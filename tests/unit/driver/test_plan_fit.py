@@ -1,0 +1,122 @@
+"""What fits and what does not, why, and what helps; the presets of machines with the models they are for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep.config.settings import load_config, parse_config
+from rlep.driver.model_shape import ModelShape, read_shape
+from rlep.driver.plan_fit import Fit, lowering_settings, plan_fit
+from rlep.driver.plan_learner import plan_learner
+from rlep.driver.plan_memory import GIB
+from rlep.driver.run_plan import Known, make_plan
+from tests.unit.driver.test_plan import MATH_7B, RLEP, ROOT
+
+QWEN: dict[str, dict[str, Any]] = {
+    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    | {"num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True},
+    "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
+    | {"num_key_value_heads": 4, "vocab_size": 152_064, "tie_word_embeddings": False},
+    "14B": {"hidden_size": 5120, "intermediate_size": 13_824, "num_hidden_layers": 48, "num_attention_heads": 40}
+    | {"num_key_value_heads": 8, "vocab_size": 152_064, "tie_word_embeddings": False},
+}
+"""As the ``config.json`` of Qwen2.5-Math-1.5B and -7B and Qwen2.5-14B has them."""
+
+
+def shape_of(size: str, directory: Path) -> ModelShape:
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2"} | QWEN[size]))
+    return read_shape(directory)
+
+
+def fit(overrides: list[str], shape: ModelShape = MATH_7B, gib: float = 80) -> Fit:
+    return plan_fit(load_config([RLEP], overrides), shape, gpu_bytes=int(gib * GIB), host_bytes=None)
+
+
+COLOCATED = ["cluster.placement=colocated"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "gib", "size"),
+    [
+        ("1x24gb", 24, "1.5B"),
+        ("1x80gb", 80, "1.5B"),
+        ("8x80gb", 80, "7B"),
+        ("2x8x80gb", 80, "7B"),
+        ("2x8x80gb", 80, "14B"),
+    ],
+)
+@pytest.mark.parametrize("method", ["rlep", "dapo-nodyn-bs64"])
+def test_the_presets_of_machines_fit_the_models_they_are_for(
+    machine: str, gib: int, size: str, method: str, tmp_path: Path
+) -> None:
+    layers = [ROOT / "configs" / f"{method}.toml", ROOT / "configs" / "machines" / f"{machine}.toml"]
+    found = plan_fit(load_config(layers), shape_of(size, tmp_path), gpu_bytes=gib * GIB, host_bytes=None)
+    assert found.fits, found.reason
+
+
+def test_the_eight_gpus_of_the_paper_s_preset_are_all_used_by_both_sides() -> None:
+    config = load_config([RLEP, ROOT / "configs" / "machines" / "8x80gb.toml"])
+    assert (config.generator.count, config.learner.ranks) == (8, 8)
+    plan = make_plan(config, Known(model=MATH_7B))
+    assert (plan.gpus, plan.fits) == (8, True)
+    assert plan.learner is not None
+    assert plan.learner.asleep_bytes == 11_423_424_768  # 12 bytes x parameters / 8 ranks
+
+
+def test_a_shared_gpu_needs_what_the_sleeping_side_keeps_as_well() -> None:
+    rank = plan_learner(load_config([RLEP]), MATH_7B).peak_bytes
+    alone, shared = fit([]), fit(COLOCATED)
+    assert alone.learner_bytes == rank + 2 * GIB
+    assert shared.learner_bytes == rank + 4 * GIB
+    assert alone.generator_bytes == 73_014_444_032  # 0.85 x 80 GiB
+    assert shared.generator_bytes == alone.generator_bytes + 2 * GIB
+
+
+@pytest.mark.parametrize("placement", [[], COLOCATED], ids=["split", "colocated"])
+def test_what_does_not_fit_says_why_and_what_helps(placement: list[str]) -> None:
+    eight = ["learner.ranks=8", "generator.count=8", *placement]
+    found = fit(eight, gib=40)
+    assert found.fits is False
+    assert "a learner rank needs " in found.reason
+    advice = found.reason.partition("; try ")[2].replace("--set ", "").split()
+    assert fit([*eight, *advice], gib=40).fits is True
+
+
+def test_unsharded_gradients_are_the_first_thing_to_go() -> None:
+    found = fit(["learner.unsharded_gradients=true", "learner.ranks=8", "loss.kl_coef=0.01"])
+    assert found.reason.endswith("; try --set learner.unsharded_gradients=false")
+
+
+def test_it_says_so_where_no_setting_helps() -> None:
+    found = fit(["learner.cpu_offload=true", "learner.reshard_after_forward=true"], gib=12)
+    assert found.fits is False
+    assert found.reason.endswith("; try more memory or a smaller model: no setting helps")
+
+
+def test_a_generator_beside_a_sleeping_rank_takes_less() -> None:
+    found = fit([*COLOCATED, "generator.memory_utilization=0.9"], gib=16)
+    assert found.fits is False
+    assert "the sleeping rank's 2.0 GiB included" in found.reason
+
+
+def test_a_model_that_leaves_no_room_for_the_cache_does_not_fit() -> None:
+    assert "leave no KV cache for one sequence" in fit(["generator.memory_utilization=0.1"]).reason
+
+
+@pytest.mark.parametrize(("host_gib", "fits"), [(None, None), (64, False), (512, True)])
+def test_on_cpus_the_host_s_memory_decides_where_it_is_known(host_gib: int | None, fits: bool | None) -> None:
+    host = None if host_gib is None else host_gib * GIB
+    assert plan_fit(parse_config({}), MATH_7B, gpu_bytes=GIB, host_bytes=host).fits is fits
+
+
+def test_settings_that_lower_the_peak_are_named_the_cheapest_first() -> None:
+    assert lowering_settings(load_config([RLEP])) == [
+        "--set learner.micro_batch_tokens=4096",
+        "--set learner.reshard_after_forward=true",
+        "--set learner.cpu_offload=true",
+        "--set learner.ranks=8",
+    ]
