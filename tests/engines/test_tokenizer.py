@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,18 @@ def tokenizer(model_dir: Path) -> Tokenizer:
 
 def copied(model_dir: Path, target: Path) -> Path:
     return Path(shutil.copytree(model_dir, target))
+
+
+def test_a_tokenizer_is_read_and_used_without_torch(model_dir: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom rlep.core.types import Message\n"
+        "from rlep.engines.tokenizer import load_tokenizer\n"
+        f"tokenizer = load_tokenizer(Path({str(model_dir)!r}))\n"
+        f"tokens = tokenizer.encode_prompt([Message('user', {QUESTION!r})])\n"
+        "print(tokenizer.decode(tokens))\nprint(sorted({'torch', 'vllm'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines() == [QUESTION, "[]"]
 
 
 def test_the_prompt_ends_where_the_answer_begins(tokenizer: Tokenizer) -> None:
