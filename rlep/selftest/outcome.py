@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal
@@ -14,7 +15,7 @@ import psutil
 from rlep.core.errors import RlepError
 
 END_S = 10.0
-"""How long processes that were told to end have for it."""
+"""How long a process that has answered, and what it started, have to end."""
 
 
 class CheckFailed(RlepError):
@@ -81,11 +82,14 @@ def call_all_apart(function: Callable[..., Any], calls: list[tuple[Any, ...]], *
     for process, (_, sender) in zip(processes, pipes, strict=True):
         process.start()
         sender.close()  # only the process has it now: its end is seen here
+    grace_s = 0.0
     try:
-        return [_result(receiver, function, ends, deadline_s) for receiver, _ in pipes]
+        answers = [_result(receiver, function, ends, deadline_s) for receiver, _ in pipes]
+        grace_s = END_S
+        return answers
     finally:
         for process in processes:
-            _end(process)
+            _end(process, grace_s)
 
 
 def _result(receiver: Connection, function: Callable[..., Any], ends: float, deadline_s: float) -> Any:
@@ -111,15 +115,17 @@ def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, .
         sender.send((None, CheckFailed(f"{type(error).__name__}: {first}")))
 
 
-def _end(process: multiprocessing.process.BaseProcess) -> None:
-    """Of a process and all that it started."""
+def _end(process: multiprocessing.process.BaseProcess, grace_s: float) -> None:
+    """Of a process and all that it started, which have ``grace_s`` to end by themselves."""
     try:
-        found = psutil.Process(process.pid)
-        family = [found, *found.children(recursive=True)]
+        started = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
-        family = []
-    process.join(END_S if process.exitcode is None and not family else 0.0)
-    for member in family:
-        if member.is_running():
+        started = []
+    process.join(grace_s)
+    if process.is_alive():
+        process.kill()
+        process.join(END_S)
+    _, left = psutil.wait_procs(started, timeout=grace_s)
+    for member in left:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-    process.join(END_S)
