@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -106,6 +108,7 @@ def _result(receiver: Connection, function: Callable[..., Any], ends: float, dea
 
 
 def _answer(sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # vLLM writes its messages there
     try:
         sender.send((function(*args), None))
     except (CheckFailed, CheckSkipped) as error:

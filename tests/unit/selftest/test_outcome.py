@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,16 @@ def hangs(file: Path) -> str:
 )
 def test_every_end_of_a_check_is_an_outcome(run: partial[str], status: str, detail: str, remedy: str) -> None:
     assert Check("part", run, "do this", 120.0).outcome() == Outcome("part", status, detail, remedy)  # type: ignore[arg-type]
+
+
+def talks() -> str:
+    sys.stdout.write("a message\n")
+    return "done"
+
+
+def test_what_a_check_prints_does_not_reach_the_results(capfd: pytest.CaptureFixture[str]) -> None:
+    assert Check("part", talks, "", 120.0).outcome().detail == "done"
+    assert capfd.readouterr() == ("", "a message\n")
 
 
 def test_a_check_that_hangs_fails_at_its_deadline_and_is_ended(tmp_path: Path) -> None:
