@@ -9,7 +9,7 @@ PYTEST := $(RUN) -m pytest -q
 SPHINX := $(RUN) -m sphinx -q -aE -W --keep-going -b html -d build/doctrees docs build/docs
 # Two workers share each suite. Files that start Ray, vLLM or whole runs keep to one worker each, the longest first.
 CHEAP := tests/unit tests/contract tests/services
-HEAVY := tests/e2e tests/cluster tests/engines
+HEAVY := tests/e2e tests/cluster tests/engines/test_families.py tests/engines
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 20
