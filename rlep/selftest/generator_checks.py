@@ -20,6 +20,7 @@ from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.setup import STOCK
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import WeightUpdate
+from rlep.selftest.learner_checks import make_rank
 from rlep.selftest.outcome import CheckFailed, CheckSkipped
 from rlep.selftest.synthetic import Rig, halves, scored
 
@@ -63,14 +64,12 @@ def weights(rig: Rig, learner: type[LearnerRank] = LearnerRank, sampler: type[Sa
 
 
 async def _weights(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> str:
-    options, transfer = rig.learner(), rig.sampler().transfer
+    transfer = rig.sampler().transfer
     async with _started(rig, kind) as sampler:
         if transfer == "nccl":
             os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-        kernels = acceleration().kernels if options.cpu_acceleration else None
-        place = f"file://{rig.scratch}/meeting-weights"
         batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
-        with closing(learner(rig.model, options, rank=0, world_size=1, meeting_point=place, kernels=kernels)) as made:
+        with closing(make_rank(rig, learner, "weights")) as made:
             made.update(scored(batch, made.score(batch)), rollout=0)
             update, seconds, difference = await _sent(rig, made, sampler, halves(batch))
         size = sum(spec.nbytes for spec in update.layout)

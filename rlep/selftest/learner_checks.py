@@ -18,7 +18,6 @@ from rlep.core.types import Float32Array, SequenceBatch
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
-from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.rank import LearnerRank
 from rlep.selftest.outcome import CheckFailed, CheckSkipped, call_all_apart
@@ -50,7 +49,7 @@ def attention(rig: Rig, attend: Callable[..., tuple[Tensor, None]] = packed_atte
     found = attend(nn.Module(), *rounded, None, layout=layout, scaling=width**-0.5)[0]
     wanted = _each_alone(exact)
     slope = torch.randn_like(wanted)
-    found.float().backward(slope) if dtype == torch.float32 else found.backward(slope.to(dtype))
+    found.backward(slope.to(dtype))
     wanted.backward(slope)
     pairs = {"output": (found.detach(), wanted.detach())}
     for name, ours, true in zip(("query", "key", "value"), rounded, exact, strict=True):
@@ -90,16 +89,9 @@ def gradients(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
 
 
 def _on_ranks(rig: Rig, learner: type[LearnerRank], ranks: int, options: LearnerOptions, lengths: list[int]) -> float:
-    place = f"file://{rig.scratch}/meeting-{ranks}-{options.micro_batch_tokens}"
-    calls = [
-        (
-            partial(
-                learner, rig.model, options, rank=rank, world_size=ranks, meeting_point=place, kernels=_kernels(options)
-            ),
-            rig.batch(lengths),
-        )
-        for rank in range(ranks)
-    ]
+    name = f"{ranks}-{options.micro_batch_tokens}"
+    make = partial(make_rank, rig, learner, name, options=options, ranks=ranks)
+    calls = [(partial(make, rank=rank), rig.batch(lengths)) for rank in range(ranks)]
     found: float = call_all_apart(updated_norm, calls, deadline_s=MAKING_S)[0]
     return found
 
@@ -113,7 +105,7 @@ def updated_norm(make: Callable[[], LearnerRank], batch: SequenceBatch) -> float
 def state(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     """Sleep and wake, save and load: log-probs afterwards are the same to the bit."""
     batch = rig.batch(LENGTHS)
-    with closing(_alone(rig, learner, "state")) as made:
+    with closing(make_rank(rig, learner, "state")) as made:
         made.update(scored(batch, made.score(batch)), rollout=0)
         before = made.score(batch)
         made.sleep()
@@ -121,7 +113,7 @@ def state(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
         _same(before, made.score(batch), "sleep and wake")
         made.save(rig.scratch / "checkpoint")
         made.written(MAKING_S)
-    with closing(_alone(rig, learner, "state-again")) as again:
+    with closing(make_rank(rig, learner, "state-again")) as again:
         again.load(rig.scratch / "checkpoint")
         _same(before, again.score(batch), "save and load")
     return f"{len(before)} log-probs equal to the bit after sleep and wake, and after save and load"
@@ -140,7 +132,7 @@ def longest_rows(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     rows = max(1, options.micro_batch_tokens // rig.context)
     batch = rig.batch([rig.context] * (2 * rows))
     try:
-        with closing(_alone(rig, learner, "longest")) as made:
+        with closing(make_rank(rig, learner, "longest")) as made:
             batch = scored(batch, made.score(batch))
             reports = [made.update(batch, rollout=rollout) for rollout in range(2)]
     except torch.OutOfMemoryError as error:
@@ -157,9 +149,8 @@ def network(rig: Rig, reduce: Callable[[Tensor], object] = dist.all_reduce) -> s
     if rig.cuda and torch.cuda.device_count() < 2:
         raise CheckSkipped("there is one GPU")
     place = f"file://{rig.scratch}/meeting-network"
-    seconds = call_all_apart(reduced, [(rig.learner(), rank, place, reduce) for rank in range(2)], deadline_s=MAKING_S)[
-        0
-    ]
+    calls = [(rig.learner(), rank, place, reduce) for rank in range(2)]
+    seconds = call_all_apart(reduced, calls, deadline_s=MAKING_S)[0]
     return f"two ranks reduce {NETWORK_BYTES / 2**30 / seconds:.2f} GiB/s by {'NCCL' if rig.cuda else 'gloo'}"
 
 
@@ -180,11 +171,17 @@ def reduced(options: LearnerOptions, rank: int, place: str, reduce: Callable[[Te
     return min(seconds)
 
 
-def _alone(rig: Rig, learner: type[LearnerRank], name: str) -> LearnerRank:
-    options = rig.learner()
-    make = partial(learner, rig.model, options, rank=0, world_size=1, kernels=_kernels(options))
-    return make(meeting_point=f"file://{rig.scratch}/meeting-{name}")
-
-
-def _kernels(options: LearnerOptions) -> Kernels | None:
-    return acceleration().kernels if options.cpu_acceleration else None
+def make_rank(
+    rig: Rig,
+    learner: type[LearnerRank],
+    name: str,
+    *,
+    options: LearnerOptions | None = None,
+    rank: int = 0,
+    ranks: int = 1,
+) -> LearnerRank:
+    """One rank with the rig's options or others; ``name`` is of the group that it joins."""
+    options = options or rig.learner()
+    kernels = acceleration().kernels if options.cpu_acceleration else None
+    place = f"file://{rig.scratch}/meeting-{name}"
+    return learner(rig.model, options, rank=rank, world_size=ranks, meeting_point=place, kernels=kernels)

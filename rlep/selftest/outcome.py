@@ -53,27 +53,21 @@ class Check:
     def outcome(self) -> Outcome:
         """Run it in a process of its own; whatever it raises is a failure."""
         try:
-            return Outcome(self.name, "ok", str(call_apart(self.run, deadline_s=self.deadline_s)))
+            return Outcome(self.name, "ok", str(call_all_apart(self.run, [()], deadline_s=self.deadline_s)[0]))
         except CheckSkipped as error:
             return Outcome(self.name, "skipped", str(error))
         except CheckFailed as error:
             return Outcome(self.name, "failed", str(error), self.remedy)
 
 
-def call_apart(function: Callable[..., Any], *args: object, deadline_s: float) -> Any:
-    """``function(*args)`` in a new process, which ends with everything it started.
-
-    Raises:
-        CheckFailed: it raised an error, ended without an answer, or took longer than ``deadline_s``.
-        CheckSkipped: it did.
-    """
-    return call_all_apart(function, [args], deadline_s=deadline_s)[0]
-
-
 def call_all_apart(function: Callable[..., Any], calls: list[tuple[Any, ...]], *, deadline_s: float) -> list[Any]:
     """``function`` once for each of ``calls``, all at the same time, each in a new process; their answers in order.
 
-    Raises as ``call_apart``; the first failure ends all.
+    The processes end with everything they started, and the first failure ends all.
+
+    Raises:
+        CheckFailed: one raised an error, ended without an answer, or took longer than ``deadline_s``.
+        CheckSkipped: one did.
     """
     context, ends = multiprocessing.get_context("spawn"), time.monotonic() + deadline_s
     pipes = [context.Pipe(duplex=False) for _ in calls]

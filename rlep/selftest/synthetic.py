@@ -71,10 +71,9 @@ class Rig:
         )
         return replace(learner_options(plain), **({"replicas": 1} | changes))
 
-    def sampler(self, **changes: Any) -> SamplerOptions:
-        """The configured generator's options, one worker and a share of the GPU, and with these changes."""
-        options = replace(sampler_options(self.config), tensor_parallel=1, gpu_memory_utilization=SHARE)
-        return replace(options, **changes)
+    def sampler(self) -> SamplerOptions:
+        """The configured generator's options, one worker and a share of the GPU."""
+        return replace(sampler_options(self.config), tensor_parallel=1, gpu_memory_utilization=SHARE)
 
     def batch(self, lengths: Sequence[int], seed: int = 0) -> SequenceBatch:
         """Random sequences of these lengths, a third of each its prompt, groups of two with advantages 1 and -1."""

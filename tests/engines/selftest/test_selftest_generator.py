@@ -5,31 +5,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Sequence
-from pathlib import Path
 
 import pytest
 
-from rlep.config.settings import load_config
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.weight_update import WeightUpdate
 from rlep.selftest.generator_checks import generator, weights
 from rlep.selftest.outcome import CheckFailed
-from rlep.selftest.synthetic import Rig, build_model
-from tests.small import BASE
+from rlep.selftest.synthetic import Rig
 
 pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.timeout(600)]
-MODEL = Path("rlep/quickstart/model").absolute()
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    """The quickstart's configuration and shape."""
-    build_model(MODEL, tmp_path / "model")
-    places = [tmp_path / name for name in ("scratch", "shared")]
-    for place in places:
-        place.mkdir()
-    return Rig(load_config([BASE], [f'model.path="{MODEL}"']), tmp_path / "model", *places)
 
 
 class Unseeded(Sampler):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.attention import packed_attention
@@ -20,20 +19,7 @@ from rlep.engines.learner.update_report import UpdateReport
 from rlep.selftest.learner_checks import attention, gradients, longest_rows, network, state
 from rlep.selftest.outcome import CheckFailed, CheckSkipped
 from rlep.selftest.synthetic import LAYERS, Rig, build_model
-from tests.small import BASE
-
-MODEL = Path("rlep/quickstart/model").absolute()
-
-
-@pytest.fixture
-def rig(tmp_path: Path) -> Rig:
-    """The quickstart's configuration and shape."""
-    build_model(MODEL, tmp_path / "model")
-    places = [tmp_path / name for name in ("scratch", "shared")]
-    for place in places:
-        place.mkdir()
-    config = load_config([BASE], [f'model.path="{MODEL}"'])
-    return Rig(config, tmp_path / "model", *places)
+from tests.engines.selftest.conftest import MODEL
 
 
 def louder(*given: Any, **settings: Any) -> tuple[Tensor, None]:
