@@ -197,9 +197,9 @@ class LearnerRank:
             UpdateError: updates that were applied changed no weight.
             WeightSyncError: the weights cannot be written.
         """
-        self._change.check(self._shards, version)
+        masters = self._change.check(self._shards, version)
         dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
-        sums = weight_checksums(self._shards, dtype)
+        sums = masters if dtype == "float32" else weight_checksums(self._shards, dtype)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
         return None if source is None else weight_update(self._shards, source, version, checks, dtype, checksums=sums)
 

@@ -81,8 +81,8 @@ class ChangeCheck:
         """Other weights were loaded."""
         self._published, self._stepped = (), False
 
-    def check(self, shards: Sequence[tuple[str, DTensor]], version: int) -> None:
-        """Before ``version`` is published; collective.
+    def check(self, shards: Sequence[tuple[str, DTensor]], version: int) -> tuple[int, ...]:
+        """Before ``version`` is published; collective. Returns the checksums of the master weights.
 
         The master weights count, not what is published of them: a small step may change no bfloat16 weight.
 
@@ -96,6 +96,7 @@ class ChangeCheck:
                 "update.lr is too small for float32, or the optimizer does not step the weights that are published"
             )
         self._published, self._stepped = present, False
+        return present
 
 
 def weight_update(
