@@ -227,28 +227,39 @@ class Control:
             await self._actor.call("answer", identity, answer, deadline_s=60)
 
 
-async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunStatus:
-    """Let a run on a connected cluster do something; its status afterwards, or the reason why not.
+class RunClient:
+    """Another process's end: a run on a connected cluster, asked for its status or for a change."""
 
-    Raises ``ConfigError`` where no such run is in progress, ``DeadlineExceeded`` where its driver does not answer,
-    ``ActorLost`` where the run ended meanwhile.
-    """
-    run = cluster.namespace.removeprefix("rlep-")
-    try:
-        handle = ray.get_actor(ACTOR_NAME, namespace=cluster.namespace)
-    except ValueError:
-        going = sorted(
-            found["namespace"].removeprefix("rlep-")
-            for found in ray.util.list_named_actors(all_namespaces=True)
-            if found["name"] == ACTOR_NAME
-        )
-        raise ConfigError(f"no run {run} is in progress on this cluster; there: {', '.join(going) or 'none'}") from None
-    try:
-        status: RunStatus = await call(handle.ask.remote(uuid.uuid4().hex, command), f"run {run}", deadline_s)
-    except DeadlineExceeded:
-        raise DeadlineExceeded(
-            f"the driver of {run} has not answered {command} within {deadline_s:.0f} s; repeating it does no harm"
-        ) from None
-    except RayError as error:
-        raise ActorLost(f"run {run}: {type(error).__name__}: {error}") from None
-    return status
+    def __init__(self, cluster: Cluster) -> None:
+        """Look the run up once: where the cluster has ended, Ray looks for a minute and then ends this process.
+
+        Raises ``ConfigError`` where no such run is in progress.
+        """
+        self._run = cluster.namespace.removeprefix("rlep-")
+        try:
+            self._control = ray.get_actor(ACTOR_NAME, namespace=cluster.namespace)
+        except ValueError:
+            going = sorted(
+                found["namespace"].removeprefix("rlep-")
+                for found in ray.util.list_named_actors(all_namespaces=True)
+                if found["name"] == ACTOR_NAME
+            )
+            there = ", ".join(going) or "none"
+            raise ConfigError(f"no run {self._run} is in progress on this cluster; there: {there}") from None
+
+    async def ask(self, command: Command, *, deadline_s: float) -> RunStatus:
+        """Let the run do something; its status afterwards, or the reason why not.
+
+        Raises ``DeadlineExceeded`` where its driver does not answer, ``ActorLost`` where the run ended meanwhile.
+        """
+        asked = self._control.ask.remote(uuid.uuid4().hex, command)
+        try:
+            status: RunStatus = await call(asked, f"run {self._run}", deadline_s)
+        except DeadlineExceeded:
+            raise DeadlineExceeded(
+                f"the driver of {self._run} has not answered {command} within {deadline_s:.0f} s; "
+                "repeating it does no harm"
+            ) from None
+        except RayError as error:
+            raise ActorLost(f"run {self._run}: {type(error).__name__}: {error}") from None
+        return status

@@ -24,7 +24,7 @@ from rlep.metrics.spans import busy_shares
 
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
-    from rlep.actors.control import Command, RunStatus
+    from rlep.actors.control import Command, RunClient, RunStatus
 
 LOOK_S = 20.0
 """Deadline of a driver's status."""
@@ -86,22 +86,24 @@ def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) ->
 async def _asked(cluster: Cluster, command: Command) -> RunStatus:
     await asyncio.to_thread(cluster.connect)
     try:
-        return await _answer(cluster, command)
+        from rlep.actors.control import RunClient
+
+        return await _answer(RunClient(cluster), command)
     finally:
         await asyncio.to_thread(cluster.close)
 
 
-async def _answer(cluster: Cluster, command: Command) -> RunStatus:
+async def _answer(run: RunClient, command: Command) -> RunStatus:
     """The status; meanwhile reports on actors that wait for resources on the cluster."""
-    from rlep.actors.control import Look, ask
+    from rlep.actors.control import Look
 
     if isinstance(command, Look):
-        return await ask(cluster, command, deadline_s=LOOK_S)
-    doing = asyncio.create_task(ask(cluster, command, deadline_s=CHANGE_S))
+        return await run.ask(command, deadline_s=LOOK_S)
+    doing = asyncio.create_task(run.ask(command, deadline_s=CHANGE_S))
     shown = ""
     try:
         while not (await asyncio.wait({doing}, timeout=NEWS_S))[0]:
-            status = await ask(cluster, Look(), deadline_s=LOOK_S)
+            status = await run.ask(Look(), deadline_s=LOOK_S)
             moving = [
                 f"{actor.name} is {actor.state}" + (f": {actor.error}" if actor.state == "placing" else "")
                 for role in status.roles

@@ -20,7 +20,7 @@ from rlep.actors.contact import read_contact
 from rlep.cli.live import LOOK_S, run_cluster
 from rlep.cli.status import actor_rows, backlog, errors, heading, last_step, phases
 from rlep.cli.tables import WIDEST, table_of
-from rlep.core.errors import ConfigError, RlepError
+from rlep.core.errors import ActorLost, ConfigError, RlepError
 
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
@@ -46,7 +46,7 @@ def frame(status: RunStatus) -> Group:
 
 async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
     """The last line: why it is over, or nothing where one frame was asked for."""
-    from rlep.actors.control import Look, ask
+    from rlep.actors.control import Look, RunClient
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -54,7 +54,8 @@ async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
     try:
         console = Console(highlight=False)
         if not console.is_terminal:
-            Console(highlight=False, width=WIDEST).print(frame(await ask(cluster, Look(), deadline_s=LOOK_S)))
+            status = await RunClient(cluster).ask(Look(), deadline_s=LOOK_S)
+            Console(highlight=False, width=WIDEST).print(frame(status))
             return ""
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
@@ -66,15 +67,16 @@ async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
 
 async def _live(cluster: Cluster, run: str, console: Console, every_s: float, stop: asyncio.Event) -> str:
     """Show a frame every so often; one look at a time, each with a deadline."""
-    from rlep.actors.control import Look, ask
+    from rlep.actors.control import Look, RunClient
 
     stopped = asyncio.create_task(stop.wait())
     known = read_contact(Path(run))
+    client = RunClient(cluster)
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             seen = False
             while True:
-                looking = asyncio.create_task(ask(cluster, Look(), deadline_s=LOOK_S))
+                looking = asyncio.create_task(client.ask(Look(), deadline_s=LOOK_S))
                 await asyncio.wait({looking, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if stopped.done():
                     looking.cancel()
@@ -84,9 +86,14 @@ async def _live(cluster: Cluster, run: str, console: Console, every_s: float, st
                 except RlepError as error:
                     if known is not None and read_contact(Path(run)) != known:
                         return f"{run} has ended"
-                    if seen and isinstance(error, ConfigError):  # a run given by name: its mailbox has ended
+                    if not (seen and isinstance(error, ActorLost)):
+                        raise
+                    seen = False
+                    try:
+                        client = RunClient(cluster)  # its driver may have started that actor again
+                    except ConfigError:
                         return f"{run} has ended"
-                    raise
+                    continue
                 seen = True
                 live.update(frame(status), refresh=True)
                 await asyncio.wait({stopped}, timeout=every_s)

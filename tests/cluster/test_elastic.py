@@ -16,7 +16,7 @@ import pytest_asyncio
 import ray
 
 from rlep.actors.cluster import Cluster
-from rlep.actors.control import Command, Drain, Look, RunStatus, Scale, ask
+from rlep.actors.control import Command, Drain, Look, RunClient, RunStatus, Scale
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.replicas import ActorStatus
 from rlep.actors.verifiers import VerifierPool
@@ -44,7 +44,7 @@ class ElasticRun:
 
     async def do(self, command: Command) -> RunStatus:
         """As another process would ask for it."""
-        return await ask(self.cluster, command, deadline_s=DEADLINE_S)
+        return await RunClient(self.cluster).ask(command, deadline_s=DEADLINE_S)
 
     async def until(self, role: str, holds: Callable[[list[ActorStatus]], bool]) -> None:
         """Wait until the actors of a role are in some state."""

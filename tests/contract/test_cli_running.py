@@ -11,13 +11,10 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
-from rlep.actors import control as actors_control
-from rlep.actors.cluster import Cluster
 from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
-from rlep.actors.control import Command, Look, RunStatus, Scale
+from rlep.actors.control import Command, Look, RunClient, RunStatus, Scale
 from rlep.actors.jobs import submit_job
 from rlep.cli import app, live
-from rlep.config.roles import ClusterConfig
 from rlep.core.errors import ActorLost, ConfigError
 
 COMMANDS = [["status"], ["top"], ["scale", "generators", "2", "--run"], ["drain", "generator-0", "--run"]]
@@ -108,20 +105,23 @@ def test_a_contact_is_read_back_by_its_owner_alone_until_it_is_removed(tmp_path:
 async def test_a_run_that_ends_under_a_command_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     unheard: list[dict[str, object]] = []
 
-    async def ask(cluster: Cluster, command: Command, *, deadline_s: float) -> RunStatus:
-        if isinstance(command, Look):
-            raise ConfigError("no run is going on")
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:  # its answer has come already
-            raise ActorLost("the run ended meanwhile") from None
-        raise AssertionError
+    class Ending(RunClient):
+        def __init__(self) -> None:
+            pass
 
-    monkeypatch.setattr(actors_control, "ask", ask)
+        async def ask(self, command: Command, *, deadline_s: float) -> RunStatus:
+            if isinstance(command, Look):
+                raise ConfigError("no run is going on")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:  # its answer has come already
+                raise ActorLost("the run ended meanwhile") from None
+            raise AssertionError
+
     monkeypatch.setattr(live, "NEWS_S", 0.0)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     try:
-        await live._answer(Cluster(ClusterConfig(), "ending"), Scale("generators", 3, 60.0))
+        await live._answer(Ending(), Scale("generators", 3, 60.0))
     except ConfigError as error:  # pytest.raises would hold the task, whose end is looked at
         said = str(error)
     for _ in range(3):  # rounds of the loop in which a command that was left alone ends
