@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.engines.cpu import acceleration
+from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.weight_sender import weight_update, write_weights
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
@@ -94,6 +95,7 @@ async def measured(
 ) -> list[tuple[float, float, float]]:
     """Seconds of a copy, a weight update and its load, by rounds."""
     copies = [torch.zeros_like(shard.to_local()) for _, shard in shards]
+    weights = FullWeights(shards)
     sampler, rounds = Sampler(home, OPTIONS, PARTS), []
     await sampler.start(START_S)
     try:
@@ -102,10 +104,10 @@ async def measured(
             for copy, (_, shard) in zip(copies, shards, strict=True):
                 copy.copy_(shard.to_local())
             copied = time.perf_counter()
-            shared = write_weights(shards, writer, version, "float32")
+            shared = write_weights(weights, writer, version, "float32")
             assert shared is not None
             published = time.perf_counter()
-            await sampler.load_weights(weight_update(shards, shared, version, (), "float32", checksums=()))
+            await sampler.load_weights(weight_update(weights, shared, version, (), "float32", checksums=()))
             rounds.append((copied - begun, published - copied, time.perf_counter() - published))
     finally:
         await sampler.close()

@@ -166,6 +166,13 @@ class LearnerConfig(ActorConfig):
     """Keep parameters and optimizer state in host memory."""
     compile: bool = False
     """``torch.compile`` each layer; the first updates take minutes."""
+    lora_rank: Count = 0
+    """Train low-rank adapters (LoRA) of this rank on frozen weights, which need no gradients or Adam moments; 0 trains all
+    weights. ``update.lr`` is then better ten times as high."""
+    lora_alpha: float = Field(32.0, gt=0)
+    """An adapter's product is scaled by ``lora_alpha / lora_rank``."""
+    lora_targets: tuple[str, ...] = Field(("all-linear",), min_length=1)
+    """Names of the linear layers that get adapters, e.g. ``["q_proj", "v_proj"]``; ``all-linear``: each but the output head."""
     threads: Count = 0
     """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
     collective_timeout_s: Seconds = 300

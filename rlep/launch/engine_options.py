@@ -8,7 +8,7 @@ from rlep.actors.weight_sync import GroupOptions
 from rlep.algorithms.objective import LossOptions
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.learner.options import LearnerOptions, LoraOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.sampler.setup import SamplerOptions
 
 PROBES = 4
@@ -92,6 +92,9 @@ def learner_options(config: Config) -> LearnerOptions:
             unsharded_gradients=role.unsharded_gradients,
             cpu_offload=role.cpu_offload,
             compile=role.compile,
+            lora=LoraOptions(role.lora_rank, role.lora_alpha, role.lora_targets, config.run.seed)
+            if role.lora_rank
+            else None,
         ),
         optimizer=OptimizerOptions(
             lr=update.lr,

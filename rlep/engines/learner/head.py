@@ -84,7 +84,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, targets, normalisers, entropies, kept = ctx.saved_tensors
         upstream = (torch.zeros_like(normalisers) if grads[0] is None else grads[0]).unsqueeze(1)  # [R, 1]
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         chunk, product = _chunk_rows(weight), ctx.product
 
         def log_probs(rows: slice) -> Tensor:  # fp32 [C, V]
@@ -108,10 +108,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_logits = probs.mul_(factor).neg_().scatter_add_(1, at, upstream[rows])
             grad_logits = grad_logits.to(hidden.dtype)
             grad_hidden[rows] = product(grad_logits, weight.t()) * scale
-            _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
+            if grad_weight is not None:
+                _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
         if grads[1] is None and ctx.memory is not None:
             _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,34 @@ from typing import Literal
 from rlep.algorithms.objective import LossOptions
 from rlep.core.errors import ConfigError
 
+WeightDtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """Which layers get low-rank adapters, and how large."""
+
+    rank: int
+    """Rows of A and columns of B; at least 1."""
+    alpha: float
+    """The product is scaled by ``alpha / rank``."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of linear layers, e.g. ``q_proj``; ``all-linear`` is each but the output head."""
+    seed: int = 0
+    """Of the adapters' first values."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / self.rank
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """How the model is sharded and computed."""
 
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the computation; master weights and gradient reduction are always float32."""
+    """Of the computation; trained weights and gradient reduction are always float32."""
     reshard_after_forward: bool = False
     """Free each layer's gathered weights between forward and backward: less memory, one more all-gather."""
     unsharded_gradients: bool = False
@@ -28,6 +49,8 @@ class PolicyOptions:
     """Keep shards, gradients and optimizer state in host memory."""
     compile: bool = False
     """``torch.compile`` each layer."""
+    lora: LoraOptions | None = None
+    """Train adapters on frozen weights, which are then held in ``dtype``; None trains all weights."""
 
 
 @dataclass(frozen=True, slots=True)

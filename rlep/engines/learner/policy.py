@@ -20,6 +20,7 @@ from rlep.engines.learner.attention import PACKED_ATTENTION
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.learner.head import Product, token_logprobs
 from rlep.engines.learner.kernels import Kernels
+from rlep.engines.learner.lora import A, B, add_adapters, initialise
 from rlep.engines.learner.options import PolicyOptions
 from rlep.engines.learner.packed_row import PackedRow
 from rlep.engines.torch_private import parameters_on_meta
@@ -53,7 +54,7 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kern
     Each rank reads only its own part of the weights.
 
     Dropout is off: log-probs must be those of the generator. ``kernels`` are taken where they can be: for float32 that is
-    not compiled.
+    not compiled and has no adapters.
 
     Raises:
         ModelError: the directory holds no causal LM, lacks weights, or the architecture needs what is not computed here.
@@ -65,8 +66,10 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kern
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)
+    if options.lora is not None:
+        add_adapters(model, options.lora, getattr(torch, options.dtype))
     product: Product = linear
-    if kernels is not None and options.dtype == "float32" and not options.compile:
+    if kernels is not None and options.dtype == "float32" and not options.compile and options.lora is None:
         kernels.patch_model(model)
         product = kernels.product
     device = current_device(mesh.device_type)
@@ -74,6 +77,8 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kern
     _shard(policy, options, mesh)
     _materialise(policy, torch.device("cpu") if options.cpu_offload else device, device)
     read_weights(policy, directory)
+    if options.lora is not None:
+        initialise(tuple(named_shards(policy)), options.lora.seed)
     return policy
 
 
@@ -99,7 +104,7 @@ def read_weights(policy: Policy, directory: Path) -> None:
     Raises:
         ModelError: a weight is missing or has another shape, or a file cannot be read.
     """
-    missing = dict(named_shards(policy))
+    missing = {name: shard for name, shard in named_shards(policy) if not name.endswith((A, B))}
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -22,23 +23,23 @@ from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
+from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.largest_update import largest_update
+from rlep.engines.learner.lora import adapters_of, base_model, write_adapter
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
-from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.learner.options import LearnerOptions, WeightDtype
 from rlep.engines.learner.packed_row import PackedRow, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
 from rlep.engines.learner.start_weights import StartWeights
-from rlep.engines.learner.trainer_state import Position, full_weights, read_trainer, write_model, write_trainer
+from rlep.engines.learner.trainer_state import Position, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
 from rlep.engines.learner.weight_sender import (
     ChangeCheck,
-    WeightDtype,
     WeightSender,
     scored_probes,
     send_weights,
-    weight_checksums,
     weight_update,
     write_weights,
 )
@@ -90,10 +91,15 @@ class LearnerRank:
         mesh = rank_mesh(options, self._world)
         build = partial(build_policy, options=options.policy, mesh=mesh, kernels=kernels)
         self._policy = build(self._source)
-        self._reference = None if options.reference is None else build(options.reference)
-        self._shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
-        self._optimizer = ShardedAdamW(self._shards, options.optimizer)
-        self._start, self._offloaded, self._change = StartWeights(self._shards), OffloadedState(), ChangeCheck()
+        lora = options.policy.lora
+        # With adapters the reference policy is the policy without them.
+        self._reference = None if options.reference is None or lora is not None else build(options.reference)
+        shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
+        self._trained = tuple((name, shard) for name, shard in shards if shard.requires_grad)
+        served = shards if lora is None else [shard for shard in shards if not shard[1].requires_grad]
+        self._weights = FullWeights(served, None if lora is None else adapters_of(self._trained, lora))
+        self._optimizer = ShardedAdamW(self._trained, options.optimizer)
+        self._start, self._offloaded, self._change = StartWeights(self._trained), OffloadedState(), ChangeCheck()
         self._updates = 0
         self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
         self._device = current_device(options.device)
@@ -148,13 +154,21 @@ class LearnerRank:
 
         def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
             with torch.no_grad():
-                reference = None if self._reference is None else self._reference(row, False)[0]
+                reference = self._reference_logprobs(row)
             chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(self._device)
             values = {"reference_logprobs": reference, "entropy": entropy, "high_entropy": chosen}
             part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
             return packed_policy_loss(part, options)
 
         return part_loss
+
+    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
+        if self.options.reference is None:
+            return None
+        if self._reference is not None:
+            return self._reference(row, False)[0]
+        with base_model(self._policy):
+            return self._policy(row, False)[0]
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
@@ -173,7 +187,7 @@ class LearnerRank:
         Raises:
             WeightSyncError: a generator is gone, did not come, or did not keep up.
         """
-        send_weights(self._shards, sender, dtype or self.options.policy.dtype)
+        send_weights(self._weights, sender, dtype or self.options.policy.dtype)
 
     def publish(
         self,
@@ -197,23 +211,25 @@ class LearnerRank:
             UpdateError: updates that were applied changed no weight.
             WeightSyncError: the weights cannot be written.
         """
-        masters = self._change.check(self._shards, version)
+        masters = self._change.check(self._weights, version)
         dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
-        sums = masters if dtype == "float32" else weight_checksums(self._shards, dtype)
-        source = target if isinstance(target, BroadcastGroup) else write_weights(self._shards, target, version, dtype)
-        return None if source is None else weight_update(self._shards, source, version, checks, dtype, checksums=sums)
+        sums = masters if dtype == "float32" else self._weights.checksums(dtype)
+        source = target if isinstance(target, BroadcastGroup) else write_weights(self._weights, target, version, dtype)
+        return None if source is None else weight_update(self._weights, source, version, checks, dtype, checksums=sums)
 
     def save(self, directory: Path) -> None:
         """Copy the present state and begin to write it; training may go on at once. ``written`` says when it is complete.
 
-        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has float32 weights, moments, RNG, position.
+        ``model/`` is a Hugging Face directory in the compute type; ``trainer/`` has the trained weights in float32, moments,
+        RNG and position; with LoRA ``model/`` is merged, and ``adapter/`` is the adapter as peft loads it.
 
         Raises:
             CheckpointError: the one before is still being written.
         """
         self._writer.check_free()
         dtype, source, rank = self.options.policy.dtype, self._source, self._rank
-        weights = full_weights(self._shards, dtype)
+        weights, lora = self._weights.on_host(dtype), self.options.policy.lora
+        adapter = {} if lora is None else FullWeights(self._trained).on_host("float32")
         taken = self._state() | random_state(rank, self._device)
         state = {name: tensor.to("cpu", copy=True) for name, tensor in taken.items()}
         position = Position(updates=self._updates, applied=self._optimizer.steps)
@@ -221,6 +237,8 @@ class LearnerRank:
         def write() -> None:
             write_trainer(state, position, directory / "trainer", self._writer.group)
             if rank == 0:  # last: nobody waits for rank 0 any more if this fails
+                if lora is not None:
+                    write_adapter(adapter, lora, source, directory / "adapter")
                 write_model(weights, source, directory / "model", dtype)
 
         self._writer.begin(write)
@@ -308,7 +326,7 @@ class LearnerRank:
         )
 
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
-        weights = sum(shard.numel() for _, shard in self._shards)
+        weights = sum(math.prod(spec.shape) for spec in self._weights.layout("float32"))
         return UpdateCost(
             tokens=len(batch.tokens),
             seconds=seconds,
@@ -343,5 +361,5 @@ class LearnerRank:
         return float(loss.item()), sums
 
     def _state(self) -> dict[str, Tensor]:
-        weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._shards}
+        weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._trained}
         return weights | self._optimizer.moments()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.tensor import DTensor
 
 from rlep.core.errors import CheckpointError
-from rlep.engines.learner.weight_sender import WeightDtype, gathered
+from rlep.engines.learner.options import WeightDtype
 
 MAX_FILE_BYTES = 5 * 10**9
 """Weights files of the Hugging Face directory stay below this size."""
@@ -38,12 +37,6 @@ class Position:
     """Updates requested, skipped ones included; a schedule counted in updates uses it."""
     applied: int
     """Updates applied: AdamW's step count."""
-
-
-def full_weights(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> dict[str, Tensor]:
-    """Copies of all weights in host memory on rank 0, nothing on the others; collective."""
-    keeps = dist.get_rank() == 0
-    return {name: weight.to("cpu", copy=True) for name, weight in gathered(shards, dtype) if keeps}
 
 
 def write_model(weights: Mapping[str, Tensor], source: Path, target: Path, dtype: WeightDtype) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
-from rlep.engines.learner.device_state import current_device
+from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.optimizer import StepResult
+from rlep.engines.learner.options import WeightDtype
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
-from rlep.engines.weights.checksums import MODULUS, checksum
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
     BroadcastGroup,
@@ -30,40 +27,8 @@ from rlep.engines.weights.weight_update import (
 if TYPE_CHECKING:
     from rlep.engines.weights.nccl import NcclSender
 
-WeightDtype = Literal["float32", "bfloat16", "float16"]
-
 LOGPROB_TOLERANCE: dict[WeightDtype, float] = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.2}
 """Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
-
-
-def weight_layout(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> tuple[TensorSpec, ...]:
-    """Names and full shapes of the weights in the order they are gathered in."""
-    return tuple(TensorSpec(name, dtype, tuple(parameter.shape)) for name, parameter in shards)
-
-
-def gathered(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> Iterator[tuple[str, Tensor]]:
-    """Every full weight in turn; collective: all ranks must run it to its end. One gathered tensor exists at a time.
-
-    Shards are rounded to ``dtype`` before they are gathered: the same bits as after it, for less traffic.
-    On the ranks' devices, also of shards that rest in host memory: NCCL takes them from nowhere else.
-    """
-    for name, parameter in shards:
-        mesh = parameter.device_mesh
-        with torch.no_grad():
-            shard = parameter.detach().to(current_device(mesh.device_type), getattr(torch, dtype))
-            yield name, shard.full_tensor() if mesh.size() > 1 else shard.to_local()
-
-
-def weight_checksums(shards: Sequence[tuple[str, DTensor]], dtype: WeightDtype) -> tuple[int, ...]:
-    """The checksum of each full weight in ``dtype``; collective, and cheap: only the sums travel."""
-    mesh = shards[0][1].device_mesh
-    sums = torch.stack([checksum(shard.to_local().to(getattr(torch, dtype))) for _, shard in shards])
-    sums = sums.to(current_device(mesh.device_type))
-    if mesh.ndim > 1 and mesh.get_local_rank(0):
-        sums.zero_()  # replicas hold the same weights
-    if mesh.size() > 1:
-        dist.all_reduce(sums)
-    return tuple((sums % MODULUS).tolist())
 
 
 class ChangeCheck:
@@ -81,7 +46,7 @@ class ChangeCheck:
         """Other weights were loaded."""
         self._published, self._stepped = (), False
 
-    def check(self, shards: Sequence[tuple[str, DTensor]], version: int) -> tuple[int, ...]:
+    def check(self, weights: FullWeights, version: int) -> tuple[int, ...]:
         """Before ``version`` is published; collective. Returns the checksums of the master weights.
 
         The master weights count, not what is published of them: a small step may change no bfloat16 weight.
@@ -89,7 +54,7 @@ class ChangeCheck:
         Raises:
             UpdateError: they are those of the publication before, in spite of the updates.
         """
-        present = weight_checksums(shards, "float32")
+        present = weights.checksums("float32")
         if self._stepped and present == self._published:
             raise UpdateError(
                 f"the updates before policy version {version} were applied and changed no weight: "
@@ -100,7 +65,7 @@ class ChangeCheck:
 
 
 def weight_update(
-    shards: Sequence[tuple[str, DTensor]],
+    weights: FullWeights,
     source: SharedMemoryWeights | BroadcastGroup,
     version: int,
     probes: Sequence[Probe],
@@ -109,22 +74,20 @@ def weight_update(
     checksums: tuple[int, ...],
 ) -> WeightUpdate:
     """What the generators need to take the weights from ``source`` and to check them."""
-    return WeightUpdate(
-        version, weight_layout(shards, dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype], checksums
-    )
+    return WeightUpdate(version, weights.layout(dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype], checksums)
 
 
 def write_weights(
-    shards: Sequence[tuple[str, DTensor]], writer: SharedMemoryWriter | None, version: int, dtype: WeightDtype
+    weights: FullWeights, writer: SharedMemoryWriter | None, version: int, dtype: WeightDtype
 ) -> SharedMemoryWeights | None:
     """Write one policy version into shared memory; collective. Rank 0 has the writer, and returns where they are.
 
     Raises:
         WeightSyncError: they cannot be written (on rank 0; the other ranks are not held up).
     """
-    stream = gathered(shards, dtype)
+    stream = weights.gathered(dtype)
     try:
-        return None if writer is None else writer.write(weight_layout(shards, dtype), stream, version)
+        return None if writer is None else writer.write(weights.layout(dtype), stream, version)
     finally:
         _exhaust(stream)
 
@@ -161,16 +124,16 @@ class WeightSender:
         return NcclSender(self.group, self._meeting.store)
 
 
-def send_weights(shards: Sequence[tuple[str, DTensor]], sender: WeightSender | None, dtype: WeightDtype) -> None:
+def send_weights(weights: FullWeights, sender: WeightSender | None, dtype: WeightDtype) -> None:
     """Broadcast the weights to the generators; collective. Rank 0 has the sender.
 
     Raises:
         WeightSyncError: a generator is gone, did not come, or did not keep up (on rank 0; the other ranks are not held up).
     """
-    stream = gathered(shards, dtype)
+    stream = weights.gathered(dtype)
     try:
         if sender is not None:
-            sender.send(weight_layout(shards, dtype), stream)
+            sender.send(weights.layout(dtype), stream)
     finally:
         _exhaust(stream)
 

@@ -104,6 +104,13 @@ def padded_gradients(
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of eq. 4 (dual clip 10, token mean) in float64, without packing, sharding or chunking."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, attn_implementation="eager").eval()
+    return model_gradients(model, batch, entropy_coef=entropy_coef, sft=sft)
+
+
+def model_gradients(
+    model: torch.nn.Module, batch: SequenceBatch, *, entropy_coef: float = 0.0, sft: bool = False
+) -> tuple[float, dict[str, Tensor]]:
+    """The same of a model that is loaded."""
     logprobs, entropies = padded_logprobs(model, batch)
     assert batch.old_logprobs is not None
     olds = np.split(batch.old_logprobs.astype(np.float64), np.cumsum(batch.response_lengths)[:-1])

@@ -22,9 +22,8 @@ import torch
 from rlep.core.types import SequenceBatch
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.learner.options import LearnerOptions, LoraOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.weight_sender import gathered, weight_checksums
 
 Command = tuple[Any, ...]
 KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
@@ -50,6 +49,7 @@ class Spec:
     """Whether the weights before a rollout's first update are kept."""
     unsharded: bool = False
     """Whether gradients are reduced once an update."""
+    lora: LoraOptions | None = None
     accelerated: bool = False
     """Whether the ranks take the kernels of ``rlep.engines.cpu``."""
 
@@ -102,7 +102,7 @@ def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., Learner
 
 def weights_of(learner: LearnerRank) -> dict[str, torch.Tensor]:
     """Every full weight, copied."""
-    return {name: shard.full_tensor().detach().clone() for name, shard in learner._shards}
+    return {name: weight.clone() for name, weight in learner._weights.gathered("float32")}
 
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
@@ -127,7 +127,7 @@ def log_of(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.log"
 
 
-def run_ranks(directory: Path, model: Path, world_size: int, commands: list[Command], **settings: float) -> list[Any]:
+def run_ranks(directory: Path, model: Path, world_size: int, commands: list[Command], **settings: object) -> list[Any]:
     """Run a gang to its end; the results of rank 0, one per command."""
     number = len(list(directory.glob("results-*")))
     results = directory / f"results-{number}.json"
@@ -160,7 +160,7 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
         gradients = gradients_of_first_update(learner)
         torch.save(gradients, arguments[0]) if rank == 0 else None
     elif name == "gathered":
-        found = {dtype: dict(gathered(learner._shards, dtype)) for dtype in ("float32", "bfloat16")}
+        found = {dtype: dict(learner._weights.gathered(dtype)) for dtype in ("float32", "bfloat16")}
         torch.save(found, arguments[0]) if rank == 0 else None
     elif name == "save":
         learner.save(Path(arguments[0]))
@@ -169,7 +169,7 @@ def carry_out(learner: LearnerRank, rank: int, command: Command) -> Any:
     elif name == "load":
         learner.load(Path(arguments[0]))
     elif name == "checksums":
-        return list(weight_checksums(learner._shards, "bfloat16"))
+        return list(learner._weights.checksums("bfloat16"))
     elif name == "random":
         return torch.rand(4).tolist()
     elif name == "die" and rank == arguments[0]:
@@ -185,7 +185,7 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
     options = LearnerOptions(
-        policy=PolicyOptions(unsharded_gradients=spec.unsharded),
+        policy=PolicyOptions(unsharded_gradients=spec.unsharded, lora=spec.lora),
         optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
         micro_batch_tokens=spec.micro_batch_tokens,
         collective_timeout_s=spec.collective_timeout_s,

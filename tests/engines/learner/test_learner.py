@@ -95,7 +95,7 @@ def test_on_one_rank_gradients_add_up_to_the_bit_in_shards_or_before(
         in_shards: list[bool] = []
 
         def look(*_: object, learner: LearnerRank = learner, in_shards: list[bool] = in_shards) -> None:
-            in_shards.append(all(shard.grad is not None for _, shard in learner._shards))
+            in_shards.append(all(shard.grad is not None for _, shard in learner._trained))
 
         learner._policy.register_forward_pre_hook(look)
         learner.update(batch, rollout=0)

@@ -227,7 +227,7 @@ def test_no_learning_rate_and_a_change_below_bfloat16_leave_what_is_published_as
 ) -> None:
     batch, writer = ragged_batch(), SharedMemoryWriter(tmp_path)
     learner = start(optimizer=replace(PLAIN, lr=0.0))
-    shards = [shard.to_local().detach() for _, shard in learner._shards]
+    shards = [shard.to_local().detach() for _, shard in learner._trained]
     for shard in shards:
         shard.copy_(shard.bfloat16())
 
@@ -240,9 +240,9 @@ def test_no_learning_rate_and_a_change_below_bfloat16_leave_what_is_published_as
     learner.update(batch, rollout=0)
     assert published(1) == first
     learner = start()
-    for shard, rounded in zip((one.to_local().detach() for _, one in learner._shards), shards, strict=True):
+    for shard, rounded in zip((one.to_local().detach() for _, one in learner._trained), shards, strict=True):
         shard.copy_(rounded)
-    shards = [shard.to_local().detach() for _, shard in learner._shards]
+    shards = [shard.to_local().detach() for _, shard in learner._trained]
     assert published(2) == first
     monkeypatch.setattr(learner._optimizer._adamw, "step", lambda: [shard.mul_(1 + 2**-20) for shard in shards])
     learner.update(batch, rollout=0)

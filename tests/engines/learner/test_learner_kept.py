@@ -156,7 +156,7 @@ def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., 
 def held(learner: LearnerRank) -> list[Tensor]:
     """Weights, moments, the reference's weights, and those kept from before the rollout."""
     assert learner._reference is not None
-    sharded = [*learner._shards, *named_shards(learner._reference), *learner._optimizer.moments().items()]
+    sharded = [*learner._trained, *named_shards(learner._reference), *learner._optimizer.moments().items()]
     copies = learner._start.copies
-    assert len(copies) == len(learner._shards)
+    assert len(copies) == len(learner._trained)
     return [*(tensor.to_local() for _, tensor in sharded), *copies]

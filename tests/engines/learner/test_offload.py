@@ -15,9 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import OptimizerOptions
-from rlep.engines.learner.weight_sender import gathered
 
 Shards = tuple[tuple[str, DTensor], ...]
 
@@ -40,9 +40,9 @@ def test_weights_are_gathered_on_the_gpu_where_nccl_can_take_them(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert shards[0][1].to_local().device.type == "cpu"
-    assert [(name, weight.device.type, tuple(weight.shape)) for name, weight in gathered(shards, "float32")] == [
-        ("weight", "cuda", (4, 3))
-    ]
+    assert [
+        (name, weight.device.type, tuple(weight.shape)) for name, weight in FullWeights(shards).gathered("float32")
+    ] == [("weight", "cuda", (4, 3))]
 
 
 def test_moments_that_a_checkpoint_takes_and_gives_back_are_the_optimizers_own(shards: Shards) -> None:

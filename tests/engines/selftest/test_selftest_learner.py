@@ -62,7 +62,7 @@ class WakesDifferent(LearnerRank):
         """One weight more than before."""
         super().wake()
         with torch.no_grad():
-            self._shards[0][1].to_local().add_(1e-3)
+            self._trained[0][1].to_local().add_(1e-3)
 
 
 class LoadsAnother(LearnerRank):
