@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from rlep.core.errors import ModelError
+
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Of a decoder layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,16 @@ class ModelShape:
         norms = 2 * self.hidden + 2 * self.head_dim * self.head_norms
         return attention + 3 * self.hidden * self.intermediate + norms
 
+    def adapter_parameters(self, rank: int, targets: Sequence[str]) -> int:
+        """Weights of the LoRA adapters of this rank on the target layers; ``all-linear`` is every one."""
+        queries, keys, wide = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.intermediate
+        others = (queries, keys, keys, queries, wide, wide, wide)
+        ends = {name: self.hidden + other for name, other in zip(LINEAR_LAYERS, others, strict=True)}
+        fused = {"qkv_proj": self.hidden + queries + 2 * keys, "gate_up_proj": self.hidden + 2 * wide}
+        if "all-linear" in targets:
+            return self.layers * rank * sum(ends.values())
+        return self.layers * rank * sum((ends | fused).get(name, self.hidden + wide) for name in targets)
+
     def kv_bytes(self, width: int) -> int:
         """KV cache of one token in bytes, ``width`` bytes a value."""
         return 2 * self.layers * self.kv_heads * self.head_dim * width
@@ -73,6 +88,25 @@ def read_shape(model: Path) -> ModelShape:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: the model's shape cannot be read: {error!r}") from None
+
+
+def linear_layers(model: Path) -> tuple[str, ...]:
+    """Names of the linear layers within the decoder's layers, as the weights' files state them; sorted.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    found = set()
+    for path in sorted(model.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping
+                    owner, _, leaf = name.rpartition(".")
+                    if leaf == "weight" and ".layers." in owner and len(file.get_slice(name).get_shape()) == 2:
+                        found.add(owner.rpartition(".")[2])
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+    return tuple(sorted(found))
 
 
 def width_of(dtype: str, gpus: float) -> int:

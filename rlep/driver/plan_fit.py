@@ -91,6 +91,8 @@ def _with_remedy(found: Fit, config: Config, shape: ModelShape, gpu_bytes: int, 
     tried = (chosen for count in range(1, len(changes) + 1) for chosen in combinations(changes, count))
     remedy = next((chosen for chosen in tried if helps(chosen)), None)
     advice = "try more memory or a smaller model: no setting helps"
+    if not config.learner.lora_rank:
+        advice = "try LoRA (learner.lora_rank = 32), more memory or a smaller model: no other setting helps"
     if remedy is not None:
         advice = f"try {' '.join(map(_text, remedy))}"
     return Fit(found.learner_bytes, found.generator_bytes, False, f"{found.reason}; {advice}")

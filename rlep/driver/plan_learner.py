@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlep.config.schema import Config
-from rlep.driver.model_shape import ModelShape, width_of
+from rlep.driver.model_shape import LINEAR_LAYERS, ModelShape, width_of
 
 HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
@@ -25,7 +25,8 @@ class LearnerPlan:
     peak_bytes: int
     """The sum of the six below."""
     state_bytes: int
-    """Its share of float32 weights and two Adam moments, 12 bytes a parameter, and 4 for kept start-of-step weights."""
+    """Its share of float32 weights and two Adam moments, 12 bytes a trained parameter, 4 more for kept start-of-step weights,
+    and with LoRA of the frozen weights in the compute type."""
     gradient_bytes: int
     """Of earlier micro-batches: its share in float32, or all of it with ``learner.unsharded_gradients``."""
     copy_bytes: int
@@ -46,20 +47,24 @@ def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
     """One rank's memory when it computes on full micro-batches, of which an update has three or more."""
     learner = config.learner
     width = width_of(learner.dtype, learner.gpus)
-    share = -(-4 * shape.parameters // learner.shards)
+    adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
+    trained = adapters or shape.parameters
+    frozen = -(-width * shape.parameters // learner.shards) if adapters else 0
+    share = -(-4 * trained // learner.shards)
     kept = share if config.update.stream and config.update.prompts < config.rollout.prompts else 0
-    gradients = 4 * shape.parameters if learner.unsharded_gradients else share
+    gradients = 4 * trained if learner.unsharded_gradients else share
     copy = gathered_bytes(config, shape, width)
-    reference_share = share if config.loss.kl_coef else 0
+    with_reference = config.loss.kl_coef > 0 and not adapters  # with LoRA it is the frozen weights
+    reference_share = share if with_reference else 0
     activations, work = _moment_of_peak(config, shape, width)
-    shares = 3 * share + kept + reference_share
+    shares = frozen + 3 * share + kept + reference_share
     offloaded = shares + (0 if learner.unsharded_gradients else gradients)  # what is not reduced yet stays on the GPU
     on_host = (offloaded if learner.cpu_offload else 0) if learner.gpus else None
-    reference = reference_share + (copy if config.loss.kl_coef else 0)
-    peak = 3 * share + kept + gradients + copy + reference + activations + work
+    reference = reference_share + (copy if with_reference else 0)
+    peak = frozen + 3 * share + kept + gradients + copy + reference + activations + work
     return LearnerPlan(
         peak_bytes=peak,
-        state_bytes=3 * share + kept,
+        state_bytes=frozen + 3 * share + kept,
         gradient_bytes=gradients,
         copy_bytes=copy,
         reference_bytes=reference,
@@ -72,18 +77,23 @@ def plan_learner(config: Config, shape: ModelShape) -> LearnerPlan:
 
 def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
     """Weights of a model that are whole on a rank at once: all, or embeddings and two layers while one more is gathered."""
-    if not config.learner.reshard_after_forward:
-        return shape.parameters * width
-    layers = 1 if config.learner.shards == 1 else 3
-    return (shape.embedding_parameters + layers * shape.layer_parameters) * width
+    learner = config.learner
+    adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets)
+    if not learner.reshard_after_forward:
+        return (shape.parameters + adapters) * width
+    layers = 1 if learner.shards == 1 else 3
+    return (shape.embedding_parameters + layers * (shape.layer_parameters + adapters // shape.layers)) * width
 
 
-def layer_activation_bytes(shape: ModelShape, width: int, kernels: AttentionKernels, longest: int) -> int:
+def layer_activation_bytes(
+    shape: ModelShape, width: int, kernels: AttentionKernels, longest: int, *, frozen: bool = False
+) -> int:
     """What autograd keeps of one layer for one token, in sequences of ``longest`` tokens.
 
     Norms are computed in float32: each keeps its input and the normalised values, in half precision beside them a rounded
     copy, and the output. Attention keeps queries, keys, values and its output; where it is computed sequence by sequence, keys
     and values of every query head and the output a second time. The feed-forward network keeps four times its width.
+    The norms of ``frozen`` weights do not keep the normalised values, which are for their weights' gradient.
     The kernels of ``rlep/engines/cpu`` keep less of all three, but probabilities of up to 512 keys.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -92,8 +102,8 @@ def layer_activation_bytes(shape: ModelShape, width: int, kernels: AttentionKern
         probabilities = shape.heads * reached * (reached + KEPT_BLOCK) // (2 * longest)
         head_norms = 2 * (queries + keys) * shape.head_norms
         return (4 * shape.hidden + 2 * (queries + keys) + head_norms + 2 * shape.intermediate + probabilities) * width
-    norms = 2 * shape.hidden * (3 if width == 4 else 4)
-    head_norms = (queries + keys) * (2 if width == 4 else 3) * shape.head_norms
+    norms = 2 * shape.hidden * ((3 if width == 4 else 4) - frozen)
+    head_norms = (queries + keys) * ((2 if width == 4 else 3) - frozen) * shape.head_norms
     attention = 2 * (queries + keys) if kernels == "flash" else 5 * queries
     return (norms + head_norms + attention + 4 * shape.intermediate) * width
 
@@ -104,7 +114,12 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     device = "cuda" if learner.gpus else "cpu"
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     tokens = max(learner.micro_batch_tokens, longest)
-    layer = tokens * layer_activation_bytes(shape, width, _attention_kernels(config, width), longest)
+    adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) // shape.layers
+    layer = tokens * layer_activation_bytes(
+        shape, width, _attention_kernels(config, width), longest, frozen=bool(adapters)
+    )
+    if adapters:
+        layer += tokens * learner.lora_rank * len(LINEAR_LAYERS) * width  # what A hands to B
     if learner.activation_checkpointing:
         kept, again = shape.layers * tokens * shape.hidden * width, layer
     else:
@@ -112,18 +127,18 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     ends = (
         tokens * (shape.hidden * (3 if width == 4 else 4) + 2 * shape.head_dim) * width
     )  # last norm, predictors, rotations
-    matrix = shape.vocabulary * shape.hidden
+    matrix = 0 if adapters else shape.vocabulary * shape.hidden  # of the head, whose gradient is computed
     logits = 4 * tokens * shape.vocabulary
     probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
     chunks = 3 * min(HEAD_CHUNK_BYTES[device], logits)
     handed_on = 0 if width == 4 else width  # the head sums its weight's gradient in float32
     head = (kept + ends, probabilities + chunks + matrix * (4 + handed_on))
     norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32
-    weights = shape.layer_parameters
+    weights = adapters or shape.layer_parameters
     flowing = tokens * (2 * shape.intermediate + 2 * shape.hidden) * width
     reduction = weights * (width + 4) + -(-4 * weights // ranks)
     backward = (kept + again, probabilities + matrix * width + flowing + reduction)
-    root = shape.embedding_parameters
+    root = 0 if adapters else shape.embedding_parameters
     last = (0, probabilities + max(2 * matrix * width, root * (width + 4), 4 * root + -(-4 * root // ranks)))
     return max((head, norm, backward, last), key=sum)
 
@@ -131,5 +146,7 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
 def _attention_kernels(config: Config, width: int) -> AttentionKernels:
     if config.learner.gpus:
         return "flash" if width == 2 else "each"
-    accelerated = config.cluster.cpu_acceleration and width == 4 and not config.learner.compile
+    accelerated = (
+        config.cluster.cpu_acceleration and width == 4 and not config.learner.compile and not config.learner.lora_rank
+    )
     return "accelerated" if accelerated else "each"

@@ -10,7 +10,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet
-from rlep.driver.model_shape import read_shape
+from rlep.driver.model_shape import linear_layers, read_shape
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
@@ -52,6 +52,19 @@ def check_cpus(config: Config, *, learns: bool) -> None:
     """Raise ``ConfigError`` where ``missing_cpus`` finds some."""
     if missing := missing_cpus(config, learns=learns):
         raise ConfigError(missing)
+
+
+def check_lora_targets(config: Config) -> None:
+    """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
+    if not config.learner.lora_rank:
+        return
+    present = linear_layers(config.model.path)
+    unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
+    if unknown:
+        raise ConfigError(
+            f"learner.lora_targets: no linear layer of {config.model.path} is called {', '.join(unknown)}; "
+            f"there are {', '.join(present)}, and all-linear for all of them"
+        )
 
 
 def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> None:

@@ -24,7 +24,14 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.engines.families import check_family
-from rlep.launch.before_start import check_cpus, check_pool, covered_questions, memory_advice, pool_exists
+from rlep.launch.before_start import (
+    check_cpus,
+    check_lora_targets,
+    check_pool,
+    covered_questions,
+    memory_advice,
+    pool_exists,
+)
 from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
@@ -114,6 +121,7 @@ def evaluate(
 def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     inputs = _read(config, progress)
     check_family(config.model.path)
+    check_lora_targets(config)
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
     store = _open(config, inputs, phase)
     try:

@@ -100,3 +100,13 @@ def test_it_loads_trains_and_publishes(family: str, tmp_path: Path) -> None:
     config = load_config([BASE], [f'model.path="{places[0]}"', "cluster.cpu_acceleration=false"])
     rig = Rig(config, *places)
     assert "of the learner's" in weights(rig, Compared)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "phi3"])  # layers of their own, and fused ones
+def test_adapters_are_published_merged(family: str, tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("model", "scratch", "shared")]
+    for place in places:
+        place.mkdir()
+    write_model(places[0], family)
+    config = load_config([BASE], [f'model.path="{places[0]}"', "learner.lora_rank=4"])
+    assert "of the learner's" in weights(Rig(config, *places), Compared)

@@ -326,11 +326,12 @@ class LearnerRank:
         )
 
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
+        frozen = self.options.policy.lora is not None
         weights = sum(math.prod(spec.shape) for spec in self._weights.layout("float32"))
         return UpdateCost(
             tokens=len(batch.tokens),
             seconds=seconds,
-            model_flops=model_flops(self._policy.model.config, weights, batch),
+            model_flops=model_flops(self._policy.model.config, weights, batch, frozen=frozen),
             peak_flops=peak_flops(self._device, self.options.policy.dtype, self._world),
             peak_memory_bytes=peak_memory(self._device),
         )

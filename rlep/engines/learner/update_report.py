@@ -47,13 +47,14 @@ class UpdateReport:
     """``<source>/<name>`` as ``algorithms.loss_stats.source_metrics`` gives them."""
 
 
-def model_flops(config: PreTrainedConfig, weights: int, batch: SequenceBatch) -> float:
+def model_flops(config: PreTrainedConfig, weights: int, batch: SequenceBatch, *, frozen: bool = False) -> float:
     """Operations of one update: 6 per weight and token, and 6 · layers · width · length² for causal attention.
 
     Args:
         config: the model's; width is heads × head size.
         weights: number of distinct weights.
         batch: the update.
+        frozen: the weights have no gradient of their own (LoRA): 4 per weight and token. Adapters are not counted.
 
     Source: PaLM (arXiv 2204.02311), appendix B, halved for the causal half of the attention matrix.
     """
@@ -62,7 +63,7 @@ def model_flops(config: PreTrainedConfig, weights: int, batch: SequenceBatch) ->
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     width = config.num_attention_heads * head_size
     squares = float((np.diff(batch.offsets).astype(np.float64) ** 2).sum())
-    return 6.0 * weights * len(batch.tokens) + 6.0 * config.num_hidden_layers * width * squares
+    return (4.0 if frozen else 6.0) * weights * len(batch.tokens) + 6.0 * config.num_hidden_layers * width * squares
 
 
 def peak_flops(device: torch.device, dtype: str, ranks: int) -> float:

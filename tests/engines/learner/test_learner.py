@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from rlep.algorithms.objective import LossOptions, high_entropy_mask
 from rlep.algorithms.packing import take
 from rlep.core.errors import ConfigError, ModelError, UpdateError
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions, PolicyOptions
+from rlep.engines.learner.options import LearnerOptions, LoraOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import peak_flops
 from tests.engines.learner.learner_cases import (
@@ -268,6 +268,8 @@ def test_model_flops_by_hand(start: Start) -> None:
     # Tied embedding 37·32; per layer q, o 32·32, k, v 32·16, biases 32+16+16, feed-forward 3·32·48, norms 2·32; last norm.
     weights = 37 * 32 + 2 * (2 * 1024 + 2 * 512 + 64 + 4608 + 64) + 32
     assert report.cost.model_flops == 6 * weights * tokens + 6 * 2 * 32 * tokens**2
+    adapters = start(policy=PolicyOptions(lora=LoraOptions(2, 4.0))).update(batch, rollout=0)
+    assert adapters.cost.model_flops == 4 * weights * tokens + 6 * 2 * 32 * tokens**2
     assert report.cost.tokens == tokens
     assert report.cost.seconds > 0
     assert report.cost.peak_flops == 0  # nobody knows a CPU's

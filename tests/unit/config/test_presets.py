@@ -111,7 +111,9 @@ def test_machines_are_layered_onto_methods_and_change_nothing_but_who_does_the_w
         config, method = load_config(layers), preset(name)
         if not config.rollout.max_staleness:
             assert (config.rollout, config.loss) == (method.rollout, method.loss)
-        assert (config.update, config.reward, config.replay) == (method.update, method.reward, method.replay)
+        # Adapters are given ten times the learning rate.
+        update = method.update.model_copy(update={"lr": 1e-5}) if config.learner.lora_rank else method.update
+        assert (config.update, config.reward, config.replay) == (update, method.reward, method.replay)
 
 
 @pytest.mark.parametrize("name", ["phase1", "phase2", "collect"])

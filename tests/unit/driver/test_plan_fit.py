@@ -44,6 +44,8 @@ COLOCATED = ["cluster.placement=colocated"]
     [
         ("1x24gb", 24, "1.5B"),
         ("1x80gb", 80, "1.5B"),
+        ("1x24gb-lora", 24, "7B"),
+        ("1x80gb-lora", 80, "7B"),
         ("8x80gb", 80, "7B"),
         ("2x8x80gb", 80, "7B"),
         ("2x8x80gb", 80, "14B"),
@@ -94,7 +96,9 @@ def test_unsharded_gradients_are_the_first_thing_to_go() -> None:
 def test_it_says_so_where_no_setting_helps() -> None:
     found = fit(["learner.cpu_offload=true", "learner.reshard_after_forward=true"], gib=12)
     assert found.fits is False
-    assert found.reason.endswith("; try more memory or a smaller model: no setting helps")
+    assert found.reason.endswith(
+        "; try LoRA (learner.lora_rank = 32), more memory or a smaller model: no other setting helps"
+    )
 
 
 def test_a_generator_beside_a_sleeping_rank_takes_less() -> None:

@@ -90,6 +90,22 @@ def test_each_replica_of_the_model_has_its_own_shards() -> None:
     assert replicated == plan_learner(load_config([RLEP], ["learner.ranks=4", "loss.kl_coef=0.1"]), MATH_7B)
 
 
+@pytest.mark.parametrize("width", [4, 2])
+def test_adapters_leave_the_weights_without_gradients_and_moments(width: int) -> None:
+    # Rank 2. Per layer: hidden 4 with queries and output 4, keys and values 2, feed-forward 8 three times.
+    adapters = 2 * 2 * (2 * (4 + 4) + 2 * (4 + 2) + 3 * (4 + 8))
+    dtype = {4: "float32", 2: "bfloat16"}[width]
+    learner = {"ranks": 2, "lora_rank": 2, "dtype": dtype}
+    plan = plan_learner(config_of(learner, loss={"kl_coef": 0.1}), TINY)
+    assert plan.gradient_bytes == 4 * adapters // 2
+    assert plan.state_bytes == width * TINY.parameters // 2 + 12 * adapters // 2
+    assert plan.asleep_bytes == plan.state_bytes
+    assert plan.copy_bytes == width * (TINY.parameters + adapters)
+    assert plan.reference_bytes == 0  # the frozen weights are the reference policy
+    some = config_of({"lora_rank": 2, "lora_targets": ["q_proj", "down_proj"]})
+    assert plan_learner(some, TINY).gradient_bytes == 4 * 2 * 2 * ((4 + 4) + (8 + 4))
+
+
 def test_a_kl_holds_the_base_model_a_second_time() -> None:
     plan = plan_learner(config_of(loss={"kl_coef": 0.1}), TINY)
     assert plan.reference_bytes == 8 * TINY.parameters  # one rank: fp32 weights and their fp32 copy

@@ -1,0 +1,50 @@
+"""What is refused before any actor starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError, ModelError
+from rlep.launch.before_start import check_lora_targets
+from tests.small import BASE
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Weights of one layer in two files."""
+    layer = "model.layers.0"
+    save_file({f"{layer}.self_attn.q_proj.weight": np.zeros((4, 4))}, tmp_path / "a.safetensors")
+    others = {f"{layer}.mlp.up_proj.weight": np.zeros((8, 4)), f"{layer}.input_layernorm.weight": np.zeros(4)}
+    others |= {f"{layer}.self_attn.q_proj.bias": np.zeros(4), "model.embed_tokens.weight": np.zeros((10, 4))}
+    save_file(others, tmp_path / "b.safetensors")
+    return tmp_path
+
+
+def config_of(model: Path, targets: str, rank: int = 4) -> Config:
+    return load_config(
+        [BASE], [f'model.path="{model}"', f"learner.lora_rank={rank}", f"learner.lora_targets={targets}"]
+    )
+
+
+@pytest.mark.parametrize("targets", ['["all-linear"]', '["q_proj"]', '["up_proj", "q_proj"]'])
+def test_adapters_on_layers_that_are_there(targets: str, model: Path) -> None:
+    check_lora_targets(config_of(model, targets))
+
+
+def test_a_target_that_no_layer_has_is_refused_and_those_there_are_named(model: Path) -> None:
+    wrong = config_of(model, '["q_proj", "query", "input_layernorm", "embed_tokens"]')
+    with pytest.raises(ConfigError, match="is called embed_tokens, input_layernorm, query; there are q_proj, up_proj"):
+        check_lora_targets(wrong)
+    check_lora_targets(wrong.model_copy(update={"learner": wrong.learner.model_copy(update={"lora_rank": 0})}))
+
+
+def test_a_torn_file_is_named(model: Path) -> None:
+    (model / "b.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match=r"b\.safetensors cannot be read"):
+        check_lora_targets(config_of(model, '["q_proj"]'))
