@@ -47,6 +47,9 @@ CHANGEABLE = (
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
+FIXED = ("learner.lora_",)
+"""Of these what may not: it is part of the model."""
+
 ACCEPTABLE = {"data": ("data.",), "tokenizer": (), "pool": ("pool.name",)}
 """``checkpoint.accept`` → which keys may differ then, beside the digest."""
 
@@ -192,7 +195,7 @@ def _fixed_differences(stored: Config, config: Config) -> dict[str, tuple[Any, A
     return {
         key: values
         for key, values in differences(stored, config).items()
-        if not key.startswith(changeable) or (steps_count and key == "run.steps")
+        if not key.startswith(changeable) or key.startswith(FIXED) or (steps_count and key == "run.steps")
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
-from rlep.algorithms.objective import LossOptions, high_entropy_mask
+from rlep.algorithms.loss import LossSums
+from rlep.algorithms.objective import high_entropy_mask
 from rlep.algorithms.packing import Budget, pack
 from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
@@ -32,6 +32,7 @@ from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import LearnerOptions, WeightDtype
 from rlep.engines.learner.packed_row import PackedRow, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
+from rlep.engines.learner.row_loss import RowLoss, cross_entropy, policy_loss
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
@@ -45,8 +46,6 @@ from rlep.engines.learner.weight_sender import (
 )
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
-
-_PartLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
 
 
 class LearnerRank:
@@ -147,24 +146,11 @@ class LearnerRank:
         self._start.forget()
         reset_peak_memory(self._device)
 
-    def _policy_loss(self, batch: SequenceBatch, high_entropy: BoolArray | None) -> _PartLoss:
-        """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
-        options = self.options.loss
-        weights = normalizers(batch, options)  # [S]
+    def _policy_loss(self, batch: SequenceBatch, high_entropy: BoolArray | None) -> RowLoss:
+        reference = None if self.options.reference is None else self._reference_logprobs
+        return policy_loss(batch, self.options.loss, high_entropy, reference)
 
-        def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
-            with torch.no_grad():
-                reference = self._reference_logprobs(row)
-            chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(self._device)
-            values = {"reference_logprobs": reference, "entropy": entropy, "high_entropy": chosen}
-            part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
-            return packed_policy_loss(part, options)
-
-        return part_loss
-
-    def _reference_logprobs(self, row: PackedRow) -> Tensor | None:
-        if self.options.reference is None:
-            return None
+    def _reference_logprobs(self, row: PackedRow) -> Tensor:
         if self._reference is not None:
             return self._reference(row, False)[0]
         with base_model(self._policy):
@@ -172,14 +158,7 @@ class LearnerRank:
 
     def sft_update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
         """One update of supervised fine-tuning: mean cross-entropy over all trained response tokens of the batch."""
-        weights = normalizers(batch, LossOptions())
-
-        def part_loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
-            per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
-            loss = -(logprobs.double() * torch.from_numpy(per_token).to(self._device)).sum()
-            return loss, LossSums.zeros(self._device)
-
-        return self._step(batch, rollout, part_loss, entropy=False)
+        return self._step(batch, rollout, cross_entropy(batch), entropy=False)
 
     def send(self, sender: WeightSender | None, dtype: WeightDtype | None = None) -> None:
         """Broadcast the weights to the generators, which must take them at the same time; rank 0 has the sender.
@@ -303,14 +282,14 @@ class LearnerRank:
                 result = shared.cpu()
         return result.numpy()
 
-    def _step(self, batch: SequenceBatch, rollout: int, part_loss: _PartLoss, *, entropy: bool) -> UpdateReport:
+    def _step(self, batch: SequenceBatch, rollout: int, row_loss: RowLoss, *, entropy: bool) -> UpdateReport:
         started = time.perf_counter()
         index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
         if trained == 0:
             return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
-        loss, sums = self._accumulate(batch, part_loss, entropy)
+        loss, sums = self._accumulate(batch, row_loss, entropy)
         step = self._optimizer.step(index)
         self._change.note(step)
         clip = self.options.optimizer.clip_norm
@@ -336,7 +315,7 @@ class LearnerRank:
             peak_memory_bytes=peak_memory(self._device),
         )
 
-    def _accumulate(self, batch: SequenceBatch, part_loss: _PartLoss, entropy: bool) -> tuple[float, LossSums]:
+    def _accumulate(self, batch: SequenceBatch, row_loss: RowLoss, entropy: bool) -> tuple[float, LossSums]:
         """Gradients of the whole update into the shards; its loss and sums over all ranks.
 
         Each micro-batch's are reduce-scattered and added up in the shards, unless ``policy.unsharded_gradients``.
@@ -348,7 +327,7 @@ class LearnerRank:
             self._policy.set_requires_gradient_sync(last or not self.options.policy.unsharded_gradients)
             self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
-            part, part_sums = part_loss(row, *self._policy(row, entropy))
+            part, part_sums = row_loss(row, *self._policy(row, entropy))
             part.backward()
             loss, sums = loss + part.detach(), sums + part_sums
         if self._reference is not None:

@@ -121,6 +121,13 @@ def test_what_does_not_change_the_steps_may_change(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("key", ["lora_rank", "lora_alpha"])
+def test_adapters_may_not_change_although_the_learner_may(tmp_path: Path, key: str) -> None:
+    stepped(tmp_path, config_of(learner={"lora_rank": 8}))
+    with pytest.raises(ConfigError, match=rf"learner\.{key}  in the directory: .*  in this command: 4"):
+        RunDirectory(tmp_path, config_of(learner={"lora_rank": 8, key: 4}), FACTS)
+
+
 @pytest.mark.parametrize(
     "section", [{"replay": {"schedule": "linear"}}, {"update": {"schedule": "cosine", "warmup": 1}}], ids=str
 )

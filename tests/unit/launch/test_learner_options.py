@@ -9,6 +9,7 @@ import pytest
 
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
+from rlep.engines.learner.options import LoraOptions
 from rlep.launch.before_start import memory_advice
 from rlep.launch.engine_options import learner_options
 from tests.unit.driver.driver_values import config_of
@@ -44,6 +45,13 @@ def test_each_memory_and_speed_switch_reaches_the_policy(key: str) -> None:
         options = learner_options(config_of(learner={key: wanted, "gpus": 1}))
         assert getattr(options.policy, key) is wanted
         assert (options.device, options.policy.dtype) == ("cuda", "bfloat16")
+
+
+def test_a_rank_of_zero_trains_all_weights_and_another_the_adapters_of_the_run_s_seed() -> None:
+    assert learner_options(config_of()).policy.lora is None
+    options = learner_options(config_of(learner={"lora_rank": 8, "lora_targets": ["q_proj"]}, run={"seed": 3}))
+    assert options.policy.lora == LoraOptions(8, 32.0, ("q_proj",), 3)
+    assert options.policy.lora.scale == 4.0
 
 
 @pytest.mark.parametrize(("stream", "prompts", "kept"), [(False, 2, False), (True, 4, False), (True, 2, True)], ids=str)
