@@ -98,6 +98,9 @@ class Rank:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        # Rows of ever new lengths would leave gaps between blocks of fixed size. Read when torch first allocates on a GPU.
+        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         use_node_interface()
         from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank

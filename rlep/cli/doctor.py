@@ -75,7 +75,7 @@ def findings_of(config: Config) -> Iterator[Finding]:
     """Every check, one after the other."""
     checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
         _python, _versions, _packages, _vllm, _cores, _gpus, _driver, _rdma, _hostname, _memory,
-        _shared_memory, _disk, _files, _redis, _ray, _secrets, _model,
+        _shared_memory, _disk, _files, _redis, _ray, _secrets, _model, _float32,
     )  # fmt: skip
     for check in checks:
         yield from check(config)
@@ -136,6 +136,12 @@ def _gpus(config: Config) -> Iterator[Finding]:
     enough = wanted <= len(lines) or config.cluster.address is not None
     remedy = "" if enough else "set generator.gpus and learner.gpus to 0 to run on CPU, or join a cluster with GPUs"
     yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
+
+
+def _float32(config: Config) -> Iterator[Finding]:
+    if config.learner.gpus and config.learner.dtype == "float32":
+        slow = "float32 on GPUs: attention sequence by sequence, without flash kernels and tensor cores"
+        yield Finding("learner.dtype", "note", slow, "learner.dtype = bfloat16; weights and moments stay float32")
 
 
 def _driver(config: Config) -> Iterator[Finding]:

@@ -67,7 +67,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         memory, kept = _memory(weight, count, chunk) if trained else (None, logprobs.new_empty(0))
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
-            logits = product(hidden[rows], weight).float()  # [C, V]
+            logits = _logits(hidden[rows], weight, product)
             probs = torch.softmax(logits, 1, out=kept[rows]) if start < len(kept) else logits.softmax(1)
             chosen, likely = (part.gather(1, targets[rows].unsqueeze(1)).squeeze(1) for part in (logits, probs))
             sure = bool((likely > _SURE).all())
@@ -88,7 +88,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk, product = _chunk_rows(weight), ctx.product
 
         def log_probs(rows: slice) -> Tensor:  # fp32 [C, V]
-            return product(hidden[rows], weight).float().sub_(normalisers[rows].unsqueeze(1))
+            return _logits(hidden[rows], weight, product).sub_(normalisers[rows].unsqueeze(1))
 
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
@@ -127,9 +127,19 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
     return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))
 
 
+def _logits(hidden: Tensor, weight: Tensor, product: Product) -> Tensor:
+    """fp32 ``[C, V]``. A GPU's product of half-precision values is summed in fp32, and stays so: rounded to bfloat16, logits
+    of 16 to 32 would be multiples of 1/8."""
+    if hidden.is_cuda and hidden.dtype != torch.float32:
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    return product(hidden, weight).float()
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right``, summed in the type of ``total``."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif left.is_cuda:
+        total += torch.mm(left, right, out_dtype=total.dtype)
     else:
         total += left @ right

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3Config
@@ -185,6 +186,17 @@ def test_the_entropy_alone_has_a_gradient() -> None:
     (gradient,) = torch.autograd.grad(entropies.sum(), hidden)
     # Two classes with logits (z, 0) and p = sigmoid(z): H' = -z p (1 - p), at z = 1 that is -0.196612.
     assert gradient.item() == pytest.approx(-0.196612, abs=1e-6)
+
+
+def test_on_gpus_products_of_bfloat16_are_float32_without_being_rounded_between() -> None:
+    with FakeTensorMode():
+        hidden = torch.empty(3, 4, dtype=torch.bfloat16, device="cuda")
+        weight, total = torch.empty(5, 4, dtype=torch.bfloat16, device="cuda"), torch.empty(5, 4, device="cuda")
+        with torch.profiler.profile() as profile:
+            logits = head._logits(hidden, weight, torch.nn.functional.linear)
+            head._add_product(total, torch.empty(5, 3, dtype=torch.bfloat16, device="cuda"), hidden)
+        assert (logits.dtype, tuple(logits.shape), logits.device.type) == (torch.float32, (3, 5), "cuda")
+    assert "aten::to" not in {event.key for event in profile.key_averages()}
 
 
 def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,12 @@ def test_a_gpu_with_its_driver(
     assert finding.detail == f"H100, driver {driver}, compute capability {capability}"
 
 
+@pytest.mark.parametrize(("gpus", "dtype", "noted"), [(1, "float32", True), (1, "auto", False), (0, "float32", False)])
+def test_float32_on_gpus_is_slow_and_said(gpus: int, dtype: str, noted: bool) -> None:
+    config = load_config([], [f"learner.gpus={gpus}", f"learner.dtype={dtype}"])
+    assert [finding.level for finding in found(config, "learner.dtype")] == ["note"] * noted
+
+
 @pytest.mark.parametrize(("library", "level"), [("libibverbs.so.1", "ok"), (None, "wrong")])
 def test_infiniband_needs_its_library(
     library: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
