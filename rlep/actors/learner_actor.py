@@ -40,6 +40,7 @@ class LearnerActor:
         keep_freed_memory(None, one_arena=True)  # before the thread exists: a thread keeps the heap it started with
         self._rank = Rank(rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
+        self._working = 0
 
     async def ping(self) -> int:
         """The process id."""
@@ -54,17 +55,31 @@ class LearnerActor:
         return ray.get_runtime_context().get_node_id()
 
     async def run(self, method: str, *args: object) -> Any:
-        """Call a method of ``Rank``; calls run one after another. Raises ``OutOfMemory`` where there is too little for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, *args)
+        """Call a method of ``Rank``; calls run one after another, but for ``written``, which is answered at once.
+
+        Raises ``OutOfMemory`` where there is too little for it.
+        """
+        if method == "written":
+            return self._rank.written()
+        self._working += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, *args)
+        finally:
+            self._working -= 1
 
     async def close(self) -> None:
-        """Remove the shared-memory weights and leave the groups."""
-        await self.run("close")
+        """Remove the shared-memory weights and leave the groups; in the middle of a computation, which nobody waits for any
+        more and which may take minutes, only the former: the process is killed next."""
+        if self._working:
+            self._rank.remove_weights()
+        else:
+            await self.run("close")
 
 
 class Rank:
-    """Every method belongs to one thread. These are collective: ``start``, ``rehearse``, ``score``, ``update``, ``publish``,
-    ``open_group``, ``send``, ``save``, ``load``.
+    """Every method but ``written`` and ``remove_weights`` belongs to one thread.
+
+    These are collective: ``start``, ``rehearse``, ``score``, ``update``, ``publish``, ``open_group``, ``send``, ``save``, ``load``.
     """
 
     def __init__(self, rank: int) -> None:
@@ -72,6 +87,7 @@ class Rank:
         self._open = ExitStack()
         self._listening: socket.socket | None = None
         self._writer: SharedMemoryWriter | None = None
+        self._published: Path | None = None
         self._sender: WeightSender | None = None
 
     def call(self, method: str, *args: object) -> Any:
@@ -117,9 +133,9 @@ class Rank:
         )
         self._open.callback(self._learner.close)
         if self._rank in writers:
-            directory = private_directory("weights", in_memory=True)
-            self._open.callback(shutil.rmtree, directory, ignore_errors=True)
-            self._writer = SharedMemoryWriter(directory)
+            self._published = private_directory("weights", in_memory=True)
+            self._open.callback(self.remove_weights)
+            self._writer = SharedMemoryWriter(self._published)
 
     def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
         """See ``LearnerRank.score``; only rank 0 returns it."""
@@ -180,6 +196,11 @@ class Rank:
     def wake(self) -> None:
         """See ``LearnerRank.wake``."""
         self._learner.wake()
+
+    def remove_weights(self) -> None:
+        """Remove the weights in shared memory; from any thread."""
+        if self._published is not None:
+            shutil.rmtree(self._published, ignore_errors=True)
 
     def close(self) -> None:
         """Remove the shared-memory weights and leave the groups, those that exist."""

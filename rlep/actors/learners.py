@@ -26,7 +26,7 @@ from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, SharedMemoryWeights, WeightUpdate
 
 WRITTEN_POLL_S = 0.2
-"""How often ranks are asked whether a checkpoint is complete; they answer between two collectives."""
+"""How often ranks are asked whether a checkpoint is complete."""
 
 SETTLE_S = 5.0
 """Once one rank has failed, time for the others to fail as well: one that does not is the one they waited for."""

@@ -1,0 +1,76 @@
+"""A rank's actor answers while the rank computes: whether a checkpoint is complete, and that it is to end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlep.actors.learner_actor import LearnerActor, Rank
+
+pytestmark = pytest.mark.asyncio
+
+
+class Computing(Rank):
+    """An update that lasts until it is told to end."""
+
+    def __init__(self, weights: Path) -> None:
+        super().__init__(0)
+        self.begun, self.end, self.closed = threading.Event(), threading.Event(), False
+        self._published = weights
+
+    def update(self, *_: object) -> None:
+        """For as long as the test wants."""
+        self.begun.set()
+        assert self.end.wait(60)
+
+    def written(self) -> bool:
+        """From any thread."""
+        return True
+
+    def close(self) -> None:
+        """Noted."""
+        self.closed = True
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Computing]:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "version-1").touch()
+    made = Computing(weights)
+    yield made
+    made.end.set()
+
+
+def actor_of(rank: Rank) -> Any:
+    """The class behind the actor, in this process."""
+    actor = LearnerActor.__ray_metadata__.modified_class(0)  # type: ignore[attr-defined]
+    actor._rank = rank
+    return actor
+
+
+async def test_in_the_middle_of_an_update_it_closes_at_once_and_leaves_no_weights(rank: Computing) -> None:
+    actor = actor_of(rank)
+    update = asyncio.create_task(actor.run("update"))
+    await asyncio.to_thread(rank.begun.wait, 60)
+    assert await actor.run("written")
+    await actor.close()
+    assert not rank.end.is_set()
+    assert not update.done()
+    assert not (rank._published or Path()).exists()
+    assert not rank.closed  # its groups end with the process
+    rank.end.set()
+    await update
+
+
+async def test_otherwise_it_closes_in_order(rank: Computing) -> None:
+    actor = actor_of(rank)
+    rank.end.set()
+    await actor.run("update")
+    await actor.close()
+    assert rank.closed
