@@ -79,7 +79,7 @@ class LearnerActor:
 class Rank:
     """Every method but ``written`` and ``remove_weights`` belongs to one thread.
 
-    These are collective: ``start``, ``rehearse``, ``score``, ``update``, ``publish``, ``open_group``, ``send``, ``save``, ``load``.
+    Collective are ``start``, ``rehearse``, ``score``, ``update``, ``publish``, ``open_group``, ``send``, ``save`` and ``load``.
     """
 
     def __init__(self, rank: int) -> None:
