@@ -27,7 +27,6 @@ import multiprocessing
 import os
 import platform
 import resource
-import site
 import subprocess
 import sys
 import tempfile
@@ -56,12 +55,6 @@ REPEATS = {98: 5, 16_384: 1}
 """Measured updates by vocabulary, after one to warm up. One of TRL's takes most of a minute at the larger one."""
 MEMORY_VOCABULARY, MEMORY_SEQUENCES = 151_936, 32
 HERE = Path(__file__).resolve().parent
-TRL = HERE.parent / "runs" / "trl-environment"
-TRL_PACKAGES = (
-    *("trl==1.16.0", "accelerate==1.15.0", "datasets==5.2.0", "pandas==3.1.1", "dill==0.4.1", "multiprocess==0.70.19"),
-    *("xxhash==4.1.0", "python-dateutil", "pytz", "tzdata", "six"),
-)
-"""What TRL needs beside this environment; ``--no-deps``, so that torch and transformers stay the same in every arm."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ def trl(directory: Path, vocabulary: int, repeats: int) -> Measured:
     batch, result = ragged_batch(vocabulary), directory / "trl.json"
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch)}
     np.savez(directory / "batch.npz", **{name: array for name, array in arrays.items() if array is not None})
-    command = [*(str(part) for part in (trl_python(), HERE / "peers" / "trl_update.py", directory))]
+    command = [trl_python(), str(HERE / "peers" / "trl_update.py"), str(directory)]
     command += [str(directory / "batch.npz"), str(result), str(PADDED_ROWS), str(repeats)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600, check=False)
@@ -151,17 +144,10 @@ def trl(directory: Path, vocabulary: int, repeats: int) -> Measured:
     return Measured(len(batch.tokens) / told["cpu_seconds"], told["peak_bytes"], told["loss"])
 
 
-def trl_python() -> Path:
+def trl_python() -> str:
     """The interpreter of TRL's environment, which is made when it is not there."""
-    python, complete = TRL / "bin" / "python", TRL / "complete"
-    if not complete.exists() or complete.read_text() != " ".join(TRL_PACKAGES):
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(TRL)], check=True, timeout=600)
-        install = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps", *TRL_PACKAGES]
-        subprocess.run(install, check=True, timeout=1800, stdout=sys.stderr)
-        (packages,) = TRL.glob("lib/python*/site-packages")
-        (packages / "rlep-environment.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-        complete.write_text(" ".join(TRL_PACKAGES))
-    return python
+    command = [sys.executable, str(HERE / "peers" / "trl_environment.py")]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600, check=True).stdout.strip()
 
 
 def padded_update(model: torch.nn.Module, adamw: torch.optim.AdamW, batch: SequenceBatch) -> float:
@@ -301,7 +287,7 @@ def main() -> None:
     print(json.dumps(figures))
     if chosen.out:
         machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
-        written = {"machine": machine | {"torch": torch.__version__, "trl": TRL_PACKAGES[0]}, "rows": rows}
+        written = {"machine": machine | {"torch": torch.__version__}, "rows": rows}
         chosen.out.write_text(json.dumps(written | figures, indent=2) + "\n")
 
 

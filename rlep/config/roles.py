@@ -89,7 +89,8 @@ class GeneratorConfig(ActorConfig):
     max_batched_tokens: Positive = 8192
     """Tokens that one engine step may process."""
     threads: Count = 0
-    """CPU threads of the engine, divided among its workers; 0 takes ``cpus`` rounded down, at least 1."""
+    """CPU threads of the engine, divided among its workers; 0 takes ``cpus`` rounded down, at least 1, or, colocated, those of
+    its learner ranks where they are more."""
     eager: bool = True
     """Run without CUDA graphs and compilation; turn off on GPU for speed."""
     restarts: Count = 3
@@ -174,7 +175,8 @@ class LearnerConfig(ActorConfig):
     lora_targets: tuple[str, ...] = Field(("all-linear",), min_length=1)
     """Names of the linear layers that get adapters, e.g. ``["q_proj", "v_proj"]``; ``all-linear``: each but the output head."""
     threads: Count = 0
-    """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1."""
+    """CPU threads of a rank; 0 takes ``cpus`` rounded down, at least 1, or, colocated, its part of its generator's where that is
+    more."""
     collective_timeout_s: Seconds = 300
     """A rank that its peers wait for in a collective for this long fails the group."""
     heartbeat_timeout_s: Seconds = 60

@@ -42,7 +42,7 @@ def sampler_options(config: Config) -> SamplerOptions:
         max_num_seqs=role.max_sequences + (PROBES if rollout.max_staleness else 0),
         max_num_batched_tokens=role.max_batched_tokens,
         kv_cache_gib=role.kv_cache_gib,
-        threads=role.threads or max(1, int(role.cpus)),
+        threads=role.threads or max(1, int(_cpus_of_generator(config))),
         gpu_memory_utilization=role.memory_utilization,
         tensor_parallel=role.tensor_parallel,
         sleeps=config.cluster.placement == "colocated",
@@ -77,6 +77,18 @@ def generator_dtype(config: Config) -> Literal["float32", "bfloat16", "float16"]
     if config.generator.dtype == "auto":
         return "bfloat16" if config.generator.gpus > 0 else "float32"
     return config.generator.dtype
+
+
+def _cpus_of_generator(config: Config) -> float:
+    """A generator's own, or, taking turns with learner ranks, theirs where those are more."""
+    own, shared = config.generator.cpus, config.generator.tensor_parallel * config.learner.cpus
+    return max(own, shared) if config.cluster.placement == "colocated" else own
+
+
+def _cpus_of_rank(config: Config) -> float:
+    """A rank's own, or, taking turns with a generator, its part of the generator's where that is more."""
+    own, shared = config.learner.cpus, config.generator.cpus / config.generator.tensor_parallel
+    return max(own, shared) if config.cluster.placement == "colocated" else own
 
 
 def learner_options(config: Config) -> LearnerOptions:
@@ -117,7 +129,7 @@ def learner_options(config: Config) -> LearnerOptions:
         micro_batch_tokens=role.micro_batch_tokens,
         # On a GPU some seconds. A CPU would take minutes, and swaps before it fails.
         longest_sequence=config.data.max_prompt_tokens + config.rollout.max_tokens if cuda else 0,
-        threads=role.threads or max(1, int(role.cpus)),
+        threads=role.threads or max(1, int(_cpus_of_rank(config))),
         collective_timeout_s=role.collective_timeout_s,
         keep_start_weights=update.stream and update.prompts < config.rollout.prompts,
         cpu_acceleration=config.cluster.cpu_acceleration and not cuda,

@@ -11,7 +11,7 @@ from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
 from rlep.engines.learner.options import LoraOptions
 from rlep.launch.before_start import memory_advice
-from rlep.launch.engine_options import learner_options
+from rlep.launch.engine_options import learner_options, sampler_options
 from tests.unit.driver.driver_values import config_of
 
 
@@ -77,3 +77,24 @@ def test_a_lack_of_memory_comes_with_the_plan_and_the_settings_that_lower_it() -
     assert "weights and Adam 1.3 MiB, gradients 429.2 KiB" in advice
     assert "--set learner.activation_checkpointing=true, --set learner.micro_batch_tokens=4096" in advice
     assert "--set learner.ranks=2. `rlep plan --gpu-memory GIB`" in advice
+
+
+@pytest.mark.parametrize(
+    ("placement", "width", "generator", "learner", "threads"),
+    [
+        ("split", 1, 3, 2, (3, 2)),
+        ("colocated", 1, 3, 2, (3, 3)),
+        ("colocated", 1, 1, 2, (2, 2)),
+        ("colocated", 2, 6, 2, (6, 3)),
+        ("colocated", 2, 1, 2, (4, 2)),
+    ],
+)
+def test_roles_that_take_turns_have_each_others_cores(
+    placement: str, width: int, generator: int, learner: int, threads: tuple[int, int]
+) -> None:
+    config = config_of(
+        cluster={"placement": placement},
+        generator={"cpus": generator, "tensor_parallel": width},
+        learner={"cpus": learner, "ranks": width},
+    )
+    assert (sampler_options(config).threads, learner_options(config).threads) == threads

@@ -1,0 +1,422 @@
+"""What overlap makes of generators and learners: the real driver, queue, actors and wings on simulated devices.
+
+``python benchmarks/overlap.py [--json] [--out FILE] [--parts 3k,20k,full]``, about 15 minutes on two cores. Ray places the
+actors of a run; in them a generator takes its tokens' time and a learner rank its batch's, and both send arrays of real size.
+
+* ``3k``, ``20k``: steps of 64 questions × 16 responses on eight devices, ``split`` four and four or ``colocated`` on all. Lengths
+  are log-normal: median 700, σ 0.6, at most 3,072 tokens; median 3,000, σ 0.8, at most 20,480. Each response takes a slot (64 a
+  generator) for its length. The learner's speed is such that its work takes as long as the rollout, a quarter of it for scoring.
+  A publication, and a sleep or wake-up of one side, takes 1 % of the step.
+* ``full``: one step of 512 × 16 responses of up to 3,072 and one of up to 20,480 tokens over 64 generators with 128 slots each,
+  scaled to 100 s: what the driver's process computes meanwhile, and what goes through Ray's object store (of a private cluster).
+
+``…_over_split`` is a median step's time over that of the synchronous ``split`` one; ``bounds`` are the longer of both roles alone
+and their sum, over the same. Goals: ``streamed`` ≤ 0.80, ``staleness1`` ≤ 0.55, ``driver_fraction`` ≤ 0.02 (CPU seconds of the
+driver's process over 100 s). Grading is not simulated: it answers at once. The last line has the worst of each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import ray
+
+from rlep.config.schema import Config
+from rlep.config.settings import parse_config
+from rlep.core.seeds import generator_for
+from rlep.core.types import (
+    Completion,
+    Prompt,
+    Request,
+    Sampling,
+    SequenceBatch,
+    UpdateCost,
+    UpdateOutcome,
+    Verdict,
+    prompt_id_of,
+)
+from rlep.data.prompts import PromptOrder, PromptReport, PromptSet
+from rlep.driver.context import Run, Step
+from rlep.driver.ports import Advance, Roles, Trainers
+from rlep.driver.rollout import requests_for
+from rlep.engines.sampler.engine import SamplerHealth
+from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
+from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.wings import rollouts, train_step
+
+FRESH, PROMPT_TOKENS = 16, 200
+SLOTS = 64
+STEP_S = 100.0
+"""Of the ``full`` part."""
+SUMMARY = ("streamed_over_split", "staleness1_over_split", "colocated_over_split")
+ARMS: dict[str, dict[str, Any]] = {
+    "split": {},
+    "streamed": {"update": {"stream": True}},
+    "staleness1": {"rollout": {"max_staleness": 1}, "loss": {"tis_cap": 2}},
+    "colocated": {"cluster": {"placement": "colocated"}, "generator": {"count": 8}, "learner": {"ranks": 8}},
+}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of responses: log-normal, and no more than ``limit``."""
+
+    median: float
+    sigma: float
+    limit: int
+
+    def of(self, seed: int) -> int:
+        """The length of the response to the request with this seed."""
+        drawn = self.median * np.exp(self.sigma * generator_for(seed, "length").standard_normal())
+        return int(np.clip(drawn, 1, self.limit))
+
+
+LENGTHS = {"3k": Lengths(700, 0.6, 3_072), "20k": Lengths(3_000, 0.8, 20_480)}
+
+
+@dataclass(frozen=True)
+class Devices:
+    """How long simulated work takes, in seconds."""
+
+    lengths: Lengths
+    token: float
+    """Of one response's token in a generator."""
+    trained_token: float
+    """Of a token that the learner scores and updates on, on one device."""
+    exchange: float
+    """A publication; a side's sleep or wake-up."""
+    ranks: int
+
+
+def simulated_generator(devices: Devices) -> Any:
+    """``GeneratorActor`` without an engine."""
+
+    @ray.remote
+    class Generator:
+        def __init__(self, *_: object) -> None:
+            self._version = 0
+            self._in_flight = 0
+
+        async def ping(self) -> int:
+            return os.getpid()
+
+        async def start(self, deadline_s: float) -> None:
+            pass
+
+        async def load(self, weight_update: WeightUpdate) -> float:
+            await asyncio.sleep(devices.exchange / 2)
+            self._version = weight_update.version
+            return 0.0
+
+        async def sleep(self) -> None:
+            await asyncio.sleep(devices.exchange)
+
+        async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
+            began, version = time.monotonic(), self._version
+            waiting = [(devices.lengths.of(request.seed), number) for number, request in enumerate(requests)]
+            heapq.heapify(waiting)
+            self._in_flight += len(waiting)
+            while waiting:
+                await asyncio.sleep(max(0.0, began + waiting[0][0] * devices.token - time.monotonic()))
+                ended = []
+                while waiting and began + waiting[0][0] * devices.token <= time.monotonic():
+                    length, number = heapq.heappop(waiting)
+                    ended.append(response(requests[number], length, version))
+                self._in_flight -= len(ended)
+                yield ended
+
+        async def abandon(self, request_ids: Sequence[str]) -> None:
+            pass
+
+        async def health(self) -> SamplerHealth:
+            return SamplerHealth(self._version, self._in_flight)
+
+        async def close(self) -> None:
+            pass
+
+    return Generator
+
+
+def response(request: Request, length: int, version: int) -> Completion:
+    """Arrays and text of real size."""
+    tokens, logprobs = np.arange(length, dtype=np.int32), np.full(length, -0.5, dtype=np.float32)
+    text = "text" * length
+    return Completion(
+        request.id, request.prompt_id, request.sample, tokens, logprobs, "stop", version, text, token_versions=None
+    )
+
+
+def simulated_learner(devices: Devices) -> Any:
+    """``LearnerActor`` without a model."""
+
+    @ray.remote
+    class Learner:
+        def __init__(self, rank: int) -> None:
+            self._rank = rank
+            self._thread = ThreadPoolExecutor(1)
+
+        async def ping(self) -> int:
+            return os.getpid()
+
+        async def node(self) -> str:
+            return str(ray.get_runtime_context().get_node_id())
+
+        async def run(self, method: str, *args: Any) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self, f"do_{method}"), *args)
+
+        async def close(self) -> None:
+            pass
+
+        def do_meeting_point(self) -> str:
+            return "tcp://127.0.0.1:0"
+
+        def do_start(self, *_: object) -> None:
+            pass
+
+        def do_score(self, batch: SequenceBatch, _: object) -> Any:
+            time.sleep(0.25 * len(batch.tokens) * devices.trained_token / devices.ranks)
+            return None if self._rank else np.full(int(batch.response_lengths.sum()), -0.5, dtype=np.float32)
+
+        def do_update(self, batch: SequenceBatch, *_: object) -> UpdateOutcome | None:
+            time.sleep(0.75 * len(batch.tokens) * devices.trained_token / devices.ranks)
+            return None if self._rank else UpdateOutcome(0.0, 0.0, 0.0, "", {}, UpdateCost(len(batch.tokens), 1.0))
+
+        def do_publish(self, version: int, *_: object) -> WeightUpdate | None:
+            time.sleep(devices.exchange / 2)
+            source = SharedMemoryWeights(Path("nowhere"), 0, "")
+            return None if self._rank else WeightUpdate(version, (), source, (), 0.0)
+
+        def do_sleep(self) -> None:
+            time.sleep(devices.exchange)
+
+        do_wake = do_sleep
+
+    return Learner
+
+
+class Verifiers:
+    """Every other response is right, at once."""
+
+    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
+        """See the port."""
+        verdicts = Verdict("wrong", "3", "math", "1"), Verdict("correct", "2", "math", "1")
+        return [verdicts[one.sample % 2] for one in completions]
+
+
+class Silent:
+    """No bars."""
+
+    @contextmanager
+    def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
+        """See the port."""
+
+        def advance(by: int = 1) -> None:
+            """Nothing moves."""
+
+        yield advance
+
+    def note(self, text: str) -> None:
+        """Nobody reads it."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A finished step."""
+
+    seconds: float
+    generate_s: float
+    """From its first request to its last response."""
+    cpu_s: float
+    """Of the driver's process."""
+    put_bytes: int
+    """Batches for the learner."""
+    streamed_bytes: int
+    """Responses from the generators."""
+
+
+def config_of(prompts: int, limit: int, home: Path, *changes: dict[str, Any]) -> Config:
+    """A run on simulated devices; actors ask for next to no CPUs, so that all fit on this machine."""
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"path": str(home)},
+        "data": {"train": "none", "max_prompt_tokens": PROMPT_TOKENS},
+        "run": {"name": "overlap", "directory": str(home), "steps": 100},
+        "rollout": {"prompts": prompts, "fresh": FRESH, "max_tokens": limit},
+        "reward": {"overlong_buffer": 0},
+        "replay": {"count": 0},
+        "update": {"prompts": prompts // 8},
+        "generator": {"count": 4, "cpus": 0.001, "max_sequences": SLOTS},
+        "learner": {"ranks": 4, "cpus": 0.001},
+        "cluster": {"cpus": 2, "place_deadline_s": 300},
+    }
+    for change in changes:
+        for section, keys in change.items():
+            settings[section] = settings.get(section, {}) | keys
+    return parse_config(settings)
+
+
+def prompt_set(count: int) -> PromptSet:
+    """Questions of 200 tokens."""
+    tokens = np.arange(PROMPT_TOKENS, dtype=np.int32)
+    names = [f"question {number}" for number in range(count)]
+    report = PromptReport(count, count, 0, 0, 0, 0, (), PROMPT_TOKENS)
+    return PromptSet(tuple(Prompt(prompt_id_of(name, "2"), name, "2", tokens, "math") for name in names), report)
+
+
+async def steps_of(config: Config, devices: Devices, steps: int) -> list[Made]:
+    """Real steps; with two or more of them the first, in which nothing was prefetched, is not counted."""
+    devices = replace(devices, ranks=config.learner.ranks)
+    with (
+        patch("rlep.actors.generators.GeneratorActor", simulated_generator(devices)),
+        patch("rlep.actors.learners.LearnerActor", simulated_learner(devices)),
+    ):
+        async with run_actors(config) as actors:
+            made = await make_steps(config, actors, steps)
+            home = actors.cluster.home or Path()
+            if spilled := [file for file in home.glob("**/ray_spilled_objects*/*") if file.is_file()]:
+                raise RuntimeError(f"Ray's object store spilled {len(spilled)} files to disk")
+    return made[steps > 1 :]
+
+
+async def make_steps(config: Config, actors: RunActors, steps: int) -> list[Made]:
+    """As ``rlep train`` makes them, without evaluations and checkpoints."""
+    train, made = prompt_set(2 * config.rollout.prompts), []
+    order = PromptOrder(len(train), config.rollout.prompts, config.run.seed)
+    generating, learning = actors.generators(), actors.learners()
+    await actors.started()
+    publishing = actors.weights(learning, generating, train.prompts)
+    generate, learn, publish = actors.ports(generating, learning, publishing)
+    await publish.publish(0)
+    run = Run(config, Roles(generate, Verifiers()), Silent(), "tok", "base", "float32")
+    trainers = Trainers(learn, publish, rollouts(run, train), None)
+    try:
+        for number in range(steps):
+            prompts = [train.prompts[index] for index in order.step(number)]
+            with counted_puts() as put:
+                begun = time.process_time()
+                trained = await train_step(config)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                used = time.process_time() - begun
+            found = {key: float(str(trained.metrics[f"time/{key}"])) for key in ("step", "generate")}
+            streamed = 12 * int(str(trained.metrics["rollout/tokens"]))  # id, log-prob, four characters
+            made.append(Made(found["step"], found["generate"], used, sum(put), streamed))
+    finally:
+        await trainers.rollouts.drop()
+    return made
+
+
+@contextmanager
+def counted_puts() -> Iterator[list[int]]:
+    """The bytes of every batch that the block puts into the object store."""
+    put, found = ray.put, list[int]()
+
+    def counting(batch: SequenceBatch) -> Any:
+        arrays = [getattr(batch, one.name) for one in fields(batch)]
+        found.append(sum(array.nbytes for array in arrays if array is not None))
+        return put(batch)
+
+    with patch("ray.put", counting):
+        yield found
+
+
+def rollout_tokens(lengths: Lengths, prompts: int) -> tuple[list[int], int]:
+    """Lengths of a rollout in the order of its requests, and all its tokens with prompts."""
+    asked = prompt_set(prompts).prompts
+    found = [lengths.of(one.seed) for one in requests_for(asked, FRESH, label="", seed=0, address=("rollout", 0))]
+    return found, sum(found) + len(found) * PROMPT_TOKENS
+
+
+def slots_until(lengths: Sequence[int], slots: int) -> int:
+    """Token times until all responses end, each in the first slot that is free."""
+    busy = [0] * slots
+    for length in lengths:
+        heapq.heapreplace(busy, busy[0] + length)
+    return max(busy)
+
+
+async def compare(name: str, home: Path) -> dict[str, Any]:
+    """All arms with one distribution of lengths, at equal role times of about 10 s."""
+    lengths, role_s, prompts = LENGTHS[name], 10.0, 64
+    found, tokens = rollout_tokens(lengths, prompts)
+    token = role_s / slots_until(found, 4 * SLOTS)
+    devices = Devices(lengths, token, 4 * role_s / tokens, exchange=0.02 * role_s, ranks=4)
+    steps = {}
+    for arm, changes in ARMS.items():
+        steps[arm] = await steps_of(config_of(prompts, lengths.limit, home, changes), devices, 4)
+        print(f"{name} {arm}: {[round(one.seconds, 1) for one in steps[arm]]} s", flush=True)
+    seconds = {arm: statistics.median(one.seconds for one in made) for arm, made in steps.items()}
+    generate = statistics.median(one.generate_s for one in steps["split"])
+    roles = generate, seconds["split"] - generate
+    return {
+        "lengths": name,
+        "seconds": seconds,
+        "roles": {"generate": roles[0], "learn_and_publish": roles[1]},
+        "bounds": {"longer_role": max(roles) / seconds["split"], "sum": 1.0},
+        **{f"{arm}_over_split": seconds[arm] / seconds["split"] for arm in ARMS if arm != "split"},
+        "driver_cpu_share": {
+            arm: sum(m.cpu_s for m in made) / sum(m.seconds for m in made) for arm, made in steps.items()
+        },
+    }
+
+
+async def full(home: Path) -> dict[str, Any]:
+    """One step of full size for each distribution, over 64 generators."""
+    rows = {}
+    for name, lengths in LENGTHS.items():
+        found, tokens = rollout_tokens(lengths, 512)
+        devices = Devices(lengths, STEP_S / 2 / max(found), 4 * STEP_S / 2 / tokens, exchange=0.01 * STEP_S, ranks=4)
+        changes = {"generator": {"count": 64, "max_sequences": 128}}
+        (made,) = await steps_of(config_of(512, lengths.limit, home, changes), devices, 1)
+        rows[name] = {
+            "seconds": made.seconds,
+            "driver_cpu_seconds": made.cpu_s,
+            "driver_fraction": made.cpu_s / STEP_S,
+            "object_store_bytes_per_step": made.put_bytes + made.streamed_bytes,
+        }
+        print(f"full {name}: {rows[name]}", flush=True)
+    return {
+        "full": rows,
+        "driver_fraction": max(row["driver_fraction"] for row in rows.values()),
+        "object_store_bytes_per_step": max(row["object_store_bytes_per_step"] for row in rows.values()),
+    }
+
+
+def main() -> None:
+    """Print the figures of each part; the last line is the summary."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON line per part, then the summary")
+    parser.add_argument("--parts", default="3k,20k,full", help="of 3k, 20k, full")
+    parser.add_argument("--out", type=Path, help="also write everything to this file, with the machine's description")
+    chosen = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="rlep-bench-") as home:
+        for part in chosen.parts.split(","):
+            row = asyncio.run(full(Path(home)) if part == "full" else compare(part, Path(home)))
+            rows.append(row)
+            print(json.dumps(row) if chosen.json else json.dumps(row, indent=2), flush=True)
+    figures = {key: max(row[key] for row in rows if key in row) for key in SUMMARY if any(key in row for row in rows)}
+    figures |= {
+        key: row[key] for row in rows for key in ("driver_fraction", "object_store_bytes_per_step") if key in row
+    }
+    print(json.dumps(figures))
+    if chosen.out:
+        machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
+        chosen.out.write_text(json.dumps({"machine": machine, "rows": rows} | figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
