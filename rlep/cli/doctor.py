@@ -27,9 +27,12 @@ from rlep.core.versions import check_versions
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_cpus import wanted_cpus
 from rlep.driver.plan_memory import plan_memory
+from rlep.launch.pool_place import pool_place
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
+from rlep.services.pool.rpc.run_pool import connected, on_server
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
+from rlep.services.pool.values import PoolOptions
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 GIB = 2**30
@@ -248,12 +251,16 @@ def _redis(config: Config) -> Iterator[Finding]:
             program = find_binary()
             major, minor = version_of(program)
             yield Finding("Redis", "ok", f"embedded, {program} {major}.{minor}")
+        elif on_server(url):
+            with connected(pool_place(config), PoolOptions(deadline=2.0)) as server:
+                names = ", ".join(server.names()) or "none"
+            yield Finding("Pool server", "ok", f"{url} answers; pools that may be read: {names}")
         else:
             client = until_deadline("connecting", lambda: connect(url), deadline=2.0)
             check_server(RetryingRedis(client, deadline=10.0), allow_volatile=False, read_only=False)
             yield Finding("Redis", "ok", f"{url} answers, keeps what it acknowledges")
     except RlepError as error:
-        yield Finding("Redis", "wrong", str(error))
+        yield Finding("Pool server" if on_server(url) else "Redis", "wrong", str(error))
 
 
 def _ray(config: Config) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, Self, get_args
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
@@ -209,18 +209,49 @@ class PoolConfig(Section):
     directory: Path | None = None
     """Data of the embedded Redis; None keeps it in the run directory. Ignored with ``url``."""
     url: str | None = None
-    """An existing Redis, ``redis://host:port/db`` or ``rediss://…``; None starts an embedded one."""
+    """An existing Redis, ``redis://host:port/db`` or ``rediss://…``, or a pool server (``rlep pool serve``), ``grpc://host:port``
+    or with TLS ``grpcs://…``; None starts an embedded Redis."""
+    token_file: Path | None = None
+    """Holds the token for a pool server, one line; beyond loopback it needs ``grpcs://``."""
+    ca_file: Path | None = None
+    """The authority (PEM) that a pool server's certificate is checked against; None takes the public ones."""
     deadline_s: Seconds = 30
     """Longest wait for one pool operation, retries included."""
 
     @field_validator("url")
     @classmethod
     def _no_secret(cls, value: str | None) -> str | None:
-        if value is not None and urlsplit(value).scheme not in ("redis", "rediss", "unix"):
-            raise ValueError("a Redis URL starts with redis://, rediss:// or unix://")
-        if value is not None and (urlsplit(value).password or "password" in parse_qs(urlsplit(value).query)):
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("redis", "rediss", "unix", "grpc", "grpcs"):
+            raise ValueError(
+                "a Redis URL starts with redis://, rediss:// or unix://, that of a pool server with grpc:// or grpcs://"
+            )
+        if parts.password or "password" in parse_qs(parts.query):
             raise ValueError("holds a password; give it in RLEP_REDIS_PASSWORD or RLEP_REDIS_PASSWORD_FILE instead")
+        if parts.scheme.startswith("grpc") and (
+            parts.username or parts.path.strip("/") or parts.query or not _port(parts)
+        ):
+            raise ValueError("the address of a pool server is grpc://HOST:PORT or grpcs://HOST:PORT and nothing else")
         return value
+
+    @model_validator(mode="after")
+    def _server_keys(self) -> Self:
+        scheme = urlsplit(self.url or "").scheme
+        if self.token_file is not None and scheme not in ("grpc", "grpcs"):
+            raise ConfigError("pool.token_file is for a pool server: it needs pool.url = grpcs://… or grpc://…")
+        if self.ca_file is not None and scheme != "grpcs":
+            raise ConfigError("pool.ca_file is for a pool server's certificate: it needs pool.url = grpcs://…")
+        return self
+
+
+def _port(parts: SplitResult) -> int | None:
+    """The port, or None where there is none that can be."""
+    try:
+        return parts.port
+    except ValueError:
+        return None
 
 
 class ClusterConfig(Section):

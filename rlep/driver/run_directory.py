@@ -41,7 +41,18 @@ CHANGEABLE = (
         "data.max_bad_rows",
         "checkpoint.",
     ),
-    *("cluster.", "generator.", "verifier.", "learner.", "tracking.", "pool.url", "pool.directory", "pool.deadline_s"),
+    *(
+        "cluster.",
+        "generator.",
+        "verifier.",
+        "learner.",
+        "tracking.",
+        "pool.url",
+        "pool.directory",
+        "pool.deadline_s",
+        "pool.token_file",
+        "pool.ca_file",
+    ),
 )
 """What may differ when a run is continued: it changes the actors, the length and the records, not the steps.
 

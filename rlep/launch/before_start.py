@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import closing
 
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
@@ -14,7 +15,8 @@ from rlep.driver.model_shape import linear_layers, read_shape
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
-from rlep.services.pool.opening import open_pool
+from rlep.launch.pool_place import pool_place
+from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.values import PoolOptions
 
 
@@ -80,14 +82,12 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
             "pool.directory first, or check pool.directory"
         )
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
-    with open_pool(
-        config.pool.url, config.pool_directory, config.pool.name, tokenizer_digest=tokenizer_digest, options=options
-    ) as pool:
-        covered_questions(config, pool.prompt_ids(), prompts)
+    with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
+        covered_questions(config, opened.pool.prompt_ids(), prompts)
 
 
 def pool_exists(config: Config) -> bool:
-    """Whether the embedded pool's directory holds one; a Redis at ``pool.url`` says so itself."""
+    """Whether the embedded pool's directory holds one; what is at ``pool.url`` says so itself."""
     return config.pool.url is not None or (config.pool_directory / "redis.conf").is_file()
 
 

@@ -38,6 +38,7 @@ from rlep.launch.engine_options import (
     learner_options,
     sampler_options,
 )
+from rlep.launch.pool_place import pool_place
 from rlep.services.pool.values import FAILURES, PoolOptions
 
 FINGERPRINT_BYTES = 2**20
@@ -190,7 +191,6 @@ class RunActors:
 
     def _pool(self, actor: str, suffix: str, inputs: Inputs, options: PoolOptions, *, cap: int) -> PoolService:
         config = self.config
-        pool = config.pool.model_copy(update={"name": config.pool.name + suffix})
         options = replace(
             options,
             cap=None if options.read_only else cap,
@@ -198,7 +198,7 @@ class RunActors:
             deadline=config.pool.deadline_s,
             vocabulary=inputs.vocabulary,
         )
-        role = PoolService(self.cluster, pool, config.pool_directory, (inputs.tokenizer.digest, options), actor)
+        role = PoolService(self.cluster, pool_place(config, suffix), inputs.tokenizer.digest, options, actor)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role

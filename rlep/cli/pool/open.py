@@ -9,13 +9,14 @@ from typing import Literal
 
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
-from rlep.core.errors import DataError, ModelError, PoolError
+from rlep.core.errors import ConfigError, DataError, ModelError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.opening import OpenPool, open_pool
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.run_pool import on_server
 from rlep.services.pool.values import FAILURES, PoolOptions
 
 
@@ -64,6 +65,10 @@ def _opened(config: Config, tokenizer_digest: str | None, options: PoolOptions) 
 
 def _check_directory(config: Config) -> None:
     directory = config.pool_directory
+    if on_server(config.pool.url):
+        raise ConfigError(
+            f"pool.url = {config.pool.url} is a pool server; this command works on its Redis: give --redis URL or --embedded DIR"
+        )
     if config.pool.url is None and not (directory / "redis.conf").is_file():
         raise PoolError(
             f"{directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"

@@ -258,6 +258,8 @@ class Pool:
             by_policy={name: held for name, held in sorted(by_policy.items()) if held},
             by_verifier={name: held for name, held in sorted(by_verifier.items()) if held},
             sealed=self._sealed,
+            tokenizer_digest=self.tokenizer_digest,
+            cap=self.cap,
         )
 
     def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> NewRecord | None:

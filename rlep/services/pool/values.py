@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rlep.services.pool.storage.codec import Precision
@@ -34,6 +35,25 @@ class PoolStats:
     """``name@version`` of the verifier -> trajectories."""
     sealed: str | None
     """The digest of a sealed pool."""
+    tokenizer_digest: str = ""
+    """Of the tokenizer whose token ids it holds; empty from a server that does not say."""
+    cap: int = 0
+    """Most trajectories a prompt; 0 from a server that does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlace:
+    """Where a run's pool is."""
+
+    url: str | None
+    """Of a Redis, or ``grpc://``, ``grpcs://`` of a pool server; None: an embedded Redis."""
+    directory: Path
+    """Of the embedded Redis."""
+    name: str
+    token_file: Path | None = None
+    """Holds the token for a pool server."""
+    ca_file: Path | None = None
+    """Authority of a pool server's certificate, PEM; None: the public ones."""
 
 
 @dataclass(frozen=True, slots=True)

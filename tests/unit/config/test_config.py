@@ -166,4 +166,8 @@ def test_what_may_change_on_resume_names_real_keys() -> None:
 
 
 def test_no_key_is_made_for_a_secret() -> None:
-    assert not [key for key in KEYS if any(word in key for word in ("password", "secret", "token_"))]
+    assert not [
+        key
+        for key in KEYS
+        if not key.endswith("_file") and any(word in key for word in ("password", "secret", "token_"))
+    ]

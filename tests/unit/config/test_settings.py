@@ -60,6 +60,7 @@ def test_no_file_gives_the_defaults() -> None:
         ("model.system_prompt=Think = win.", "model", "system_prompt", "Think = win."),  # only the first = counts
         ("update.betas=[0.8, 0.9]", "update", "betas", (0.8, 0.9)),
         ("pool.url=redis://rlep@host:6379/0", "pool", "url", "redis://rlep@host:6379/0"),
+        ("pool.url=grpcs://[::1]:7171", "pool", "url", "grpcs://[::1]:7171"),
         ("loss.dual_clip=none", "loss", "dual_clip", None),
         (" run.seed =3", "run", "seed", 3),
     ],
@@ -98,6 +99,12 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("rollout.top_p=1.5", r"rollout\.top_p = 1\.5: must be at most 1"),
         ("update.betas=[0.9, 1.0]", r"update\.betas\.1 = 1\.0: must be less than 1"),
         ("loss.aggregation=mean", r"loss\.aggregation = 'mean': must be 'token-mean'"),
+        ("pool.url=http://host:1", r"a Redis URL starts with redis://.*, that of a pool server with grpc://"),
+        ("pool.url=grpc://host", "the address of a pool server is grpc://HOST:PORT"),
+        ("pool.url=grpc://host:70000", "the address of a pool server is grpc://HOST:PORT"),
+        ("pool.url=grpcs://host:7171/pool", "the address of a pool server is grpc://HOST:PORT"),
+        ("pool.token_file=token", r"pool\.token_file is for a pool server: it needs pool\.url = grpcs://"),
+        ("pool.ca_file=ca.pem", r"pool\.ca_file is for a pool server's certificate"),
         ("run.name=a b", r"run\.name = 'a b': must match the pattern"),
         (
             "generator.count=true",

@@ -1,0 +1,19 @@
+"""From the config to where a run's pool is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlep.config.schema import Config
+from rlep.services.pool.values import PoolPlace
+
+
+def pool_place(config: Config, suffix: str = "") -> PoolPlace:
+    """Absolute, for an actor in another directory; ``suffix`` of the pool's name."""
+    pool = config.pool
+    token, authority = (_absolute(path) for path in (pool.token_file, pool.ca_file))
+    return PoolPlace(pool.url, config.pool_directory.absolute(), pool.name + suffix, token, authority)
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else path.absolute()
