@@ -115,7 +115,7 @@ def prompt_set(count: int) -> PromptSet:
 
 async def steps_of(config: Config, devices: Devices, steps: int) -> list[Made]:
     """Real steps; with two or more of them the first, in which nothing was prefetched, is not counted."""
-    devices = replace(devices, ranks=config.learner.ranks)
+    devices = replace(devices, ranks=config.learner.ranks, slots=config.generator.max_sequences)
     with (
         patch("rlep.actors.generators.GeneratorActor", simulated_generator(devices)),
         patch("rlep.actors.learners.LearnerActor", simulated_learner(devices)),
@@ -188,7 +188,7 @@ async def compare(name: str, home: Path) -> dict[str, Any]:
     lengths, role_s, prompts = LENGTHS[name], 6.0, 64
     found, tokens = rollout_tokens(lengths, prompts)
     token = role_s / slots_until(found, 4 * SLOTS)
-    devices = Devices(lengths, token, 4 * role_s / tokens, exchange=0.02 * role_s, ranks=4)
+    devices = Devices(lengths, token, 4 * role_s / tokens, exchange=0.02 * role_s, ranks=4, slots=SLOTS)
     steps = {}
     for arm, changes in ARMS.items():
         steps[arm] = await steps_of(config_of(prompts, lengths.limit, home, changes), devices, 4)
@@ -213,7 +213,9 @@ async def full(home: Path) -> dict[str, Any]:
     rows = {}
     for name, lengths in LENGTHS.items():
         found, tokens = rollout_tokens(lengths, 512)
-        devices = Devices(lengths, STEP_S / 2 / max(found), 4 * STEP_S / 2 / tokens, exchange=0.01 * STEP_S, ranks=4)
+        devices = Devices(
+            lengths, STEP_S / 2 / max(found), 4 * STEP_S / 2 / tokens, exchange=0.01 * STEP_S, ranks=4, slots=SLOTS
+        )
         changes = {"generator": {"count": 64, "max_sequences": 128}}
         (made,) = await steps_of(config_of(512, lengths.limit, home, changes), devices, 1)
         rows[name] = {

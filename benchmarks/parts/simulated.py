@@ -50,6 +50,8 @@ class Devices:
     exchange: float
     """A publication; a side's sleep or wake-up."""
     ranks: int
+    slots: int
+    """Responses that a generator decodes at once."""
 
 
 def simulated_generator(devices: Devices) -> Any:
@@ -59,6 +61,7 @@ def simulated_generator(devices: Devices) -> Any:
     class Generator:
         def __init__(self, *_: object) -> None:
             self._version = 0
+            self._slots = [0.0] * devices.slots
 
         async def ping(self) -> int:
             return os.getpid()
@@ -75,7 +78,7 @@ def simulated_generator(devices: Devices) -> Any:
             await asyncio.sleep(devices.exchange)
 
         async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
-            async for ended in gathered(responses(devices, requests, self._version)):
+            async for ended in gathered(responses(devices, requests, self._version, self._slots)):
                 yield ended
 
         async def abandon(self, request_ids: Sequence[str]) -> None:
@@ -90,16 +93,22 @@ def simulated_generator(devices: Devices) -> Any:
     return Generator
 
 
-async def responses(devices: Devices, requests: Sequence[Request], version: int) -> AsyncGenerator[list[Completion]]:
-    """Each when its tokens' time is over."""
-    began = time.monotonic()
-    waiting = [(devices.lengths.of(request.seed), number) for number, request in enumerate(requests)]
-    heapq.heapify(waiting)
-    while waiting:
-        await asyncio.sleep(max(0.0, began + waiting[0][0] * devices.token - time.monotonic()))
+async def responses(
+    devices: Devices, requests: Sequence[Request], version: int, slots: list[float]
+) -> AsyncGenerator[list[Completion]]:
+    """Each when its tokens' time in the first free slot is over; ``slots``: a heap of when each is free."""
+    ends = []
+    for number, request in enumerate(requests):
+        length = devices.lengths.of(request.seed)
+        end = max(time.monotonic(), slots[0]) + length * devices.token
+        heapq.heapreplace(slots, end)
+        ends.append((end, length, number))
+    heapq.heapify(ends)
+    while ends:
+        await asyncio.sleep(max(0.0, ends[0][0] - time.monotonic()))
         ended = []
-        while waiting and began + waiting[0][0] * devices.token <= time.monotonic():
-            length, number = heapq.heappop(waiting)
+        while ends and ends[0][0] <= time.monotonic():
+            _, length, number = heapq.heappop(ends)
             ended.append(response(requests[number], length, version))
         yield ended
 

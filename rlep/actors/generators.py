@@ -26,6 +26,11 @@ from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
 
+WAITING = 4
+"""An engine is given 1/4 more requests than it decodes at once: it takes the next without waiting for the driver."""
+REFILL = 8
+"""It is given more when 1/8 of its requests have finished: each refill costs a call."""
+
 
 class GeneratorPool:
     """All generators of a run behind the driver's ``Generators`` port."""
@@ -260,16 +265,17 @@ class GeneratorPool:
         return ActorLost("; ".join(["no generator is left", *(f"{w.name}: {w.error}" for w in self._workers[:1])]))
 
     async def _pump(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
-        """Keep the generator's slots filled from the queue."""
+        """Keep the engine full, with some requests waiting in it, from the queue."""
         while True:
             await worker.ready.wait()
             await self._queue.changed(worker.name)
             if not worker.ready.is_set():
                 continue
             living = sum(other.ready.is_set() and not other.lost.is_set() for other in self._workers)
-            slots = min(self._queue.share(living), self._config.max_sequences)
+            most = self._config.max_sequences
+            slots = min(self._queue.share(living), most + most // WAITING)
             free = slots - self._queue.leased(worker.name)
-            if free < max(1, slots // 4):
+            if free < max(1, slots // REFILL):
                 worker.freed.clear()
                 await worker.freed.wait()
                 continue

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from rlep.algorithms.loss_stats import COLUMNS, SOURCES, LossShares, shares, source_metrics
+from rlep.algorithms.loss_terms import cispo_terms, kl_estimate, ppo_terms, shaped_terms, truncated_importance
 from rlep.algorithms.objective import Aggregation, LossOptions, normalizers, sequence_weights
 from rlep.core.types import Float64Array, SequenceBatch
 
@@ -50,7 +51,7 @@ class PackedTokens:
     reference_logprobs: Tensor | None = None
     """``[R]`` under the reference policy; needed by ``kl_coef``."""
     behaviour_logprobs: Tensor | None = None
-    """``[R]`` under the sampler; needed by ``tis_cap`` on fresh tokens."""
+    """``[R]`` under the sampler; needed by ``tis_cap`` on fresh tokens and by ``replay_is_cap`` on replayed ones."""
     entropy: Tensor | None = None
     """``[R]`` entropy of the policy in training; needed by ``entropy_coef``."""
     high_entropy: Tensor | None = None
@@ -142,6 +143,7 @@ def packed_policy_loss(packed: PackedTokens, options: LossOptions) -> tuple[Tens
     if options.tis_cap is not None and packed.behaviour_logprobs is not None:
         fresh = packed.mask & ~packed.replayed[packed.sequences]
         policy = policy * truncated_importance(old, packed.behaviour_logprobs.double(), fresh, options.tis_cap)
+    policy = _replay_terms(packed, options, policy, ratio)
     if packed.high_entropy is not None:
         policy = torch.where(packed.high_entropy, policy, 0.0)
     terms = policy + _regularisers(packed, logprobs, options)
@@ -199,43 +201,18 @@ def policy_loss(
     return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), shares(sums.sums.cpu().numpy())
 
 
-def ppo_terms(ratio: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
-    """p = max(−A·ρ, −A·clip(ρ)) (eq. 4 with clip-higher); where A < 0, at most −A·c (dual clip, arXiv 1912.09729)."""
-    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
-    terms = torch.maximum(-advantages * ratio, -advantages * clipped)
-    if options.dual_clip is None:
-        return terms
-    return torch.where(advantages < 0, torch.minimum(terms, -advantages * options.dual_clip), terms)
-
-
-def cispo_terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
-    """p = −A · sg(clip(ρ)) · log π (CISPO, arXiv 2506.13585): no token's gradient is dropped."""
-    clipped = ratio.detach().clamp(1 - options.clip_low, 1 + options.clip_high)
-    return -advantages * clipped * logprobs
-
-
-def truncated_importance(old: Tensor, behaviour: Tensor, fresh: Tensor, cap: float) -> Tensor:
-    """min(π_learner / π_sampler, cap) of fresh tokens, detached ``[R]`` (truncated as in IMPALA, arXiv 1802.01561).
-
-    Replayed tokens weigh 1: their sampler was another policy, not another implementation of θ0.
-    """
-    if torch.isnan(behaviour[fresh]).any():
-        raise ValueError("tis_cap needs behaviour_logprobs of every fresh token; some are unknown (NaN)")
-    difference = torch.where(fresh, old - behaviour, 0.0)
-    return torch.where(fresh, difference.clamp(-20.0, 20.0).exp().clamp(max=cap), 1.0).detach()
-
-
-def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """Schulman's estimators of KL(π ‖ reference) per token: k1 = δ, k2 = δ²/2, k3 = e^−δ − 1 + δ with δ = l − l_ref.
-
-    As a loss, k1's gradient is zero in expectation on-policy; k2 has the KL's own gradient; k3 is GRPO's choice.
-    """
-    delta = (logprobs - reference).clamp(-20.0, 20.0)
-    if estimator == "k1":
-        return delta
-    if estimator == "k2":
-        return delta.square() / 2
-    return torch.exp(-delta) - 1 + delta
+def _replay_terms(packed: PackedTokens, options: LossOptions, policy: Tensor, ratio: Tensor) -> Tensor:
+    """The policy terms ``[R]`` with those of replayed tokens corrected for their sampler, and weighed."""
+    if not options.replay_shaping and options.replay_is_cap is None and options.replay_weight == 1:
+        return policy
+    replayed = packed.mask & packed.replayed[packed.sequences]
+    if options.replay_shaping:
+        advantages = _constant(packed.advantages, packed.mask)
+        policy = torch.where(replayed, shaped_terms(ratio, advantages, options.replay_shaping), policy)
+    if options.replay_is_cap is not None and packed.behaviour_logprobs is not None:
+        old, behaviour = _constant(packed.old_logprobs, packed.mask), packed.behaviour_logprobs.double()
+        policy = policy * truncated_importance(old, behaviour, replayed, options.replay_is_cap)
+    return torch.where(replayed, options.replay_weight * policy, policy)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -302,6 +279,8 @@ def _clipped(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which tokens the clips act on ``[R]``: below, above, dual."""
     acting = packed.mask if packed.high_entropy is None else packed.mask & packed.high_entropy
+    if options.replay_shaping:
+        acting = acting & ~packed.replayed[packed.sequences]
     low, high = acting & (ratio < 1 - options.clip_low), acting & (ratio > 1 + options.clip_high)
     if options.surrogate == "cispo":
         return low, high, torch.zeros_like(acting)
@@ -318,6 +297,7 @@ def _check_supplied(packed: PackedTokens, options: LossOptions) -> None:
     for wanted, value, name in (
         (options.kl_coef > 0, packed.reference_logprobs, "kl_coef needs reference_logprobs"),
         (options.tis_cap is not None, packed.behaviour_logprobs, "tis_cap needs behaviour_logprobs"),
+        (options.replay_is_cap is not None, packed.behaviour_logprobs, "replay_is_cap needs behaviour_logprobs"),
         (options.entropy_coef > 0, packed.entropy, "entropy_coef needs entropy"),
         (options.high_entropy_fraction < 1, packed.high_entropy, "high_entropy_fraction needs high_entropy"),
     ):

@@ -48,6 +48,12 @@ class LossOptions:
     """Weight of the entropy bonus; 0 is off."""
     high_entropy_fraction: float = 1.0
     """Share of tokens, highest entropy first, whose policy term is trained (arXiv 2506.01939); 1 is all."""
+    replay_weight: float = 1.0
+    """λ: factor of the policy term of replayed tokens."""
+    replay_shaping: float = 0.0
+    """γ: the policy term of replayed tokens is −A · f(ρ), f(x) = x / (x + γ), unclipped (arXiv 2504.14945); 0 is off."""
+    replay_is_cap: float | None = None
+    """C: the policy term of replayed tokens is multiplied by min(π0 / μ, C), detached, μ their sampler's; None is off."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -72,6 +78,10 @@ class LossOptions:
         _require(_positive(self.entropy_coef, zero=True), "entropy_coef", self.entropy_coef, "must not be negative")
         fraction = self.high_entropy_fraction
         _require(0 < fraction <= 1, "high_entropy_fraction", fraction, "must lie in (0, 1]")
+        weight, gamma, cap = self.replay_weight, self.replay_shaping, self.replay_is_cap
+        _require(_positive(weight, zero=True), "replay_weight", weight, "must not be negative")
+        _require(_positive(gamma, zero=True), "replay_shaping", gamma, "must not be negative")
+        _require(cap is None or _positive(cap), "replay_is_cap", cap, "must be above 0, or None")
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -87,6 +97,15 @@ class LossOptions:
             )
         if self.surrogate == "cispo" and self.level == "sequence":
             raise ConfigError("level = 'sequence': cispo is defined per token; use level 'token' or surrogate 'ppo'")
+        if self.replay_shaping and (self.level, self.surrogate) != ("token", "ppo"):
+            raise ConfigError(
+                f"replay_shaping = {self.replay_shaping} shapes a token's own ratio: it needs level 'token' and surrogate 'ppo'"
+            )
+        if self.replay_shaping and self.replay_is_cap is not None:
+            raise ConfigError(
+                f"replay_shaping = {self.replay_shaping} and replay_is_cap = {self.replay_is_cap} both correct for the sampler: "
+                "set one of them"
+            )
 
 
 def normalizers(batch: SequenceBatch, options: LossOptions) -> Float64Array:

@@ -24,7 +24,7 @@ def token_staleness(trajectories: Sequence[Trajectory], policy_version: int) -> 
 
 
 def importance_weights(batch: SequenceBatch, cap: float) -> Float64Array:
-    """Weights of the fresh trained tokens, in their order, as ``loss.truncated_importance`` takes them.
+    """Weights of the fresh trained tokens, in their order, as ``loss_terms.truncated_importance`` takes them.
 
     Raises ``ValueError`` where the batch lacks old or behaviour log-probs.
     """

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
     ClusterConfig,
     Count,
@@ -92,36 +93,6 @@ class RolloutConfig(Section):
     """Largest policy lag of a trained token, in versions; so many steps' rollouts are prefetched. 0 is on-policy (paper)."""
     partial: Literal["keep", "abort"] = "keep"
     """With staleness, an unfinished response continues under new weights (``keep``), or is generated again (``abort``)."""
-
-
-class ReplayConfig(Section):
-    """How successes from the experience pool are replayed."""
-
-    count: Count = 0
-    """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """``linear`` lowers M to 0 over ``run.steps``."""
-    selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
-        "uniform"
-    )
-    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones."""
-    minimum: Positive = 2
-    """A prompt with fewer verified responses in the pool is not replayed."""
-    require: bool = False
-    """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
-    only_below: float | None = Field(None, gt=0, le=1)
-    """Replay only for prompts whose share of fresh successes is below this; None (``"none"`` in TOML) replays for all (paper)."""
-    old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
-    """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
-    failed: Count = 0
-    """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
-
-    @field_validator("only_below", mode="before")
-    @classmethod
-    def _below_zero_is_nothing(cls, value: object) -> object:
-        if value == 0 and not isinstance(value, bool):
-            raise ValueError('no prompt is below it; replay.count = 0 replays for none, "none" for all')
-        return value
 
 
 class RewardConfig(Section):
@@ -309,9 +280,10 @@ class Config(Section):
             )
         if rollout.fresh == 1 and self.replay.count == 0:
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
-        for name in ("require", "failed"):
-            if getattr(self.replay, name) and not self.replay.count:
-                raise ConfigError(f"replay.{name} is set but replay.count = 0")
+        if self.replay.start_step >= self.run.steps:
+            raise ConfigError(
+                f"replay.start_step = {self.replay.start_step} leaves no step for replays: run.steps = {self.run.steps}"
+            )
         if self.model.system_prompt is not None and not self.model.chat_template:
             raise ConfigError("model.system_prompt needs model.chat_template = true")
         if self.reward.correct <= self.reward.otherwise:

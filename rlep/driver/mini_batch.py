@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
-from rlep.algorithms.old_logprobs import old_logprobs
+from rlep.algorithms.old_logprobs import old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
 from rlep.config.schema import Config
@@ -47,9 +47,12 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
 
 def with_old_logprobs(run: Run, one: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
     """``current``: the learner's log-probs of ``one.batch`` under θ_k, ``[R]``."""
-    members = [member for group in one.groups for member in group.members]
-    mode = run.config.replay.old_logprobs
-    old = old_logprobs(mode, one.batch, members, current, tokenizer_digest=run.tokenizer_digest)
+    members, rule = [member for group in one.groups for member in group.members], run.config.replay
+    if rule.is_cap is not None:
+        for group in one.groups:
+            for member in group.replays:
+                stored_logprobs(member, run.tokenizer_digest)  # says why they may not be compared with θ_k's
+    old = old_logprobs(rule.old_logprobs, one.batch, members, current, tokenizer_digest=run.tokenizer_digest)
     return ScoredMiniBatch(one.groups, one.rewards, replace(one.batch, old_logprobs=old), current)
 
 

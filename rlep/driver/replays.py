@@ -24,6 +24,8 @@ Replays = dict[str, Sequence[Trajectory]]
 
 def replays_at(config: Config, step: int) -> int:
     """M of a step."""
+    if step < config.replay.start_step:
+        return 0
     return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(step)
 
 

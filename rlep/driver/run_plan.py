@@ -193,7 +193,7 @@ def read_collection(path: Path) -> PoolCoverage:
 
 def _step(config: Config, known: Known) -> StepPlan:
     rollout, update = config.rollout, config.update
-    replays = replays_at(config, 0)
+    replays = replays_at(config, config.replay.start_step)
     epoch = None
     if known.data is not None:
         epoch = PromptOrder(known.data.questions, rollout.prompts, config.run.seed).steps_per_epoch
@@ -218,7 +218,7 @@ def _step(config: Config, known: Known) -> StepPlan:
 
 
 def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
-    fresh, count, minimum = config.rollout.fresh, replays_at(config, 0), config.replay.minimum
+    fresh, count, minimum = config.rollout.fresh, replays_at(config, config.replay.start_step), config.replay.minimum
     full = count / (fresh + count)
     if pool is None or not pool.questions:
         return ReplayPlan(full, None, None, None, None, None)

@@ -74,10 +74,10 @@ async def rollout(step: Step, prompts: Sequence[Prompt]) -> dict[str, list[Traje
 
 
 def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
-    """The group of one prompt; without replays where the fresh ones succeed as often as ``replay.only_below``."""
+    """The group of one prompt; without replays where the fresh ones succeed as often as ``replay.below``."""
     config = step.run.config
     successes = sum(member.correct for member in fresh) / max(len(fresh), 1)
-    wanted = wanted_replays(step) if replayed_prompts([successes], config.replay.only_below)[0] else 0
+    wanted = wanted_replays(step) if replayed_prompts([successes], config.replay.below)[0] else 0
     return mix(
         prompt,
         fresh,

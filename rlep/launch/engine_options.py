@@ -122,6 +122,9 @@ def learner_options(config: Config) -> LearnerOptions:
         loss=LossOptions(
             **loss.model_dump(),
             fixed_length=config.rollout.max_tokens if loss.aggregation == "fixed-length" else None,
+            replay_weight=config.replay.weight,
+            replay_shaping=config.replay.shaping,
+            replay_is_cap=config.replay.is_cap,
         ),
         reference=config.model.path.absolute() if loss.kl_coef else None,
         replicas=role.replicas,

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlep.algorithms.loss import LossSums, PackedTokens, kl_estimate, packed_policy_loss, packed_tokens
+from rlep.algorithms.loss import LossSums, PackedTokens, packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_terms import kl_estimate
 from rlep.algorithms.objective import LossOptions, high_entropy_mask, normalizers
 from rlep.algorithms.packing import Budget, pack, take
 from rlep.core.types import SequenceBatch
@@ -167,7 +168,7 @@ def test_truncated_importance_sampling_weighs_fresh_tokens_only() -> None:
 
 def test_importance_sampling_without_the_samplers_log_prob_of_a_fresh_token_is_refused() -> None:
     behaviour = torch.tensor([-1.0, math.nan], dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"every fresh token; some are unknown \(NaN\)"):
+    with pytest.raises(ValueError, match=r"every token it weighs; some are unknown \(NaN\)"):
         packed_one(LossOptions(tis_cap=2.0), logprobs=[-1.0, -1.0], behaviour_logprobs=behaviour)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlep.algorithms.loss import truncated_importance
+from rlep.algorithms.loss_terms import truncated_importance
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.staleness import importance_weights, token_staleness
 from rlep.core.errors import MixingError, StaleRolloutError

@@ -105,6 +105,9 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("pool.url=grpcs://host:7171/pool", "the address of a pool server is grpc://HOST:PORT"),
         ("pool.token_file=token", r"pool\.token_file is for a pool server: it needs pool\.url = grpcs://"),
         ("pool.ca_file=ca.pem", r"pool\.ca_file is for a pool server's certificate"),
+        ("replay.weight=-1", r"replay\.weight = -1: must be at least 0"),
+        ("replay.shaping=0.1", r"replay\.shaping is set but replay\.count = 0"),
+        ("replay.rescue_only=true", r"replay\.rescue_only is set but replay\.count = 0"),
         ("run.name=a b", r"run\.name = 'a b': must match the pattern"),
         (
             "generator.count=true",
@@ -117,6 +120,23 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
 def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config([], [text])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["replay.rescue_only=true", "replay.only_below=0.5"],
+            r"replay\.rescue_only = true and replay\.only_below = 0\.5",
+        ),
+        (["replay.shaping=0.1"], r'replay\.shaping = 0\.1 with replay\.old_logprobs = "recompute"'),
+        (["replay.is_cap=2", "replay.old_logprobs=unit"], r'replay\.is_cap = 2\.0 with replay\.old_logprobs = "unit"'),
+        (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: run\.steps = 400"),
+    ],
+)
+def test_replay_keys_that_contradict_each_other_are_both_named(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], ["replay.count=2", *overrides])
 
 
 def test_every_wrong_value_is_named_at_once() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlep.algorithms.selection import Strategy
-from rlep.config.schema import ReplayConfig
+from rlep.config.replay import ReplayConfig
 from rlep.core.errors import ConfigError, MixingError
 from rlep.core.types import Trajectory, Verdict
 from rlep.driver.replays import drawn_replays

@@ -146,6 +146,21 @@ async def test_only_below_leaves_replays_out_where_fresh_answers_succeed() -> No
     assert step_metrics(outcome)["group/solved_by_replay"] == 0.25
 
 
+async def test_rescue_only_replays_where_no_fresh_answer_succeeds() -> None:
+    scene = with_pool(replay={"rescue_only": True})
+    scene.verifiers.verdicts = {PROMPTS[0].id: ["correct", "wrong", "wrong"], PROMPTS[2].id: ["wrong"] * 3}
+    outcome = await stepped(scene)
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
+    failed = [not any(member.correct for member in group.fresh) for group in groups]
+    assert (failed[0], failed[2]) == (False, True)
+    assert [len(group.replays) for group in groups] == [2 * fails for fails in failed]
+
+
+def test_replays_begin_with_their_step() -> None:
+    config = config_of(replay={"count": 2, "start_step": 2}, run={"steps": 4})
+    assert [replays_at(config, step) for step in range(4)] == [0, 0, 2, 2]
+
+
 async def test_stale_completion_is_refused_and_nothing_goes_on() -> None:
     scene = with_pool()
     scene.generators.stale = 1

@@ -1,0 +1,79 @@
+"""Which stored responses a step replays, and how their tokens enter the loss."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rlep.config.roles import Count, Positive, Section
+from rlep.core.errors import ConfigError
+
+
+class ReplayConfig(Section):
+    """How successes from the experience pool are replayed."""
+
+    count: Count = 0
+    """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """``linear`` lowers M to 0 over ``run.steps``."""
+    selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
+        "uniform"
+    )
+    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones."""
+    minimum: Positive = 2
+    """A prompt with fewer verified responses in the pool is not replayed."""
+    require: bool = False
+    """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
+    only_below: float | None = Field(None, gt=0, le=1)
+    """Replay only for prompts whose share of fresh successes is below this; None (``"none"`` in TOML) replays for all (paper)."""
+    old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
+    """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
+    is_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling of replays: their terms are multiplied by min(π0/μ, this), μ as stored; None is off."""
+    shaping: float = Field(0.0, ge=0)
+    """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
+    weight: float = Field(1.0, ge=0)
+    """λ: factor of the policy term of replayed tokens."""
+    rescue_only: bool = False
+    """Replay only where no fresh response is correct."""
+    start_step: Count = 0
+    """Steps before the first replay."""
+    failed: Count = 0
+    """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
+
+    @field_validator("only_below", mode="before")
+    @classmethod
+    def _below_zero_is_nothing(cls, value: object) -> object:
+        if value == 0 and not isinstance(value, bool):
+            raise ValueError('no prompt is below it; replay.count = 0 replays for none, "none" for all')
+        return value
+
+    @property
+    def below(self) -> float | None:
+        """Share of fresh successes under which a prompt is replayed; None: always."""
+        return sys.float_info.min if self.rescue_only else self.only_below
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needing = ("require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
+        for name in (*needing, "weight"):
+            if getattr(self, name) != ReplayConfig.model_fields[name].default and not self.count:
+                raise ConfigError(f"replay.{name} is set but replay.count = 0")
+        if self.rescue_only and self.only_below is not None:
+            raise ConfigError(
+                f"replay.rescue_only = true and replay.only_below = {self.only_below}: the former is the latter with a bound "
+                "that only 0 is below; set one of them"
+            )
+        if self.shaping and self.old_logprobs == "recompute":
+            raise ConfigError(
+                f'replay.shaping = {self.shaping} with replay.old_logprobs = "recompute": the ratio that is shaped is the one to '
+                'the sampler ("behaviour") or to 1 ("unit")'
+            )
+        if self.is_cap is not None and self.old_logprobs != "recompute":
+            raise ConfigError(
+                f'replay.is_cap = {self.is_cap} with replay.old_logprobs = "{self.old_logprobs}": truncated importance sampling '
+                'multiplies the ratio to the start of the step; it needs "recompute"'
+            )
+        return self

@@ -1,0 +1,119 @@
+"""Corrections of replayed tokens, against a second implementation in plain loops, and their numbers by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from rlep.algorithms.loss import packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_terms import shaped_terms
+from rlep.algorithms.objective import LossOptions, normalizers
+from rlep.core.errors import ConfigError
+from tests.unit.algorithms.algorithm_values import batch_of
+
+OPTIONS = [
+    LossOptions(),
+    LossOptions(replay_weight=0.083),
+    LossOptions(replay_weight=0.0),
+    LossOptions(replay_shaping=0.1),
+    LossOptions(replay_shaping=0.5, replay_weight=2.0, dual_clip=None),
+    LossOptions(replay_is_cap=1.5),
+    LossOptions(replay_is_cap=1.0, replay_weight=0.5, aggregation="seq-mean-token-mean"),
+]
+
+
+def token(new: float, old: float, sampler: float, advantage: float, replayed: bool, options: LossOptions) -> float:
+    """The loss of one token, from the formulas."""
+    ratio = math.exp(new - old)
+    if replayed and options.replay_shaping:
+        term = -advantage * ratio / (ratio + options.replay_shaping)
+    else:
+        clipped = min(max(ratio, 0.8), 1.28)
+        term = max(-advantage * ratio, -advantage * clipped)
+        if advantage < 0 and options.dual_clip is not None:
+            term = min(term, -advantage * options.dual_clip)
+    if replayed and options.replay_is_cap is not None:
+        term *= min(math.exp(old - sampler), options.replay_is_cap)
+    return term * options.replay_weight if replayed else term
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=[str(number) for number in range(len(OPTIONS))])
+def test_loss_and_gradient_are_those_of_plain_loops(options: LossOptions) -> None:
+    draw = np.random.default_rng(3)
+    lengths, replayed = [3, 5, 2, 4], [False, True, True, False]
+    advantages = [1.2, 0.7, -0.9, -1.1]
+    new = -draw.random(14) * 2
+    old, sampler = new + draw.normal(0, 0.5, 14), new + draw.normal(0, 0.5, 14)
+    sampler[:3] = np.nan  # of fresh tokens nobody asks
+    batch = batch_of(lengths, advantages=advantages, groups=[0, 0, 1, 1], replayed=replayed, old=old, behaviour=sampler)
+    weights = normalizers(batch, options)
+
+    def loss_of(values: np.ndarray) -> float:
+        total, at = 0.0, 0
+        for sequence, length in enumerate(lengths):
+            for position in range(at, at + length):
+                given = float(old[position]), float(sampler[position]), advantages[sequence], replayed[sequence]
+                total += weights[sequence] * token(float(values[position]), *given, options)
+            at += length
+        return total
+
+    logprobs = torch.tensor(new, requires_grad=True)
+    # Stored as float32; the loops take the same numbers.
+    assert batch.old_logprobs is not None
+    assert batch.behaviour_logprobs is not None
+    old, sampler = batch.old_logprobs.astype(np.float64), batch.behaviour_logprobs.astype(np.float64)
+    advantages = [float(value) for value in batch.advantages]
+    loss, _ = packed_policy_loss(packed_tokens(batch, logprobs, weights), options)
+    loss.backward()
+    assert loss.item() == pytest.approx(loss_of(new), rel=1e-9)
+    assert logprobs.grad is not None
+    for position in range(14):
+        step = np.zeros(14)
+        step[position] = 1e-6
+        slope = (loss_of(new + step) - loss_of(new - step)) / 2e-6
+        assert float(logprobs.grad[position]) == pytest.approx(slope, abs=1e-7)
+
+
+@pytest.mark.parametrize(("ratio", "weight"), [(1.0, 0.1 / 1.1**2), (0.1, 0.25), (10.0, 1.0 / 10.1**2)])
+def test_the_gradient_weight_of_shaping(ratio: float, weight: float) -> None:
+    # g(x) = γ x / (x + γ)²: γ / (1 + γ)² = 0.0826 at 1, its largest, 1/4, at γ.
+    logprob = torch.tensor(math.log(ratio), dtype=torch.float64, requires_grad=True)
+    (-shaped_terms(logprob.exp(), torch.tensor(1.0, dtype=torch.float64), 0.1)).backward()
+    assert logprob.grad is not None
+    assert float(logprob.grad) == pytest.approx(weight, rel=1e-12)
+
+
+def test_shaped_tokens_are_not_counted_as_clipped() -> None:
+    batch = batch_of([1, 1], advantages=[1.0, 1.0], groups=[0, 0], replayed=[False, True], old=np.array([-2.0, -2.0]))
+    logprobs = torch.tensor([-1.0, -1.0], dtype=torch.float64)
+    for options, clipped in ((LossOptions(), (1.0, 1.0)), (LossOptions(replay_shaping=0.1), (1.0, 0.0))):
+        _, sums = packed_policy_loss(packed_tokens(batch, logprobs, normalizers(batch, options)), options)
+        found = sums.metrics()
+        assert (found["fresh/clip_fraction_high"], found["replay/clip_fraction_high"]) == clipped
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay_weight": -1.0}, "replay_weight = -1.0: must not be negative"),
+        ({"replay_shaping": -0.1}, "replay_shaping = -0.1: must not be negative"),
+        ({"replay_shaping": math.inf}, "replay_shaping = inf: must not be negative"),
+        ({"replay_is_cap": 0.0}, "replay_is_cap = 0.0: must be above 0"),
+        ({"replay_shaping": 0.1, "replay_is_cap": 2.0}, "both correct for the sampler"),
+        ({"replay_shaping": 0.1, "level": "sequence"}, "needs level 'token' and surrogate 'ppo'"),
+        ({"replay_shaping": 0.1, "surrogate": "cispo", "dual_clip": None}, "needs level 'token' and surrogate 'ppo'"),
+    ],
+)
+def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LossOptions(**options)  # type: ignore[arg-type]
+
+
+def test_importance_sampling_needs_the_samplers_log_probs() -> None:
+    options = LossOptions(replay_is_cap=2.0)
+    batch = batch_of([1], advantages=[1.0], groups=[0], replayed=[True], old=np.array([-1.0]))
+    with pytest.raises(ValueError, match="replay_is_cap needs behaviour_logprobs"):
+        packed_policy_loss(packed_tokens(batch, torch.zeros(1), normalizers(batch, options)), options)
