@@ -201,7 +201,8 @@ def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     shown = "" if key == "pool.url" else f" = {issue['input']!r}"  # a URL may hold a password
     named = (".".join(parts[:count]) for count in range(len(parts), 0, -1))  # an item of a list: where the list is from
     source = next((sources[name] for name in named if name in sources), "")
-    return f"{source}{key}{shown}: {text}" if key else text
+    of_several = isinstance(issue["input"], Mapping)  # a section's own check names its keys
+    return f"{source}{key}{shown}: {text}" if key and not of_several else text
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

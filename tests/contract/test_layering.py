@@ -68,7 +68,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),
     "torch.distributed": ("engines/", "selftest/learner_checks.py"),
-    "torch": ("engines/", "selftest/", "algorithms/loss.py", "algorithms/packing.py", "quickstart/base_model.py"),
+    "torch": ("engines/", "selftest/", "algorithms/loss", "algorithms/packing.py", "quickstart/base_model.py"),
     "transformers": ("engines/", "selftest/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
 }
 """Third-party package -> where it may be imported, lazily or not."""

@@ -318,13 +318,15 @@ class LearnerRank:
     def _accumulate(self, batch: SequenceBatch, row_loss: RowLoss, entropy: bool) -> tuple[float, LossSums]:
         """Gradients of the whole update into the shards; its loss and sums over all ranks.
 
-        Each micro-batch's are reduce-scattered and added up in the shards, unless ``policy.unsharded_gradients``.
+        Each micro-batch's are reduce-scattered and added up in the shards, unless ``policy.unsharded_gradients``; replicas
+        exchange theirs once, with the last.
         """
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
         plan = pack(batch, self._world, self._budget)[self._rank]
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
             self._policy.set_requires_gradient_sync(last or not self.options.policy.unsharded_gradients)
+            self._policy.set_requires_all_reduce(last)
             self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
             part, part_sums = row_loss(row, *self._policy(row, entropy))

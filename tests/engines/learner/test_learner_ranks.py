@@ -73,14 +73,9 @@ def test_a_killed_run_goes_on_to_the_bit_and_other_widths_go_on_within_rounding(
         assert other[2]["grad_norm"] == pytest.approx(undisturbed[4]["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "bound"),
-    [(2, 0.0), (4, 1e-6)],  # two terms have one sum; of four, (a + b) + (c + d) is rounded otherwise than a ring's
-    ids=["2x1", "2x2"],
-)
-def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(
-    ranks: int, bound: float, model: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("ranks", [2, 4], ids=["2x1", "2x2"])
+def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(ranks: int, model: Path, tmp_path: Path) -> None:
+    # A replica adds up its micro-batches before it exchanges them: other sums of the same terms, rounded in float32.
     path = save_batch(tmp_path / "batch.npz", ragged_batch())
 
     def run(name: str, world_size: int, *first: Command, replicas: int = 1) -> list[Any]:
@@ -94,7 +89,7 @@ def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(
 
     flat = run("flat", ranks, ("update", path, 0))
     mesh = run("mesh", ranks, ("update", path, 0), replicas=2)
-    assert relative_error(gradients("mesh"), gradients("flat")) <= bound
+    assert relative_error(gradients("mesh"), gradients("flat")) <= 1e-6
     assert mesh[0]["loss"] == flat[0]["loss"]
     assert mesh[0]["grad_norm"] == pytest.approx(flat[0]["grad_norm"], rel=1e-6)
     np.testing.assert_allclose(mesh[3], flat[3], atol=1e-4)

@@ -323,9 +323,7 @@ def test_only_the_policy_in_training_gets_a_gradient() -> None:
 
 def test_a_batch_that_does_not_fit_is_refused() -> None:
     batch = batch_of([2, 3], old=np.zeros(5))
-    with pytest.raises(
-        ValueError, match=r"logprobs of shape \(4,\) and 2 weights for 2 sequences of 5 response tokens"
-    ):
+    with pytest.raises(ValueError, match=r"logprobs of shape \(4,\) and 2 weights for 2 sequences of 5 response"):
         packed_tokens(batch, torch.zeros(4), np.zeros(2))
     with pytest.raises(ValueError, match="no old_logprobs: score it under θ0"):
         packed_tokens(replace(batch, old_logprobs=None), torch.zeros(5), np.zeros(2))
