@@ -13,13 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-KINDS = ("unit", "contract", "services", "cluster", "engines", "e2e")
+KINDS = ("unit", "contract", "services", "cluster", "engines", "e2e", "real")
 TIMEOUTS = {
     "cluster": 600,
     "engines": 600,
     "e2e": 900,
+    "real": 1800,
 }  # seconds for one test, fixtures included; others: pyproject.toml
-STARTING_PROCESSES = ("services", "cluster", "engines", "e2e")
+STARTING_PROCESSES = ("services", "cluster", "engines", "e2e", "real")
 EXIT_GRACE = 30.0  # seconds that processes get to end after the last fixture of a file was torn down
 
 SIGHTING_S = 1.0
