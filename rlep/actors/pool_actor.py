@@ -13,9 +13,11 @@ from rlep.actors.cluster import Cluster, call
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
-from rlep.core.errors import PoolError
+from rlep.core.errors import ConfigError, PoolError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import AddReport, Trajectory
+from rlep.services.pool import named
+from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.values import PoolOptions, PoolPlace, PoolStats
@@ -45,6 +47,23 @@ class PoolActor:
     def sample(self, prompt_ids: Sequence[str], count: int, seed: int, step: int) -> Sample:
         """See ``Pool.sample``."""
         return self._opened.pool.sample(prompt_ids, count, seed=seed, step=step)
+
+    def fetch(self, wanted: named.Named) -> Sample:
+        """See ``named.fetch``."""
+        return named.fetch(self._redis(), wanted)
+
+    def contents(self) -> dict[str, list[str]]:
+        """See ``named.contents``."""
+        return named.contents(self._redis())
+
+    def remove(self, gone: named.Named) -> int:
+        """See ``named.remove``."""
+        return named.remove(self._redis(), gone)
+
+    def _redis(self) -> Pool:
+        if not isinstance(self._opened.pool, Pool):
+            raise ConfigError("responses are asked for by name of a Redis only, not of a pool server")
+        return self._opened.pool
 
     def stats(self) -> PoolStats:
         """See ``Pool.stats``."""
@@ -105,6 +124,22 @@ class PoolService:
         with self._span(self._actor.name, "add", len(trajectories)):
             report: AddReport = await self._actor.call("add", list(trajectories), deadline_s=self._deadline)
         return report
+
+    async def fetch(self, wanted: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[Trajectory]]:
+        """See the port ``LivePool``."""
+        with self._span(self._actor.name, "fetch", len(wanted)):
+            sample: Sample = await self._actor.call("fetch", dict(wanted), deadline_s=self._deadline)
+        return sample.trajectories()
+
+    async def contents(self) -> Mapping[str, Sequence[str]]:
+        """See the port ``LivePool``."""
+        held: dict[str, list[str]] = await self._actor.call("contents", deadline_s=self._deadline)
+        return held
+
+    async def remove(self, gone: Mapping[str, Sequence[str]]) -> int:
+        """See the port ``LivePool``."""
+        removed: int = await self._actor.call("remove", dict(gone), deadline_s=self._deadline) if gone else 0
+        return removed
 
     async def stats(self) -> PoolStats:
         """What the pool holds."""

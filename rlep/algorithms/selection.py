@@ -18,7 +18,9 @@ from rlep.core.errors import ConfigError
 from rlep.core.seeds import seed_for
 from rlep.core.types import BoolArray, Int32Array, Int64Array
 
-Strategy = Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"]
+Strategy = Literal[
+    "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
+]
 """``uniform`` is the paper's."""
 
 UInt64Array = NDArray[np.uint64]
@@ -39,6 +41,8 @@ class Candidate:
     """How often it has been drawn."""
     logprob: float | None = None
     """Mean log-prob per token under the current policy, where it has been scored."""
+    birth: int = -1
+    """The step of this run that it comes from; −1: of another."""
     digest: str = ""
     """Names its final reasoning; equal digests count as the same solution (``reasoning_digest``)."""
 
@@ -179,6 +183,7 @@ _SCORES: dict[str, Callable[[Candidate], float]] = {
     "most-probable": lambda candidate: -_mean_logprob(candidate),
     "least-probable": _mean_logprob,
     "recent": lambda candidate: -candidate.created_at,
+    "newest": lambda candidate: -candidate.birth,
 }
 
 

@@ -57,7 +57,7 @@ def read_known(config: Config) -> Known:
         prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and measured else None,
         evaluation_questions=len(evaluation) if evaluation else (None if config.data.evaluation else 0),
         model=shape,
-        pool=_pool(config, train, missing) if config.replay.count else None,
+        pool=_pool(config, train, missing) if config.replay.count and config.replay.source != "live" else None,
         missing=tuple(missing),
         missing_cpus=missing_cpus(config),
         host_bytes=memory_here(config),

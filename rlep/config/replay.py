@@ -18,10 +18,24 @@ class ReplayConfig(Section):
     """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
     schedule: Literal["constant", "linear"] = "constant"
     """``linear`` lowers M to 0 over ``run.steps``."""
-    selection: Literal["uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent"] = (
-        "uniform"
-    )
-    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones."""
+    source: Literal["offline", "live", "both"] = "offline"
+    """``offline``: the pool that ``rlep collect`` filled (paper). ``live``: this run's own earlier successes, in the pool
+    ``<run.name>.live``. ``both``: either."""
+    selection: Literal[
+        "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
+    ] = "uniform"
+    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
+    ``newest`` by the step they come from."""
+    per_question: Positive = 16
+    """Live responses of a prompt that are kept: its newest."""
+    max_age: Count = 0
+    """Steps after which a live response is not replayed any more; 0: never."""
+    start_accuracy: float = Field(0.0, ge=0, le=1)
+    """No live replay before the first step with this share of correct fresh responses; once reached, it stays so."""
+    retire_after: Count = 0
+    """Visits in a row with nothing but correct fresh responses after which a prompt gets no live replays; 0: never."""
+    idle_steps: Count = 100
+    """End the run when replays were wanted, and none reached the loss, in so many steps in a row; 0: never."""
     minimum: Positive = 2
     """A prompt with fewer verified responses in the pool is not replayed."""
     require: bool = False
@@ -57,10 +71,11 @@ class ReplayConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        needing = ("require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
+        needing = ("source", "require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
         for name in (*needing, "weight"):
             if getattr(self, name) != ReplayConfig.model_fields[name].default and not self.count:
                 raise ConfigError(f"replay.{name} is set but replay.count = 0")
+        self._check_source()
         if self.rescue_only and self.only_below is not None:
             raise ConfigError(
                 f"replay.rescue_only = true and replay.only_below = {self.only_below}: the former is the latter with a bound "
@@ -77,3 +92,19 @@ class ReplayConfig(Section):
                 'multiplies the ratio to the start of the step; it needs "recompute"'
             )
         return self
+
+    def _check_source(self) -> None:
+        live = f'replay.source = "{self.source}"'
+        for name in ("per_question", "max_age", "start_accuracy", "retire_after"):
+            if self.source == "offline" and getattr(self, name) != ReplayConfig.model_fields[name].default:
+                raise ConfigError(f'replay.{name} is of live replays, but {live}; set "live" or "both"')
+        if self.source == "offline" and self.selection == "newest":
+            raise ConfigError(f'replay.selection = "newest" is of live replays, but {live}; "recent" goes by the clock')
+        if self.source != "offline" and self.selection == "recent":
+            raise ConfigError(
+                f'replay.selection = "recent" with {live} goes by the clock, and would differ in a continued run; '
+                'set "newest"'
+            )
+        if self.source == "live" and (self.failed or self.require):
+            name = "failed" if self.failed else "require"
+            raise ConfigError(f"replay.{name} needs an offline pool, but {live}")

@@ -30,6 +30,9 @@ from rlep.config.roles import (
 )
 from rlep.core.errors import ConfigError
 
+LONGEST_LIVE_NAME = 59
+"""Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
+
 
 class RunConfig(Section):
     """Name, directory and length of the run."""
@@ -288,11 +291,21 @@ class Config(Section):
             raise ConfigError("model.system_prompt needs model.chat_template = true")
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
+        self._check_live()
         self._check_staleness()
         check_times(self.generator, self.learner, rollout.max_tokens)
         if self.cluster.placement == "colocated":
             check_colocated(self.generator, self.learner, stream=update.stream, max_staleness=rollout.max_staleness)
         return self
+
+    def _check_live(self) -> None:
+        source, url = f'replay.source = "{self.replay.source}"', self.pool.url or ""
+        if self.replay.source == "offline":
+            return
+        if url.startswith("grpc"):
+            raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
+        if len(self.run.name) > LONGEST_LIVE_NAME:
+            raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
 
     def _check_staleness(self) -> None:
         rollout = self.rollout

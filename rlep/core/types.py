@@ -216,6 +216,11 @@ class Trajectory:
         return content_id_of(self.prompt_id, self.tokens)
 
     @property
+    def birth(self) -> int:
+        """The step of this run that it comes from, where it is a replay of the run's own; else −1."""
+        return int(self.metadata.get("birth", -1))
+
+    @property
     def correct(self) -> bool:
         """Whether the verifier found the answer correct."""
         return self.verdict.status == "correct"

@@ -45,6 +45,8 @@ class RunState:
     """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
     unrecorded: Mapping[str, MetricValue] = field(default_factory=dict)
     """Metrics of the last step, where the run was interrupted before its evaluation: both are made up for."""
+    idle: int = 0
+    """Steps in a row that wanted replays, of which none reached the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,16 @@ class Checkpoints:
         for left in (*self._directory.glob(".part-step-*"), *self._directory.glob(".old-step-*")):
             shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
 
-    async def save(self, learner: Learner, state: RunState, saved: Callable[[Checkpoint], None]) -> None:
+    async def save(
+        self,
+        learner: Learner,
+        state: RunState,
+        saved: Callable[[Checkpoint], None],
+        more: Callable[[Path], None] = lambda _: None,
+    ) -> None:
         """Begin a checkpoint of the learner's present state; ``saved`` is called when it is complete on disk.
+
+        ``more`` adds files to its directory, now.
 
         Waits first for the previous one. Afterwards older ones beyond ``keep`` are removed, except the best, and so are
         all later ones: they were found broken when the run was restored from an earlier step.
@@ -86,6 +96,7 @@ class Checkpoints:
         with _writing(part):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(mode=0o700)
+            more(part)
         await learner.save(part)
         self._writing = asyncio.create_task(self._write(learner, part, state, saved))
         self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finished`` raises it

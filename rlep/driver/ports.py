@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlep.core.types import (
     AddReport,
@@ -22,6 +22,10 @@ from rlep.core.types import (
     Verdict,
 )
 from rlep.driver.clock import Clock
+from rlep.metrics.catalogue import MetricValue
+
+if TYPE_CHECKING:
+    from rlep.driver.mini_batch import ScoredMiniBatch
 
 
 class Generators(Protocol):
@@ -51,8 +55,8 @@ class Verifiers(Protocol):
         ...
 
 
-class ReplayPool(Protocol):
-    """The experience pool."""
+class ReplaySource(Protocol):
+    """Where a step's replays are drawn from."""
 
     async def sample(
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
@@ -60,12 +64,52 @@ class ReplayPool(Protocol):
         """At most ``count`` trajectories per prompt; a pure function of (snapshot, seed, step, prompt id)."""
         ...
 
+
+class ReplayPool(ReplaySource, Protocol):
+    """The experience pool."""
+
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         """Store; idempotent."""
         ...
 
     async def digest(self) -> str:
         """A hash of the pool's present content."""
+        ...
+
+
+class LivePool(Protocol):
+    """The pool of a run's own responses. Its user keeps the index; a mapping is from prompt id to content ids."""
+
+    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
+        """Store; idempotent."""
+        ...
+
+    async def fetch(self, wanted: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[Trajectory]]:
+        """These, in this order; raises ``PoolError`` where one is not there."""
+        ...
+
+    async def contents(self) -> Mapping[str, Sequence[str]]:
+        """All that it holds."""
+        ...
+
+    async def remove(self, gone: Mapping[str, Sequence[str]]) -> int:
+        """Remove; idempotent. How many were there."""
+        ...
+
+
+class Experience(ReplaySource, Protocol):
+    """What a run replays from while it fills it."""
+
+    async def learn(self, step: int, trained: Sequence[ScoredMiniBatch]) -> dict[str, MetricValue]:
+        """Take in a step that is complete; its metrics."""
+        ...
+
+    def write(self, directory: Path) -> None:
+        """Write its state into a checkpoint's directory."""
+        ...
+
+    async def restore(self, directory: Path | None, *, accept: bool) -> None:
+        """Go on from a checkpoint's directory, or from the beginning; ``accept`` goes on without lost responses."""
         ...
 
 
@@ -175,7 +219,9 @@ class Trainers:
     learner: Learner
     weights: Weights
     rollouts: Rollouts
-    pool: ReplayPool | None
+    pool: ReplaySource | None
     """None where nothing is replayed."""
-    failures: ReplayPool | None = None
+    failures: ReplaySource | None = None
     """Failed responses; None where none are replayed."""
+    live: Experience | None = None
+    """``pool``, where the run also fills it (``replay.source``)."""

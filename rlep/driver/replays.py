@@ -13,7 +13,7 @@ from rlep.core.errors import MixingError
 from rlep.core.seeds import seed_for
 from rlep.core.types import Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
-from rlep.driver.ports import ReplayPool
+from rlep.driver.ports import ReplaySource
 
 EVERY = (1 << 31) - 1
 """More responses than a prompt can have: a sample of this size is all that the pool holds."""
@@ -57,7 +57,7 @@ async def drawn_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
     return drawn
 
 
-def _pool(step: Step, pool: ReplayPool | None) -> ReplayPool:
+def _pool(step: Step, pool: ReplaySource | None) -> ReplaySource:
     if pool is None:
         raise MixingError(
             f"step {step.number} wants {step.replays} replays per prompt, but the run has no pool for them"
@@ -81,6 +81,7 @@ async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Se
                 created_at=member.created_at,
                 used=step.used.get(member.content_id, 0),
                 logprob=logprob,
+                birth=member.birth,
                 digest=reasoning_digest(member.tokens),
             )
         )

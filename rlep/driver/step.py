@@ -77,6 +77,10 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
     """The group of one prompt; without replays where the fresh ones succeed as often as ``replay.below``."""
     config = step.run.config
     successes = sum(member.correct for member in fresh) / max(len(fresh), 1)
+    own = {member.content_id for member in fresh}
+    replays = [
+        member for member in replays if member.birth < 0 or member.content_id not in own
+    ]  # no copies of live ones
     wanted = wanted_replays(step) if replayed_prompts([successes], config.replay.below)[0] else 0
     return mix(
         prompt,

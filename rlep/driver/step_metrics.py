@@ -111,6 +111,10 @@ def _replays(outcome: StepOutcome, stats: RolloutStats, groups: Sequence[Group])
         values["replay/failed"] = sum(not member.correct for member in replays)
         values["replay/distinct"] = len({member.content_id for member in replays})
         values["replay/length_mean"] = stats.replay.length
+        ages = [outcome.step.number - member.birth for member in replays if member.birth >= 0]
+        if ages:
+            values["replay/live"] = len(ages)
+            values["replay/age"] = float(np.mean(ages))
         known = [member.logprobs for member in replays if member.logprobs is not None]
         if known:
             values["logprob/replay_behaviour"] = float(np.concatenate(known).mean(dtype=np.float64))

@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.core.errors import CheckpointError, ConfigError, LearnerLost, RlepError
+from rlep.algorithms.selection import replayed_prompts
+from rlep.core.errors import CheckpointError, ConfigError, LearnerLost, MixingError, RlepError
 from rlep.core.types import Int64Array, Prompt, UpdateOutcome
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, RunState
@@ -58,9 +61,11 @@ async def rlep_step(
 ) -> Trained:
     """The step of phases 1 and 2, by ``run_step`` or another one with the same result."""
     outcome = await make(step, prompts)
+    live = step.trainers.live
+    learned = await live.learn(step.number, outcome.mini_batches) if live else {}
     groups = [group for one in outcome.mini_batches for group in one.groups]
     replayed = tuple(member.content_id for group in groups for member in group.replays)
-    return Trained(outcome.updates, step_metrics(outcome), replayed)
+    return Trained(outcome.updates, step_metrics(outcome) | learned, replayed)
 
 
 class Training:
@@ -86,6 +91,8 @@ class Training:
         self._used: Counter[str] = Counter()
         """Content id → steps that replayed it, where ``replay.selection`` needs it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
+        self._idle = 0
+        """Steps in a row that wanted replays, of which none reached the loss."""
         self._unlogged: dict[str, MetricValue] = {}
         """Metrics for the next step's line: this step's is already written."""
         self._clock = Clock()
@@ -177,10 +184,24 @@ class Training:
         again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
         if self._run.config.replay.selection == "least-used":
             self._used.update(trained.replayed)
+        self._check_replays(trained, number.replays)
         for index, update in enumerate(trained.updates):
             if update.skipped:
                 self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
         return trained.metrics | again | {"prompts/epoch": step // self._order.steps_per_epoch}
+
+    def _check_replays(self, trained: Trained, wanted: int) -> None:
+        """Raise ``MixingError`` after ``replay.idle_steps`` steps that wanted replays and had none in the loss."""
+        rule, counts = self._run.config.replay, trained.metrics.get("group/fresh_successes", ())
+        shares = np.flatnonzero(counts) / self._run.config.rollout.fresh
+        some = wanted and replayed_prompts(shares, rule.below).any()
+        self._idle = self._idle + 1 if some and not trained.metrics.get("loss/tokens/replay") else 0
+        if 0 < rule.idle_steps <= self._idle:
+            raise MixingError(
+                f"replay.count = {rule.count}, but no replay reached the loss in {self._idle} steps: see pool/hit, group/replays "
+                "and live/questions in metrics.jsonl. Who gets one is up to replay.minimum and start_accuracy; "
+                "replay.idle_steps = 0 goes on without any"
+            )
 
     async def _evaluate(self, step: int) -> dict[str, MetricValue]:
         """Evaluate when it is due after ``step`` steps."""
@@ -213,12 +234,16 @@ class Training:
             score if isinstance(score, int | float) else None,
             dict(self._used),
             {name: plain(value) for name, value in (unrecorded or {}).items()},
+            self._idle,
         )
 
     async def _save(self, state: RunState) -> None:
         begun = time.perf_counter()
         self._unsaved = None
-        await self._store.checkpoints.save(self._trainers.learner, state, self._saved)
+        live = self._trainers.live
+        await self._store.checkpoints.save(
+            self._trainers.learner, state, self._saved, live.write if live else lambda _: None
+        )
         self._unlogged["time/checkpoint"] = time.perf_counter() - begun
 
     def _saved(self, checkpoint: Checkpoint) -> None:
@@ -244,6 +269,7 @@ class Training:
         self._unlogged.clear()
         self._used.clear()
         self._unsaved = None
+        self._idle = 0
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
@@ -252,8 +278,12 @@ class Training:
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
             self._used.update(checkpoint.state.used)
+            self._idle = checkpoint.state.idle
             await self._trainers.learner.load(checkpoint.path)
             self._run.progress.note(f"resuming after step {step}")
+        if (live := self._trainers.live) is not None:
+            accept = "pool" in self._run.config.checkpoint.accept
+            await live.restore(checkpoint.path if checkpoint else None, accept=accept)
         self._last = checkpoint
         self._store.truncate_from(step, evaluated=checkpoint is None or not checkpoint.state.unrecorded)
         self._store.events.log("run_resumed" if self._started else "run_started", step)

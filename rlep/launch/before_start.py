@@ -74,7 +74,7 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
 
     On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
     """
-    if not config.replay.count or joins_cluster(config):
+    if not config.replay.count or config.replay.source == "live" or joins_cluster(config):
         return
     if not pool_exists(config):
         raise PoolError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from rlep.launch.engine_options import (
     sampler_options,
 )
 from rlep.launch.pool_place import pool_place
-from rlep.services.pool.values import FAILURES, PoolOptions
+from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
 
 FINGERPRINT_BYTES = 2**20
 
@@ -182,14 +183,22 @@ class RunActors:
     def pool(self, inputs: Inputs, *, read_only: bool) -> PoolService:
         """The experience pool."""
         options = PoolOptions(minimum=self.config.replay.minimum, read_only=read_only)
-        return self._pool("pool", "", inputs, options, cap=self.config.collection.cap)
+        return self._pool("pool", pool_place(self.config), inputs, options, cap=self.config.collection.cap)
+
+    def live(self, inputs: Inputs) -> PoolService:
+        """The pool of the run's own responses, for ``replay.source``. A newer driver of the run fences this one's inserts."""
+        options = PoolOptions(minimum=1, read_only=False, precision="float32", writer_epoch=time.time_ns() // 1_000_000)
+        place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
+        return self._pool("live", place, inputs, options, cap=UNCAPPED)
 
     def failures(self, inputs: Inputs, *, read_only: bool) -> PoolService:
         """The pool of wrong responses beside it, for ``replay.failed``."""
         options = PoolOptions(minimum=1, read_only=read_only, holds="wrong")
-        return self._pool("failures", FAILURES, inputs, options, cap=self.config.collection.failed)
+        return self._pool(
+            "failures", pool_place(self.config, FAILURES), inputs, options, cap=self.config.collection.failed
+        )
 
-    def _pool(self, actor: str, suffix: str, inputs: Inputs, options: PoolOptions, *, cap: int) -> PoolService:
+    def _pool(self, actor: str, place: PoolPlace, inputs: Inputs, options: PoolOptions, *, cap: int) -> PoolService:
         config = self.config
         options = replace(
             options,
@@ -198,7 +207,7 @@ class RunActors:
             deadline=config.pool.deadline_s,
             vocabulary=inputs.vocabulary,
         )
-        role = PoolService(self.cluster, pool_place(config, suffix), inputs.tokenizer.digest, options, actor)
+        role = PoolService(self.cluster, place, inputs.tokenizer.digest, options, actor)
         self._begin(role, role.start())
         self._watched.append(role.status)
         return role

@@ -36,7 +36,7 @@ from rlep.launch.compose import Inputs, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
-from rlep.launch.wings import rollouts, train_step
+from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.trackers import open_trackers
 
 
@@ -65,6 +65,8 @@ def sft(config: Config, progress: CommandProgress) -> Checkpoint:
     """Supervised fine-tuning on the pool's responses."""
     if not config.replay.count:
         raise ConfigError("sft trains on replays: set replay.count to the responses per prompt and step")
+    if config.replay.source != "offline":
+        raise ConfigError(f'sft generates nothing: replay.source = "{config.replay.source}" needs `rlep train`')
     if config.replay.failed:
         raise ConfigError("sft imitates every response it is given: set replay.failed = 0")
     return _learn(config, "sft", progress)
@@ -188,7 +190,9 @@ async def _train(
     prompts = _train_set(inputs)
     async with run_actors(config, partial(_report, store)) as actors:
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
-        pool = actors.pool(inputs, read_only=True) if config.replay.count else None
+        offline = config.replay.count and config.replay.source != "live"
+        pool = actors.pool(inputs, read_only=True) if offline else None
+        own = actors.live(inputs) if config.replay.source != "offline" else None
         failures = actors.failures(inputs, read_only=True) if config.replay.failed else None
         watch = Watch(config.run.steps, progress.phases, shown=progress.step)
         control = actors.control(watch.progress)
@@ -202,7 +206,8 @@ async def _train(
         )
         run = _run(config, inputs, Roles(writers, verifiers), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
-        trainers = Trainers(trained, weights, rollouts(run, prompts), pool, failures)
+        live = experience(config, own, pool)
+        trainers = Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, live)
         step = watch.watched(sft_step if supervised else train_step(config), actors.cluster.timeline, control.roles)
         return await Training(run, trainers, data, store, step).run()
 

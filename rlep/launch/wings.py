@@ -7,13 +7,19 @@ from functools import partial
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.context import Run
-from rlep.driver.ports import Rollouts
+from rlep.driver.ports import Experience, LivePool, ReplaySource, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import mixed_groups, run_step
 from rlep.driver.train import TrainStep, rlep_step
+from rlep.driver.wings.live_replay import LiveReplay
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.refill import refilled
 from rlep.driver.wings.streamed import streamed_step
+
+
+def experience(config: Config, live: LivePool | None, offline: ReplaySource | None) -> Experience | None:
+    """What the run replays from while it fills it, where ``replay.source`` asks for it."""
+    return None if live is None else LiveReplay(config, live, config.run.directory, offline)
 
 
 def train_step(config: Config) -> TrainStep:

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines/cpu": {"engines", "engines/learner", "engines/sampler"},
     "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
     "driver": {"config", "data", "metrics", "algorithms"},
-    "driver/wings": {"algorithms", "driver", "metrics"},
+    "driver/wings": {"algorithms", "config", "driver", "metrics"},
     "launch": {
         "actors",
         "algorithms",

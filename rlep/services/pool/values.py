@@ -16,6 +16,12 @@ DEFAULT_CAP = 64
 DEFAULT_MINIMUM = 2
 """Trajectories that a prompt needs before any of them is drawn."""
 
+UNCAPPED = (1 << 31) - 1
+"""A cap that no prompt reaches."""
+
+LIVE = ".live"
+"""Ends the name of a pool of a run's own responses."""
+
 FAILURES = ".failures"
 """Ends the name of a pool of wrong answers."""
 

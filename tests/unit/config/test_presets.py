@@ -124,7 +124,28 @@ def test_the_quickstart_s_layers_parse(name: str) -> None:
 
 
 def test_no_config_lies_anywhere_else() -> None:
-    places = (CONFIGS.glob("*.toml"), (CONFIGS / "machines").glob("*.toml"), QUICKSTART.glob("*.toml"))
+    layers = (CONFIGS / folder for folder in ("machines", "replay"))
+    places = (CONFIGS.glob("*.toml"), *(folder.glob("*.toml") for folder in layers), QUICKSTART.glob("*.toml"))
     known = {file.resolve() for file in chain(*places)}
     inside = chain((ROOT / "rlep").rglob("*.toml"), (ROOT / "deploy").rglob("*.toml"), CONFIGS.rglob("*.toml"))
     assert {file.resolve() for file in inside} == known
+
+
+@pytest.mark.parametrize("name", ["live", "rescue", "luffy"])
+def test_replay_presets_layer_onto_the_method(name: str) -> None:
+    config = load_config(
+        [CONFIGS / "rlep.toml", CONFIGS / "replay" / f"{name}.toml", CONFIGS / "machines" / "8x80gb.toml"]
+    )
+    assert (config.run.name, config.run.directory) == (name, Path("runs") / name)
+    assert config.replay.minimum == 1
+    assert config.rollout.prompts == 512
+
+
+def test_replay_presets_have_their_papers_numbers() -> None:
+    live, rescue, luffy = (
+        load_config([CONFIGS / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]).replay
+        for name in ("live", "rescue", "luffy")
+    )
+    assert (live.source, live.count, live.per_question, live.old_logprobs) == ("live", 2, 16, "recompute")
+    assert (rescue.source, rescue.count, rescue.rescue_only, rescue.per_question) == ("live", 1, True, 8)
+    assert (luffy.source, luffy.count, luffy.old_logprobs, luffy.shaping) == ("offline", 1, "unit", 0.1)

@@ -107,6 +107,8 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("pool.ca_file=ca.pem", r"pool\.ca_file is for a pool server's certificate"),
         ("replay.weight=-1", r"replay\.weight = -1: must be at least 0"),
         ("replay.shaping=0.1", r"replay\.shaping is set but replay\.count = 0"),
+        ("replay.source=live", r"replay\.source is set but replay\.count = 0"),
+        ("replay.start_accuracy=1.5", r"replay\.start_accuracy = 1\.5: must be at most 1"),
         ("replay.rescue_only=true", r"replay\.rescue_only is set but replay\.count = 0"),
         ("run.name=a b", r"run\.name = 'a b': must match the pattern"),
         (
@@ -131,6 +133,16 @@ def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None
         ),
         (["replay.shaping=0.1"], r'replay\.shaping = 0\.1 with replay\.old_logprobs = "recompute"'),
         (["replay.is_cap=2", "replay.old_logprobs=unit"], r'replay\.is_cap = 2\.0 with replay\.old_logprobs = "unit"'),
+        (["replay.max_age=3"], r'replay\.max_age is of live replays, but replay\.source = "offline"'),
+        (["replay.selection=newest"], r'replay\.selection = "newest" is of live replays'),
+        (
+            ["replay.source=live", "replay.selection=recent"],
+            r'replay\.selection = "recent" with replay\.source = "live"',
+        ),
+        (["replay.source=live", "replay.require=true"], r"replay\.require needs an offline pool"),
+        (["replay.source=live", "replay.failed=1"], r"replay\.failed needs an offline pool"),
+        (["replay.source=both", "pool.url=grpc://h:1"], r'replay\.source = "both" with pool\.url = grpc://h:1'),
+        (["replay.source=live", f"run.name={'x' * 60}"], r"at most 59 characters"),
         (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: run\.steps = 400"),
     ],
 )
