@@ -22,6 +22,8 @@ _TUPLES = "its scorer compares tuples, which JSON does not have"
 REFUSED = {
     "arc_agi": _TUPLES,
     "boxnet": _NO_REFERENCE,
+    "coin_flip": "its scorer accepts 0",
+    "complex_arithmetic": "its scorer accepts nan",
     "composite": "it only mixes other tasks: make these",
     "game_of_life_halting": "its scorer accepts every text where the reference is True",
     "graph_color": _NO_REFERENCE,
@@ -36,8 +38,9 @@ REFUSED = {
 
 MAX_ANSWER_CHARS = 20_000
 """Longer answers are never scored (``unparsable``)."""
-_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_ARITHMETIC = frozenset({"countdown"})
+_OPEN, _CLOSED = "<answer>", "</answer>"
+_ARITHMETIC = re.compile(r"(?:[\d\s+\-()]|\*(?!\*)|/(?!/))*", re.ASCII)
+"""Without points and powers: the scorer of ``countdown`` reads the numbers 9 and 8 in 9.8, and the question allows no power."""
 _CALCULUS = frozenset({"intermediate_integration", "polynomial_multiplication", "simple_integration"})
 _OPERATORS = re.compile(r"[\w\s+\-*/().]*", re.ASCII)
 _WORDS = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -90,23 +93,26 @@ class GymVerifier(BaseVerifier):
 def answer_of(text: str) -> str | None:
     """The stripped text of the last ``<answer>…</answer>`` after the last closed think block; None without one."""
     final = after_thinking(text)
-    found = _ANSWER.findall(final) if final is not None else []
-    return found[-1].strip() if found else None
+    if final is None or (end := final.rfind(_CLOSED)) < 0 or (start := final.rfind(_OPEN, 0, end)) < 0:
+        return None
+    return final[start + len(_OPEN) :].partition(_CLOSED)[0].strip()
 
 
 def is_readable(task: str, answer: str) -> bool:
     """Whether the task's scorer may see an answer.
 
-    Some scorers hand it to sympy's parser, which runs it as Python; they see numbers, operators and, for calculus,
+    Some scorers hand it to sympy's parser, which runs it as Python; they see numbers and operators and, for calculus,
     one-letter names and elementary functions.
     """
     if len(answer) > MAX_ANSWER_CHARS:
         return False
-    if task not in _ARITHMETIC | _CALCULUS:
-        return True
-    words = set(_WORDS.findall(answer))
-    known = task in _CALCULUS and all(re.fullmatch("[A-Za-z]", word) or _FUNCTIONS.fullmatch(word) for word in words)
-    return bool(_OPERATORS.fullmatch(answer)) and not _MEMBER.search(answer) and (known or not words)
+    if task == "countdown":
+        return bool(_ARITHMETIC.fullmatch(answer))
+    if task in _CALCULUS:
+        words = _WORDS.findall(answer)
+        known = all(re.fullmatch("[A-Za-z]", word) or _FUNCTIONS.fullmatch(word) for word in words)
+        return known and bool(_OPERATORS.fullmatch(answer)) and not _MEMBER.search(answer)
+    return True
 
 
 def _task_of(reference: str) -> tuple[str, str]:

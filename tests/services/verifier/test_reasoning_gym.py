@@ -51,9 +51,13 @@ def in_worker(function: str, jobs: list[tuple[str, str]]) -> list[Reply]:
         pool.close()
 
 
+WRONG = {"coin_flip": "0", "complex_arithmetic": "nan", "letter_jumble": "{} xyzzy"}
+"""Wrong answers that the scorer of this one task accepts; ``{}`` is the reference."""
+
+
 def wrong_answers(task: str, references: list[str], index: int) -> list[str]:
     others = [reference for reference in references if reference != references[index]]
-    more = [f"{references[index]} xyzzy"] if task == "letter_jumble" else []
+    more = [WRONG[task].format(references[index])] if task in WRONG else []
     return ["xyzzy", "-987654321", others[0] if others else "zyxxy", *more]
 
 
@@ -113,6 +117,9 @@ def test_an_answer_is_never_run(verifier: GymVerifier) -> None:
         ("countdown", "6*(98 - 54) - 34 / 66", True),
         ("countdown", "exec(1)", False),
         ("countdown", "x", False),
+        ("countdown", "9.8", False),
+        ("countdown", "9**8", False),
+        ("countdown", "9//8", False),
         ("simple_integration", "-5*X**9/2 + sin(2*x)*exp(-x) + 0.5*C", True),
         ("simple_integration", "Integral(2*x, x)", False),
         ("simple_integration", "x.func(1)", False),
@@ -137,6 +144,9 @@ def test_sympys_parser_sees_only_mathematics(task: str, answer: str, readable: b
         ("<think><answer>5</answer></think> <answer>4</answer>", "4"),
         ("<think><answer>5</answer>", None),
         ("I write <answer> and then <answer>4</answer>", "4"),
+        ("<answer>4</answer> or </answer>", "4"),
+        ("</answer>4<answer>", None),
+        ("<answer>" * 200_000, None),
         ("<answer>4", None),
         ("4", None),
     ],
