@@ -51,6 +51,8 @@ def make_task(
 
     if out.suffix not in _SUFFIXES:
         raise ConfigError(f"--out {out}: a data set is a .parquet or .jsonl file")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no directory {out.parent}")
     with TerminalProgress() as bars, bars.phase("make", size, "questions") as advance:
         made = make(name, size=size, seed=seed, settings=_parsed(settings or []), advance=advance)
     if not made.entries:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from rlep.cli import app
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.data.prompt_files import read_rows
@@ -251,6 +253,25 @@ def test_mistakes_are_one_sentence(task: str, settings: dict[str, object], sente
     with pytest.raises(ConfigError) as refused:
         make(task, size=1, seed=0, settings=settings)
     assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--out", "tasks.csv"], "--out tasks.csv: a data set is a .parquet or .jsonl file"),
+        (["--out", "none/tasks.parquet"], "--out none/tasks.parquet: there is no directory none"),
+        (["--out", "tasks.jsonl", "--set", "min_terms"], "--set min_terms: expected KEY=VALUE"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_made(words: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, ["tasks", "make", "chain_sum", "--size", "1", "--seed", "0", *words])
+    assert (result.exit_code, result.stderr) == (2, f"error: {sentence}\n")
+
+
+def test_the_list_has_every_task_and_says_why_some_are_refused() -> None:
+    lines = CliRunner().invoke(app, ["tasks", "list"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(task_names())
+    assert {line.split()[0] for line in lines if "  refused: " in line} == set(REFUSED)
 
 
 def test_without_the_package_the_command_to_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
