@@ -12,6 +12,7 @@ import typer
 
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
+from rlep.cli.task_sets import tasks_app
 from rlep.core.versions import check_versions
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show, check and describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
+app.add_typer(tasks_app, name="tasks")
 
 Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
 MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]
@@ -120,7 +122,10 @@ def evaluate(
 def grade(
     file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
     profile: Annotated[
-        str, typer.Option(help="math, math-bare, strict-box, dapo, exact, regex:PATTERN or python:module:function.")
+        str,
+        typer.Option(
+            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, regex:PATTERN or python:module:function."
+        ),
     ] = "math",
     workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,

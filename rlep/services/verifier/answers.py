@@ -31,7 +31,7 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
     (not under ``strict-box``); a number at the very end (only under ``math-bare``). Of a truncated response only a
     closed box or a finished ``Answer:`` line counts.
     """
-    final = _after_thinking(text)
+    final = after_thinking(text)
     if final is None:
         return None
     boxed = last_box(final)
@@ -47,7 +47,7 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
     return None
 
 
-def _after_thinking(text: str) -> str | None:
+def after_thinking(text: str) -> str | None:
     """What follows the last ``</think>``; None where a block was opened and not closed."""
     if "hink>" not in text and "HINK>" not in text:
         return text

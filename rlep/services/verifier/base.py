@@ -38,6 +38,10 @@ class BaseVerifier(ABC):
         self._recorder.add(verdicts)
         return verdicts
 
+    def reference_fault(self, reference: str) -> str:
+        """Why this verifier cannot grade against ``reference``; empty where it can, as most can against any text."""
+        return ""
+
     @abstractmethod
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         """What ``grade_pairs`` returns and counts."""

@@ -35,7 +35,7 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
     """
     rows = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
     while chunk := list(itertools.islice(rows, batch)):
-        read = [_read(line) for _, line in chunk]
+        read = [_read(line, verifier) for _, line in chunk]
         good = [row for row in read if "error" not in row[1]]
         verdicts = iter(verifier.grade_pairs([row[0] for row in good]))
         for (number, _), (_, row) in zip(chunk, read, strict=True):
@@ -52,8 +52,8 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
             yield GradedRow(json.dumps(row), number, str(row.get("error", "")))
 
 
-def _read(line: str) -> tuple[tuple[str, str, bool], dict[str, Any]]:
-    """``((gold, response, truncated), row)``; a malformed row says so under ``error``."""
+def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dict[str, Any]]:
+    """``((gold, response, truncated), row)``; a malformed row, or one that the verifier cannot grade, says so under ``error``."""
     nothing = ("", "", False)
     try:
         row = json.loads(line)
@@ -71,5 +71,7 @@ def _read(line: str) -> tuple[tuple[str, str, bool], dict[str, Any]]:
     if not isinstance(gold, str) or not isinstance(response, str):
         wrong = [key for key, value in (("gold", gold), ("response", response)) if not isinstance(value, str)]
         return nothing, {**row, "error": f"no text under {' and '.join(wrong)}"}
+    if fault := verifier.reference_fault(gold):
+        return nothing, {**row, "error": fault}
     cut = row.get("truncated") is True or row.get("finish_reason") == "length"
     return (gold, response, cut), row

@@ -13,9 +13,11 @@ def build_verifier(
     """The verifier a profile names.
 
     ``math``, ``math-bare``, ``strict-box``, ``dapo``; ``exact``; ``regex:PATTERN``, whose first group (or whole match)
-    is the answer; ``python:module:function``, the user's own ``function(reference, response)``, see ``FunctionVerifier``.
-    ``correct_at``: the least score that is correct; only that function gives scores. Raises ConfigError for any other.
+    is the answer; ``reasoning-gym``, see ``GymVerifier``; ``python:module:function``, the user's own
+    ``function(reference, response)``, see ``FunctionVerifier``. ``correct_at``: the least score of that function that is
+    correct. Raises ConfigError for any other.
     """
+    from rlep.services.verifier.gym import NAME, GymVerifier
     from rlep.services.verifier.patterns import exact_match, pattern_match
     from rlep.services.verifier.user_function import FunctionVerifier
     from rlep.services.verifier.verifier import PROFILES, Verifier
@@ -23,7 +25,7 @@ def build_verifier(
     kind, _, argument = profile.partition(":")
     if correct_at != 1.0 and kind != "python":
         raise ConfigError(
-            f"a threshold of {correct_at:g} with profile {profile}: only python:module:function gives scores"
+            f"a threshold of {correct_at:g} with profile {profile}: only python:module:function takes one"
         )
     if not 0.0 < correct_at <= 1.0:
         raise ConfigError(f"a threshold of {correct_at:g}: scores lie in [0, 1], take one above 0")
@@ -32,9 +34,11 @@ def build_verifier(
             return Verifier(known, workers=workers, limits=limits)
     if profile == "exact":
         return exact_match()
+    if profile == NAME:
+        return GymVerifier(workers=workers, limits=limits)
     if kind == "regex" and argument:
         return pattern_match(argument)
     if kind == "python" and argument:
         return FunctionVerifier(argument, workers=workers, limits=limits, correct_at=correct_at)
-    choices = ", ".join((*PROFILES, "exact", "regex:PATTERN", "python:module:function"))
+    choices = ", ".join((*PROFILES, "exact", NAME, "regex:PATTERN", "python:module:function"))
     raise ConfigError(f"verifier profile {profile!r} is unknown; known are {choices}")
