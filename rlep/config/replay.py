@@ -21,6 +21,8 @@ class ReplayConfig(Section):
     source: Literal["offline", "live", "both"] = "offline"
     """``offline``: the pool that ``rlep collect`` filled (paper). ``live``: this run's own earlier successes, in the pool
     ``<run.name>.live``. ``both``: either."""
+    group: Literal["add", "replace"] = "add"
+    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: it is G, m of them replays, G − m generated."""
     selection: Literal[
         "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
     ] = "uniform"
@@ -71,7 +73,7 @@ class ReplayConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        needing = ("source", "require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
+        needing = ("source", "group", "require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
         for name in (*needing, "weight"):
             if getattr(self, name) != ReplayConfig.model_fields[name].default and not self.count:
                 raise ConfigError(f"replay.{name} is set but replay.count = 0")
@@ -80,6 +82,12 @@ class ReplayConfig(Section):
             raise ConfigError(
                 f"replay.rescue_only = true and replay.only_below = {self.only_below}: the former is the latter with a bound "
                 "that only 0 is below; set one of them"
+            )
+        if self.group == "replace" and self.below is not None:
+            name = "rescue_only" if self.rescue_only else "only_below"
+            raise ConfigError(
+                f'replay.group = "replace" with replay.{name}: who gets replays would be known only after all G responses are '
+                "generated"
             )
         if self.shaping and self.old_logprobs == "recompute":
             raise ConfigError(

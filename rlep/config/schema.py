@@ -292,6 +292,7 @@ class Config(Section):
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
         self._check_live()
+        self._check_replaced()
         self._check_staleness()
         check_times(self.generator, self.learner, rollout.max_tokens)
         if self.cluster.placement == "colocated":
@@ -306,6 +307,19 @@ class Config(Section):
             raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
         if len(self.run.name) > LONGEST_LIVE_NAME:
             raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
+
+    def _check_replaced(self) -> None:
+        rollout, replay = self.rollout, self.replay
+        if replay.group == "add":
+            return
+        if replay.count + replay.failed >= rollout.fresh:
+            raise ConfigError(
+                f'replay.group = "replace" with replay.count = {replay.count} and rollout.fresh = {rollout.fresh}: a group needs '
+                "a fresh response"
+            )
+        for key, on in (("rollout.max_staleness", rollout.max_staleness), ("update.stream", self.update.stream)):
+            if on:
+                raise ConfigError(f'replay.group = "replace" with {key}: requests are sent before replays are drawn')
 
     def _check_staleness(self) -> None:
         rollout = self.rollout

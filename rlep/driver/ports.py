@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from rlep.core.types import (
@@ -182,6 +183,12 @@ class RolloutBars:
     verify: Advance
 
 
+Spared = Mapping[str, int]
+"""Prompt id → how many of its G responses need not be generated, because replays take their place."""
+
+NONE_SPARED: Spared = MappingProxyType({})
+
+
 class Verified(Protocol):
     """(prompt, its verified responses in sample order), as each prompt's verdicts arrive."""
 
@@ -195,7 +202,9 @@ class Verified(Protocol):
 class Rollouts(Protocol):
     """The G verified responses to each prompt of a step."""
 
-    def of(self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars) -> Verified:
+    def of(
+        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars, spared: Spared = NONE_SPARED
+    ) -> Verified:
         """The rollout of step ``number``; ``clock`` gets the seconds of ``generate`` and ``verify``."""
         ...
 

@@ -12,7 +12,7 @@ from rlep.core.seeds import seed_for
 from rlep.core.types import Completion, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
-from rlep.driver.ports import Advance, Progress, RolloutBars, Verified
+from rlep.driver.ports import NONE_SPARED, Advance, Progress, RolloutBars, Spared, Verified
 from rlep.driver.tasks import Produced, together
 
 
@@ -122,7 +122,9 @@ class OnPolicyRollouts:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def of(self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars) -> Verified:
+    def of(
+        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars, spared: Spared = NONE_SPARED
+    ) -> Verified:
         """See the port; requests and seeds are functions of (run seed, step, prompt id, sample)."""
         run, rollout = self._run, self._run.config.rollout
         sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
@@ -130,6 +132,7 @@ class OnPolicyRollouts:
         requests = requests_for(
             prompts, rollout.fresh, label=f"train/{number}", seed=run.config.run.seed, address=address
         )
+        requests = [one for one in requests if one.sample < rollout.fresh - spared.get(one.prompt_id, 0)]
         return verified(run, prompts, requests, sampling, bars=shown, clock=clock)
 
     async def drop(self) -> None:

@@ -198,7 +198,8 @@ def _step(config: Config, known: Known) -> StepPlan:
     if known.data is not None:
         epoch = PromptOrder(known.data.questions, rollout.prompts, config.run.seed).steps_per_epoch
     prompt = config.data.max_prompt_tokens if known.prompt_tokens is None else known.prompt_tokens
-    sequences = rollout.prompts * (rollout.fresh + replays)
+    added = replays if config.replay.group == "add" else 0
+    sequences = rollout.prompts * (rollout.fresh + added)
     refills = config.rollout.refill_limit if rollout.dynamic_sampling else 1
     return StepPlan(
         prompts=rollout.prompts,
@@ -208,7 +209,7 @@ def _step(config: Config, known: Known) -> StepPlan:
         sequences=sequences,
         updates=rollout.prompts // update.prompts,
         prompts_per_update=update.prompts,
-        sequences_per_update=update.prompts * (rollout.fresh + replays),
+        sequences_per_update=update.prompts * (rollout.fresh + added),
         sampled_at_most=rollout.prompts * rollout.fresh * refills,
         steps=config.run.steps,
         steps_per_epoch=epoch,
@@ -219,7 +220,8 @@ def _step(config: Config, known: Known) -> StepPlan:
 
 def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
     fresh, count, minimum = config.rollout.fresh, replays_at(config, config.replay.start_step), config.replay.minimum
-    full = count / (fresh + count)
+    members = fresh + count if config.replay.group == "add" else fresh
+    full = count / members
     if pool is None or not pool.questions:
         return ReplayPlan(full, None, None, None, None, None)
     per_group = pool.drawn(count, minimum) / pool.questions
@@ -229,7 +231,7 @@ def _replay(config: Config, pool: PoolCoverage | None) -> ReplayPlan:
         questions=pool.questions,
         eligible=pool.eligible(minimum),
         per_group=per_group,
-        share_expected=per_group / (fresh + per_group),
+        share_expected=per_group / (fresh + per_group if config.replay.group == "add" else fresh),
     )
 
 

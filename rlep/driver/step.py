@@ -18,6 +18,7 @@ from rlep.algorithms.selection import replayed_prompts
 from rlep.core.types import Group, Prompt, Trajectory, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import ScoredMiniBatch, mini_batch, with_old_logprobs
+from rlep.driver.ports import NONE_SPARED, Spared
 from rlep.driver.replays import drawn_replays, wanted_replays
 from rlep.driver.rollout import bars
 from rlep.driver.tasks import together
@@ -66,14 +67,20 @@ async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
     return [mixed(step, prompt, fresh[prompt.id], replays.get(prompt.id, ())) for prompt in prompts]
 
 
-async def rollout(step: Step, prompts: Sequence[Prompt]) -> dict[str, list[Trajectory]]:
-    """Prompt id → its G verified responses in sample order."""
-    with bars(step.run.progress, len(prompts) * step.run.config.rollout.fresh) as shown:
-        async with aclosing(step.trainers.rollouts.of(step.number, prompts, step.clock, shown)) as verified:
+async def rollout(step: Step, prompts: Sequence[Prompt], spared: Spared = NONE_SPARED) -> dict[str, list[Trajectory]]:
+    """Prompt id → its G verified responses in sample order, without the last ``spared``."""
+    with bars(step.run.progress, len(prompts) * step.run.config.rollout.fresh - sum(spared.values())) as shown:
+        async with aclosing(step.trainers.rollouts.of(step.number, prompts, step.clock, shown, spared)) as verified:
             return {prompt.id: members async for prompt, members in verified}
 
 
-def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
+def mixed(
+    step: Step,
+    prompt: Prompt,
+    fresh: Sequence[Trajectory],
+    replays: Sequence[Trajectory],
+    spared: Spared = NONE_SPARED,
+) -> Group:
     """The group of one prompt; without replays where the fresh ones succeed as often as ``replay.below``."""
     config = step.run.config
     successes = sum(member.correct for member in fresh) / max(len(fresh), 1)
@@ -87,7 +94,7 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
         fresh,
         replays if wanted else (),
         policy_version=step.number,
-        fresh_count=config.rollout.fresh,
+        fresh_count=config.rollout.fresh - spared.get(prompt.id, 0),
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
         vocabulary=step.run.vocabulary,

@@ -9,11 +9,12 @@ from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.context import Run
 from rlep.driver.ports import Experience, LivePool, ReplaySource, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
-from rlep.driver.step import mixed_groups, run_step
+from rlep.driver.step import GroupsOf, mixed_groups, run_step
 from rlep.driver.train import TrainStep, rlep_step
 from rlep.driver.wings.live_replay import LiveReplay
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.refill import refilled
+from rlep.driver.wings.replacing import replaced_groups
 from rlep.driver.wings.streamed import streamed_step
 
 
@@ -26,9 +27,10 @@ def train_step(config: Config) -> TrainStep:
     """The step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
     if config.update.stream:
         return partial(rlep_step, make=streamed_step)
+    groups_of: GroupsOf = replaced_groups if config.replay.group == "replace" else mixed_groups
     if config.rollout.dynamic_sampling:
-        return partial(rlep_step, make=partial(run_step, groups_of=refilled(mixed_groups)))
-    return rlep_step
+        groups_of = refilled(groups_of)
+    return rlep_step if groups_of is mixed_groups else partial(rlep_step, make=partial(run_step, groups_of=groups_of))
 
 
 def rollouts(run: Run, train: PromptSet) -> Rollouts:

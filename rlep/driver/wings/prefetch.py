@@ -15,7 +15,7 @@ from contextlib import aclosing
 
 from rlep.core.types import Prompt, Trajectory
 from rlep.driver.clock import Clock
-from rlep.driver.ports import RolloutBars, Rollouts, Verified
+from rlep.driver.ports import NONE_SPARED, RolloutBars, Rollouts, Spared, Verified
 
 
 class PrefetchedRollouts:
@@ -29,14 +29,14 @@ class PrefetchedRollouts:
         self._begun: dict[int, tuple[Verified, Clock]] = {}
 
     async def of(
-        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars
+        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars, spared: Spared = NONE_SPARED
     ) -> AsyncGenerator[tuple[Prompt, list[Trajectory]], None]:
         """See the port."""
         for later in range(number, min(number + self._limit + 1, self._steps)):
             if later not in self._begun:
                 begun = Clock()
                 asked = prompts if later == number else self._prompts_of(later)
-                self._begun[later] = self._inner.of(later, asked, begun, _UNSEEN), begun
+                self._begun[later] = self._inner.of(later, asked, begun, _UNSEEN, spared), begun
         rollout, spent = self._begun.pop(number)
         async with aclosing(rollout):
             async for prompt, members in rollout:

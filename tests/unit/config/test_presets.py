@@ -148,4 +148,10 @@ def test_replay_presets_have_their_papers_numbers() -> None:
     )
     assert (live.source, live.count, live.per_question, live.old_logprobs) == ("live", 2, 16, "recompute")
     assert (rescue.source, rescue.count, rescue.rescue_only, rescue.per_question) == ("live", 1, True, 8)
-    assert (luffy.source, luffy.count, luffy.old_logprobs, luffy.shaping) == ("offline", 1, "unit", 0.1)
+    assert (luffy.source, luffy.group, luffy.count, luffy.old_logprobs, luffy.shaping) == (
+        "offline",
+        "replace",
+        1,
+        "unit",
+        0.1,
+    )

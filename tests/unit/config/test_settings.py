@@ -107,6 +107,7 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("pool.ca_file=ca.pem", r"pool\.ca_file is for a pool server's certificate"),
         ("replay.weight=-1", r"replay\.weight = -1: must be at least 0"),
         ("replay.shaping=0.1", r"replay\.shaping is set but replay\.count = 0"),
+        ("replay.group=replace", r"replay\.group is set but replay\.count = 0"),
         ("replay.source=live", r"replay\.source is set but replay\.count = 0"),
         ("replay.start_accuracy=1.5", r"replay\.start_accuracy = 1\.5: must be at most 1"),
         ("replay.rescue_only=true", r"replay\.rescue_only is set but replay\.count = 0"),
@@ -133,6 +134,12 @@ def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None
         ),
         (["replay.shaping=0.1"], r'replay\.shaping = 0\.1 with replay\.old_logprobs = "recompute"'),
         (["replay.is_cap=2", "replay.old_logprobs=unit"], r'replay\.is_cap = 2\.0 with replay\.old_logprobs = "unit"'),
+        (
+            ["replay.group=replace", "replay.rescue_only=true"],
+            r'replay\.group = "replace" with replay\.rescue_only: who gets replays would be known only after',
+        ),
+        (["replay.group=replace", "rollout.fresh=2"], r"replay\.count = 2 and rollout\.fresh = 2: a group needs"),
+        (["replay.group=replace", "update.stream=true"], r'replay\.group = "replace" with update\.stream'),
         (["replay.max_age=3"], r'replay\.max_age is of live replays, but replay\.source = "offline"'),
         (["replay.selection=newest"], r'replay\.selection = "newest" is of live replays'),
         (

@@ -130,6 +130,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "both": {"replay": {"source": "both", "selection": "diverse"}},
     "streamed": {"update": {"stream": True}},
     "refilled": {"rollout": {"dynamic_sampling": True}},
+    "replacing": {"replay": {"group": "replace"}},
 }
 
 
