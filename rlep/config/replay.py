@@ -22,7 +22,7 @@ class ReplayConfig(Section):
     """``offline``: the pool that ``rlep collect`` filled (paper). ``live``: this run's own earlier successes, in the pool
     ``<run.name>.live``. ``both``: either."""
     group: Literal["add", "replace"] = "add"
-    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: it is G, m of them replays, G − m generated."""
+    """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays."""
     selection: Literal[
         "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
     ] = "uniform"

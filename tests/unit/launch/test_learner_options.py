@@ -47,6 +47,12 @@ def test_each_memory_and_speed_switch_reaches_the_policy(key: str) -> None:
         assert (options.device, options.policy.dtype) == ("cuda", "bfloat16")
 
 
+def test_corrections_of_replays_reach_the_loss() -> None:
+    loss = learner_options(config_of(replay={"old_logprobs": "unit", "shaping": 0.1, "weight": 0.5})).loss
+    assert (loss.replay_shaping, loss.replay_weight, loss.replay_is_cap) == (0.1, 0.5, None)
+    assert learner_options(config_of(replay={"is_cap": 2.0})).loss.replay_is_cap == 2.0
+
+
 def test_a_rank_of_zero_trains_all_weights_and_another_the_adapters_of_the_run_s_seed() -> None:
     assert learner_options(config_of()).policy.lora is None
     options = learner_options(config_of(learner={"lora_rank": 8, "lora_targets": ["q_proj"]}, run={"seed": 3}))
