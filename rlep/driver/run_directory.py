@@ -36,6 +36,7 @@ CHANGEABLE = (
         "run.name",
         "run.directory",
         "rollout.deadline_s",
+        "replay.idle_steps",
         "evaluation.",
         "data.evaluation",
         "data.max_bad_rows",

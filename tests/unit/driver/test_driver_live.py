@@ -296,11 +296,12 @@ async def test_a_torn_file_is_a_checkpoint_error(tmp_path: Path) -> None:
 
 
 async def test_a_run_whose_replays_never_reach_the_loss_ends(tmp_path: Path) -> None:
-    rule = {"source": "live", "minimum": 50, "idle_steps": 3}
+    rule, stored = {"source": "live", "minimum": 50, "idle_steps": 3}, dict[str, dict[str, Trajectory]]()
     with pytest.raises(MixingError, match=r"replay\.count = 2, but no replay reached the loss in 3 steps"):
-        await trained(tmp_path, live_config(replay=rule), {})
+        await trained(tmp_path, live_config(replay=rule), stored)
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 2
-    await trained(tmp_path / "all", live_config(replay=rule | {"idle_steps": 0}), {})
+    await trained(tmp_path, live_config(replay=rule | {"idle_steps": 0}), stored)
+    assert len(read_lines(tmp_path / "metrics.jsonl")) == STEPS
 
 
 async def test_live_replay_beside_prefetched_rollouts(tmp_path: Path) -> None:
