@@ -40,7 +40,9 @@ def test_draws_and_additions_are_those_of_the_redis(one_redis: EmbeddedRedis, tr
         closing(on_server(server.address, "same", options)) as opened,
     ):
         added = opened.pool.add(stored)
-        assert (added.inserted, added.evicted) == (sum(range(8)), (6 - 5) + (7 - 5))
+        # Of 28 three are beyond the cap; which go, before or after they are stored, is up to their content ids.
+        assert added.inserted + len(added.refused) == sum(range(8))
+        assert added.inserted - added.evicted == sum(min(held, 5) for held in range(8))
         assert opened.pool.digest() == pool.digest()
         assert opened.pool.prompt_ids() == pool.prompt_ids() == PROMPTS[1:]
         assert opened.pool.stats() == pool.stats()
