@@ -7,8 +7,8 @@ from itertools import islice
 
 import numpy as np
 
-from rlep.core.errors import PoolError, RecordRefused
-from rlep.services.pool.pool import Pool
+from rlep.core.errors import PoolError
+from rlep.services.pool.pool import Pool, raw_id
 from rlep.services.pool.storage.reading import PROMPTS_A_PART
 from rlep.services.pool.storage.sample import Part, Sample, Stored, columns
 
@@ -20,7 +20,7 @@ def fetch(pool: Pool, wanted: Named) -> Sample:
     """These trajectories, in this order. Raises ``PoolError`` where one is not there, ``RecordRefused`` for a damaged one."""
     parts: list[Part] = []
     prompts = iter(wanted.items())
-    while part := [(prompt_id, _raw(ids)) for prompt_id, ids in islice(prompts, PROMPTS_A_PART)]:
+    while part := [(prompt_id, [raw_id(one) for one in ids]) for prompt_id, ids in islice(prompts, PROMPTS_A_PART)]:
         names = [one for _, ids in part for one in ids]
         blobs = [blob for blob in pool.store.fetch(part) if blob is not None]
         if len(blobs) < len(names):
@@ -42,13 +42,3 @@ def contents(pool: Pool) -> dict[str, list[str]]:
 def remove(pool: Pool, gone: Named) -> int:
     """Take these out of the pool; how many were there."""
     return sum(pool.remove(prompt_id, ids) for prompt_id, ids in gone.items())
-
-
-def _raw(ids: Sequence[str]) -> list[bytes]:
-    try:
-        raw = [bytes.fromhex(one) for one in ids]
-    except ValueError:
-        raw = [b""]
-    if any(len(one) != 16 for one in raw):
-        raise RecordRefused(f"content ids {', '.join(ids)[:80]!r} are not 32 hex digits each")
-    return raw

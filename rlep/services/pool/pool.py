@@ -178,18 +178,18 @@ class Pool:
 
     def record(self, content_id: str, prompt_id: str) -> bytes | None:
         """One record as it is stored, or None."""
-        (blob,) = self.store.fetch([(prompt_id, [_raw(content_id)])])
+        (blob,) = self.store.fetch([(prompt_id, [raw_id(content_id)])])
         return blob
 
     def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
         self._check_writable()
-        return self.store.remove(prompt_id, [_raw(content_id) for content_id in content_ids], quarantine=quarantine)
+        return self.store.remove(prompt_id, [raw_id(content_id) for content_id in content_ids], quarantine=quarantine)
 
     def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
         """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
         self._check_writable()
-        return self.store.pin(prompt_id, [_raw(content_id) for content_id in content_ids], pinned=pinned)
+        return self.store.pin(prompt_id, [raw_id(content_id) for content_id in content_ids], pinned=pinned)
 
     def seal(self) -> str:
         """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
@@ -336,7 +336,7 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions, *,
     return meta
 
 
-def _raw(content_id: str) -> bytes:
+def raw_id(content_id: str) -> bytes:
     """The 16 bytes of a content id."""
     try:
         raw = bytes.fromhex(content_id)
