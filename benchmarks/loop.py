@@ -59,6 +59,8 @@ class Case:
     """Processes of each arm."""
     prompt_tokens: int
     kv_cache_gib: float
+    micro_batch_tokens: int
+    """Of a learner rank: two ranks, two generators and Ray share this machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,25 @@ def smollm2(_: TaskFiles, directory: Path) -> Path:
 
 
 CASES = {
-    "110k": Case(quickstart_model, 32, 8, 48, 4, 64, steps=9, turns=3, prompt_tokens=20, kv_cache_gib=0.25),
-    "5m": Case(five_million, 32, 8, 48, 4, 64, steps=5, turns=2, prompt_tokens=20, kv_cache_gib=0.25),
-    "135m": Case(smollm2, 8, 8, 48, 2, 16, steps=3, turns=1, prompt_tokens=80, kv_cache_gib=0.5),
+    "110k": Case(
+        quickstart_model,
+        32,
+        8,
+        48,
+        4,
+        64,
+        steps=9,
+        turns=3,
+        prompt_tokens=20,
+        kv_cache_gib=0.25,
+        micro_batch_tokens=16384,
+    ),
+    "5m": Case(
+        five_million, 32, 8, 48, 4, 64, steps=5, turns=2, prompt_tokens=20, kv_cache_gib=0.25, micro_batch_tokens=16384
+    ),
+    "135m": Case(
+        smollm2, 8, 8, 48, 2, 16, steps=3, turns=1, prompt_tokens=80, kv_cache_gib=0.5, micro_batch_tokens=1024
+    ),
 }
 
 
@@ -126,6 +144,7 @@ def ours(case: Case, model: Path, questions: Path, directory: Path) -> Timed:
         "generator.max_sequences": 1024,
         "generator.kv_cache_gib": case.kv_cache_gib,
         "learner.ranks": CORES,
+        "learner.micro_batch_tokens": case.micro_batch_tokens,
     }
     file = directory / "empty.toml"
     file.touch()
