@@ -145,7 +145,7 @@ async def make_steps(config: Config, actors: RunActors, steps: int) -> list[Made
             prompts = [train.prompts[index] for index in order.step(number)]
             with counted_puts() as put:
                 begun = time.process_time()
-                trained = await train_step(config)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                trained = await train_step(config, train)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
                 used = time.process_time() - begun
             found = {key: float(str(trained.metrics[f"time/{key}"])) for key in ("step", "generate")}
             streamed = 12 * int(str(trained.metrics["rollout/tokens"]))  # id, log-prob, four characters

@@ -22,7 +22,7 @@ from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.values import PoolOptions, PoolPlace, PoolStats
 
-ACTOR_NAME = "pool"
+ACTOR_NAME, LIVE_ACTOR_NAME = "pool", "live"
 ROLE = ActorConfig(cpus=0)
 
 
@@ -168,11 +168,13 @@ class PoolService:
 async def attached_stats(cluster: Cluster, *, deadline_s: float = 30.0) -> PoolStats:
     """Statistics of the pool of a running run, asked from another job; ``cluster`` is connected under the run's name.
 
-    Raises ``PoolError`` when the run has no pool actor now.
+    With ``replay.source = "live"`` that is its live pool. Raises ``PoolError`` when the run has no pool actor now.
     """
-    try:
-        handle = ray.get_actor(ACTOR_NAME, namespace=cluster.namespace)
-    except ValueError:
-        raise PoolError(f"no pool actor in {cluster.namespace}: the run is not running there, or has no pool") from None
-    stats: PoolStats = await call(handle.stats.remote(), f"pool of {cluster.namespace}", deadline_s)
-    return stats
+    for name in (ACTOR_NAME, LIVE_ACTOR_NAME):
+        try:
+            handle = ray.get_actor(name, namespace=cluster.namespace)
+        except ValueError:
+            continue
+        stats: PoolStats = await call(handle.stats.remote(), f"pool of {cluster.namespace}", deadline_s)
+        return stats
+    raise PoolError(f"no pool actor in {cluster.namespace}: the run is not running there, or has no pool")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlep.core.errors import ConfigError
 from rlep.core.seeds import seed_for
-from rlep.core.types import BoolArray, Int32Array, Int64Array
+from rlep.core.types import BoolArray, Float64Array, Int32Array, Int64Array
 
 Strategy = Literal[
     "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
@@ -124,6 +124,40 @@ def select(
     return tuple(order[:count].tolist())
 
 
+def draw_aged(prompt_id: str, ages: ArrayLike, count: int, *, decay: float, seed: int, step: int) -> tuple[int, ...]:
+    """Draw min(count, n) of one prompt's n candidates without replacement, with weights e^(−age / decay).
+
+    By the smallest −ln(u) / w (Efraimidis and Spirakis 2006), u from the words of ``draw_uniform``'s stream.
+    """
+    words = _stream(_states(prompt_keys([prompt_id]), seed, step), np.arange(np.size(ages)))
+    order = _weighted_order(words, -np.asarray(ages, dtype=np.float64) / decay)
+    return tuple(order[:count].tolist())
+
+
+def draw_questions(
+    successes: Mapping[str, int], count: int, *, of: int, mean: float, std: float, seed: int, step: int
+) -> list[str]:
+    """Draw min(count, n) of n prompts without replacement, by their successes in the latest visit (ExGRPO, section 3.2).
+
+    The weight of a prompt with s of ``of`` successes is exp(−(s/of − mean)² / 2 std²) over the number of prompts with the
+    same s. Each prompt's u is a function of (seed, step, prompt id), so their order does not matter.
+    """
+    ids = sorted(successes)
+    if not ids:
+        return []
+    buckets = np.array([successes[one] for one in ids])
+    rates = buckets / of
+    log_weights = -((rates - mean) ** 2) / (2 * std**2) - np.log(np.bincount(buckets)[buckets])
+    order = _weighted_order(_states(prompt_keys(ids), seed, step, "questions"), log_weights)
+    return [ids[index] for index in order[:count]]
+
+
+def _weighted_order(words: UInt64Array, log_weights: Float64Array) -> Int64Array:
+    """Order of a draw without replacement; logarithms, so that no weight underflows."""
+    uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
+    return np.argsort(np.log(-np.log(uniform)) - log_weights, kind="stable")
+
+
 def reasoning_digest(tokens: Int32Array, *, tail: int = 64) -> str:
     """A name for the final reasoning of a response: the hash of its last ``tail`` token ids."""
     final = np.ascontiguousarray(tokens[-tail:], dtype="<i4").tobytes()
@@ -208,8 +242,8 @@ def _id_bytes(prompt_id: str) -> bytes:
     return raw if len(raw) == 16 else hashlib.blake2b(prompt_id.encode(), digest_size=16, person=b"rlep.draw").digest()
 
 
-def _states(keys: UInt64Array, seed: int, step: int) -> UInt64Array:
-    return _mix(_mix(keys[:, 0] ^ np.uint64(seed_for(seed, "replay", step))) ^ keys[:, 1])  # [P]
+def _states(keys: UInt64Array, seed: int, step: int, draw: str = "replay") -> UInt64Array:
+    return _mix(_mix(keys[:, 0] ^ np.uint64(seed_for(seed, draw, step))) ^ keys[:, 1])  # [P]
 
 
 def _stream(states: UInt64Array, number: Int64Array) -> UInt64Array:

@@ -28,10 +28,21 @@ class ReplayConfig(Section):
     ] = "uniform"
     """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
     ``newest`` by the step they come from."""
+    questions: Literal["batch", "bucket"] = "batch"
+    """``batch``: the step's prompts, all of them get replays (paper). ``bucket``: a share of the step's prompts is drawn by how
+    often their latest responses were correct (ExGRPO), and only they get replays."""
+    ratio: float = Field(0.5, gt=0, lt=1)
+    """``questions = "bucket"``: that share."""
+    bucket_mean: float = Field(0.5, ge=0, le=1)
+    """Of a normal density over the share of correct responses: each bucket's weight."""
+    bucket_std: float = Field(0.125, gt=0)
+    """Its standard deviation."""
     per_question: Positive = 16
     """Live responses of a prompt that are kept: its newest."""
     max_age: Count = 0
     """Steps after which a live response is not replayed any more; 0: never."""
+    age_decay: float = Field(0.0, ge=0)
+    """τ in steps: a live response is drawn with weight e^(−age/τ), by ``selection = "uniform"``; 0: all alike."""
     start_accuracy: float = Field(0.0, ge=0, le=1)
     """No live replay before the first step with this share of correct fresh responses; once reached, it stays so."""
     retire_after: Count = 0
@@ -103,9 +114,17 @@ class ReplayConfig(Section):
 
     def _check_source(self) -> None:
         live = f'replay.source = "{self.source}"'
-        for name in ("per_question", "max_age", "start_accuracy", "retire_after"):
+        for name in ("questions", "per_question", "max_age", "age_decay", "start_accuracy", "retire_after"):
             if self.source == "offline" and getattr(self, name) != ReplayConfig.model_fields[name].default:
                 raise ConfigError(f'replay.{name} is of live replays, but {live}; set "live" or "both"')
+        for name in ("ratio", "bucket_mean", "bucket_std"):
+            if self.questions == "batch" and getattr(self, name) != ReplayConfig.model_fields[name].default:
+                raise ConfigError(f'replay.{name} is of replay.questions = "bucket", but that is "batch"')
+        if self.age_decay and (self.source != "live" or self.selection != "uniform"):
+            raise ConfigError(
+                f'replay.age_decay = {self.age_decay} with replay.source = "{self.source}" and replay.selection = '
+                f'"{self.selection}": it weighs the draw of "uniform" among "live" responses'
+            )
         if self.source == "offline" and self.selection == "newest":
             raise ConfigError(f'replay.selection = "newest" is of live replays, but {live}; "recent" goes by the clock')
         if self.source != "offline" and self.selection == "recent":

@@ -307,6 +307,10 @@ class Config(Section):
             raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
         if len(self.run.name) > LONGEST_LIVE_NAME:
             raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
+        if self.replay.questions == "bucket" and self.rollout.max_staleness:
+            raise ConfigError(
+                'replay.questions = "bucket" with rollout.max_staleness: later steps\' prompts are not known yet'
+            )
 
     def _check_replaced(self) -> None:
         rollout, replay = self.rollout, self.replay

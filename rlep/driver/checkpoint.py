@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -47,6 +47,10 @@ class RunState:
     """Metrics of the last step, where the run was interrupted before its evaluation: both are made up for."""
     idle: int = 0
     """Steps in a row that wanted replays, of which none reached the loss."""
+    compute: Mapping[str, int] = field(default_factory=dict)
+    """Tokens so far, by the fields of ``Compute``."""
+    solved: Sequence[str] = ()
+    """Prompts with a correct fresh response so far, by id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,17 @@ MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]
 """(round, how many, prompts already used) → further prompts of the step, for dynamic sampling."""
 
 
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What the rollout of one prompt took and brought, whether or not its group is trained on."""
+
+    prompt_id: str
+    tokens: int
+    """Prompt and response tokens of its fresh responses."""
+    successes: int
+    responses: int
+
+
 @dataclass(slots=True)
 class Step:
     """One training step in progress."""
@@ -47,3 +58,7 @@ class Step:
     """Content id → how many earlier steps replayed it; kept where ``replay.selection`` needs it."""
     refills: RefillReport = field(default_factory=RefillReport)
     """What dynamic sampling did."""
+    visits: list[Visit] = field(default_factory=list)
+    """The prompts that were rolled out, in the order of their groups."""
+    candidate_tokens: int = 0
+    """Prompt and response tokens of stored responses that were scored to choose among them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from rlep.driver.clock import Clock
 from rlep.metrics.catalogue import MetricValue
 
 if TYPE_CHECKING:
+    from rlep.driver.context import Visit
     from rlep.driver.mini_batch import ScoredMiniBatch
 
 
@@ -101,8 +102,14 @@ class LivePool(Protocol):
 class Experience(ReplaySource, Protocol):
     """What a run replays from while it fills it."""
 
-    async def learn(self, step: int, trained: Sequence[ScoredMiniBatch]) -> dict[str, MetricValue]:
-        """Take in a step that is complete; its metrics."""
+    def questions(self, step: int, count: int, beside: Collection[str]) -> Sequence[str]:
+        """At most ``count`` prompts of its choice, not ``beside`` others of the step; only they get its replays in that step."""
+        ...
+
+    async def learn(
+        self, step: int, trained: Sequence[ScoredMiniBatch], visits: Sequence[Visit]
+    ) -> dict[str, MetricValue]:
+        """Take in a step that is complete; its metrics. ``visits``: all prompts that were rolled out."""
         ...
 
     def write(self, directory: Path) -> None:

@@ -95,6 +95,7 @@ async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Se
 async def _mean_logprobs(step: Step, stored: Sequence[tuple[Prompt, Trajectory]]) -> Float64Array:
     """Mean log-prob per token of each response under the step's weights, ``[S]``."""
     batch = answer_batch(stored)
+    step.candidate_tokens += len(batch.tokens)
     logprobs = await step.trainers.learner.score(batch)
     lengths = batch.response_lengths
     starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rlep.algorithms.packing import answer_batch
 from rlep.core.types import Prompt
 from rlep.driver.context import Step
+from rlep.driver.ledger import compute_of
 from rlep.driver.replays import drawn_replays
 from rlep.driver.step_metrics import update_metrics
 from rlep.driver.train import Trained
@@ -18,11 +19,12 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
     with clock.phase("step"):
         with clock.phase("replay"):
             drawn = await drawn_replays(step, prompts)
-        outcomes = []
+        outcomes, batches = [], []
         with clock.phase("update"), step.run.progress.phase("update", len(prompts) // size, "updates") as advance:
             for start in range(0, len(prompts), size):
                 part = prompts[start : start + size]
                 batch = answer_batch([(prompt, member) for prompt in part for member in drawn.get(prompt.id, ())])
+                batches.append(batch)
                 outcomes.append(await step.trainers.learner.update(batch, rollout=step.number, supervised=True))
                 advance()
         with clock.phase("publish"):
@@ -35,4 +37,5 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
         "replay/trajectories": len(replays),
         "replay/tokens": sum(len(member.tokens) for member in replays),
     }
-    return Trained(tuple(outcomes), metrics, tuple(member.content_id for member in replays))
+    compute = compute_of(step, batches, supervised=True)
+    return Trained(tuple(outcomes), metrics, tuple(member.content_id for member in replays), compute)

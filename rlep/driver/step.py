@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.selection import replayed_prompts
 from rlep.core.types import Group, Prompt, Trajectory, UpdateOutcome
-from rlep.driver.context import Step
+from rlep.driver.context import Step, Visit
 from rlep.driver.mini_batch import ScoredMiniBatch, mini_batch, with_old_logprobs
 from rlep.driver.ports import NONE_SPARED, Spared
 from rlep.driver.replays import drawn_replays, wanted_replays
@@ -83,12 +83,13 @@ def mixed(
 ) -> Group:
     """The group of one prompt; without replays where the fresh ones succeed as often as ``replay.below``."""
     config = step.run.config
-    successes = sum(member.correct for member in fresh) / max(len(fresh), 1)
+    correct, tokens = sum(member.correct for member in fresh), sum(len(member.tokens) for member in fresh)
+    step.visits.append(Visit(prompt.id, tokens + len(fresh) * len(prompt.tokens), correct, len(fresh)))
     own = {member.content_id for member in fresh}
     replays = [
         member for member in replays if member.birth < 0 or member.content_id not in own
     ]  # no copies of live ones
-    wanted = wanted_replays(step) if replayed_prompts([successes], config.replay.below)[0] else 0
+    wanted = wanted_replays(step) if replayed_prompts([correct / max(len(fresh), 1)], config.replay.below)[0] else 0
     return mix(
         prompt,
         fresh,

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
+from rlep.driver.ledger import NO_COMPUTE, Compute, Ledger, compute_of
 from rlep.driver.ports import Trainers
 from rlep.driver.replays import replays_at
 from rlep.driver.run_directory import RunDirectory, how_to_accept
@@ -48,6 +49,7 @@ class Trained:
     metrics: dict[str, MetricValue]
     replayed: tuple[str, ...]
     """Content ids of the replays it trained on."""
+    compute: Compute = NO_COMPUTE
 
 
 TrainStep = Callable[[Step, Sequence[Prompt]], Awaitable[Trained]]
@@ -62,10 +64,11 @@ async def rlep_step(
     """The step of phases 1 and 2, by ``run_step`` or another one with the same result."""
     outcome = await make(step, prompts)
     live = step.trainers.live
-    learned = await live.learn(step.number, outcome.mini_batches) if live else {}
+    learned = await live.learn(step.number, outcome.mini_batches, step.visits) if live else {}
     groups = [group for one in outcome.mini_batches for group in one.groups]
     replayed = tuple(member.content_id for group in groups for member in group.replays)
-    return Trained(outcome.updates, step_metrics(outcome) | learned, replayed)
+    compute = compute_of(step, (one.batch for one in outcome.mini_batches))
+    return Trained(outcome.updates, step_metrics(outcome) | learned, replayed, compute)
 
 
 class Training:
@@ -91,6 +94,7 @@ class Training:
         self._used: Counter[str] = Counter()
         """Content id → steps that replayed it, where ``replay.selection`` needs it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
+        self._ledger = Ledger()
         self._idle = 0
         """Steps in a row that wanted replays, of which none reached the loss."""
         self._unlogged: dict[str, MetricValue] = {}
@@ -188,6 +192,7 @@ class Training:
         for index, update in enumerate(trained.updates):
             if update.skipped:
                 self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
+        again |= self._ledger.add(trained.compute, number.visits)
         return trained.metrics | again | {"prompts/epoch": step // self._order.steps_per_epoch}
 
     def _check_replays(self, trained: Trained, wanted: int) -> None:
@@ -235,6 +240,8 @@ class Training:
             dict(self._used),
             {name: plain(value) for name, value in (unrecorded or {}).items()},
             self._idle,
+            asdict(self._ledger.compute),
+            sorted(self._ledger.solved),
         )
 
     async def _save(self, state: RunState) -> None:
@@ -269,7 +276,7 @@ class Training:
         self._unlogged.clear()
         self._used.clear()
         self._unsaved = None
-        self._idle = 0
+        self._ledger, self._idle = Ledger(), 0
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
@@ -279,6 +286,7 @@ class Training:
             self._check_state(checkpoint.path, checkpoint.state)
             self._used.update(checkpoint.state.used)
             self._idle = checkpoint.state.idle
+            self._ledger.restore(checkpoint.state.compute, checkpoint.state.solved)
             await self._trainers.learner.load(checkpoint.path)
             self._run.progress.note(f"resuming after step {step}")
         if (live := self._trainers.live) is not None:

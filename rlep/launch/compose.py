@@ -18,7 +18,7 @@ from rlep.actors.control import Control, Elastic, Role
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
-from rlep.actors.pool_actor import PoolService
+from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import write_trace
@@ -189,7 +189,7 @@ class RunActors:
         """The pool of the run's own responses, for ``replay.source``. A newer driver of the run fences this one's inserts."""
         options = PoolOptions(minimum=1, read_only=False, precision="float32", writer_epoch=time.time_ns() // 1_000_000)
         place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
-        return self._pool("live", place, inputs, options, cap=UNCAPPED)
+        return self._pool(LIVE_ACTOR_NAME, place, inputs, options, cap=UNCAPPED)
 
     def failures(self, inputs: Inputs, *, read_only: bool) -> PoolService:
         """The pool of wrong responses beside it, for ``replay.failed``."""

@@ -208,7 +208,9 @@ async def _train(
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
         live = experience(config, own, pool)
         trainers = Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, live)
-        step = watch.watched(sft_step if supervised else train_step(config), actors.cluster.timeline, control.roles)
+        step = watch.watched(
+            sft_step if supervised else train_step(config, prompts, live), actors.cluster.timeline, control.roles
+        )
         return await Training(run, trainers, data, store, step).run()
 
 

@@ -11,6 +11,7 @@ from rlep.driver.ports import Experience, LivePool, ReplaySource, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mixed_groups, run_step
 from rlep.driver.train import TrainStep, rlep_step
+from rlep.driver.wings.bucket import with_bucket_questions
 from rlep.driver.wings.live_replay import LiveReplay
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.refill import refilled
@@ -23,8 +24,14 @@ def experience(config: Config, live: LivePool | None, offline: ReplaySource | No
     return None if live is None else LiveReplay(config, live, config.run.directory, offline)
 
 
-def train_step(config: Config) -> TrainStep:
-    """The step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
+def train_step(config: Config, train: PromptSet, live: Experience | None = None) -> TrainStep:
+    """The step of phases 1 and 2 on prompts of ``train``, which ``replay.questions = "bucket"`` may choose."""
+    step = _step(config)
+    return step if live is None or config.replay.questions == "batch" else with_bucket_questions(step, live, train)
+
+
+def _step(config: Config) -> TrainStep:
+    """Plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
     if config.update.stream:
         return partial(rlep_step, make=streamed_step)
     groups_of: GroupsOf = replaced_groups if config.replay.group == "replace" else mixed_groups

@@ -60,6 +60,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/retried", "requests", "Requests re-dispatched: their generator was lost, drained or too slow"),
     Metric("rollout/dropped", "trajectories", "Completions thrown away: late duplicates, or their rollout had ended"),
     Metric("prompts/epoch", "epochs", "Passes over the prompts when the step began"),
+    Metric("prompts/solved", "prompts", "Prompts with a correct fresh rollout in this step or an earlier one"),
+    Metric(
+        "prompts/lost", "prompts", "Prompts of the step that had a correct one in an earlier step and have none now"
+    ),
+    Metric("compute/generated_tokens", "tokens", "Generated so far in the run; each response counts with its prompt"),
+    Metric(
+        "compute/scored_tokens", "tokens", "Scored so far without gradient: old and reference log-probs, candidates"
+    ),
+    Metric("compute/trained_tokens", "tokens", "Trained on so far, prompts and replays included"),
     Metric("selection/rounds", "rounds", "Dynamic sampling: rounds of generation the step needed"),
     Metric(
         "selection/discarded",

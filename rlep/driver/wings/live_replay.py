@@ -15,7 +15,7 @@ steps); until then the same tokens are not inserted again.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlep.algorithms.selection import draw_uniform
+from rlep.algorithms.selection import draw_aged, draw_questions, draw_uniform
 from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import Trajectory
+from rlep.driver.context import Visit
 from rlep.driver.mini_batch import ScoredMiniBatch
 from rlep.driver.ports import LivePool, ReplaySource
 from rlep.driver.replays import EVERY
@@ -45,6 +46,7 @@ class LiveReplay:
     def __init__(self, config: Config, pool: LivePool, directory: Path, offline: ReplaySource | None = None) -> None:
         """``directory`` of the run; ``offline``: an experience pool that is drawn from as well."""
         self._rule, self._pool, self._mark, self._offline = config.replay, pool, directory / MARK, offline
+        self._fresh, self._seed = config.rollout.fresh, config.run.seed
         self._every, self._horizon = config.checkpoint.every, config.checkpoint.keep * config.checkpoint.every
         self._forget()
 
@@ -55,6 +57,10 @@ class LiveReplay:
         """Content id → (prompt id, step after whose updates it left V)."""
         self._solved: dict[str, int] = {}
         """Prompt id → its latest visits in a row with nothing but correct responses."""
+        self._successes: dict[str, int] = {}
+        """Prompt id → correct ones of G responses at its latest visit; rounded where replays took the place of some."""
+        self._asked: frozenset[str] | None = None
+        """The prompts that get replays in this step; None: all."""
         self._started = not self._rule.start_accuracy
 
     async def sample(
@@ -63,19 +69,48 @@ class LiveReplay:
         """See ``ReplaySource``: of V, joined with the offline pool's responses by content id."""
         if not self._started:
             return {}
-        drawn_from = [prompt_id for prompt_id in prompt_ids if not self._retired(prompt_id)]
+        asked = prompt_ids if self._asked is None else [one for one in prompt_ids if one in self._asked]
+        drawn_from = [prompt_id for prompt_id in asked if not self._retired(prompt_id)]
         stored = await self._stored(drawn_from, seed, step)
         candidates = [sorted(self._visible.get(one, {}).keys() | stored.get(one, {}).keys()) for one in drawn_from]
         counts = [len(ids) if len(ids) >= self._rule.minimum else 0 for ids in candidates]
-        picks, offsets = draw_uniform(drawn_from, counts, count, seed=seed, step=step)
-        chosen = {
-            prompt_id: [ids[pick] for pick in picks[offsets[at] : offsets[at + 1]]]
-            for at, (prompt_id, ids) in enumerate(zip(drawn_from, candidates, strict=True))
-        }
+        if self._rule.age_decay:
+            chosen = {
+                prompt_id: self._drawn_by_age(prompt_id, ids[:enough], count, seed, step)
+                for prompt_id, ids, enough in zip(drawn_from, candidates, counts, strict=True)
+            }
+        else:
+            picks, offsets = draw_uniform(drawn_from, counts, count, seed=seed, step=step)
+            chosen = {
+                prompt_id: [ids[pick] for pick in picks[offsets[at] : offsets[at + 1]]]
+                for at, (prompt_id, ids) in enumerate(zip(drawn_from, candidates, strict=True))
+            }
         fetched = await self._fetched(chosen)
         return {
             prompt_id: [fetched.get(one) or stored[prompt_id][one] for one in ids] for prompt_id, ids in chosen.items()
         }
+
+    def _drawn_by_age(self, prompt_id: str, ids: Sequence[str], count: int, seed: int, step: int) -> list[str]:
+        ages = [step - self._visible[prompt_id][one] for one in ids]
+        picks = draw_aged(prompt_id, ages, count, decay=self._rule.age_decay, seed=seed, step=step)
+        return [ids[pick] for pick in picks]
+
+    def questions(self, step: int, count: int, beside: Collection[str]) -> Sequence[str]:
+        """See ``Experience``: those with enough responses, by their successes at the latest visit."""
+        known = {
+            prompt_id: self._successes[prompt_id]
+            for prompt_id, births in self._visible.items()
+            if self._started
+            and len(births) >= self._rule.minimum
+            and prompt_id not in beside
+            and not self._retired(prompt_id)
+        }
+        rule = self._rule
+        drawn = draw_questions(
+            known, count, of=self._fresh, mean=rule.bucket_mean, std=rule.bucket_std, seed=self._seed, step=step
+        )
+        self._asked = frozenset(drawn)
+        return drawn
 
     async def _stored(self, prompt_ids: Sequence[str], seed: int, step: int) -> dict[str, dict[str, Trajectory]]:
         """Prompt id → content id → the offline pool's responses."""
@@ -100,15 +135,17 @@ class LiveReplay:
             for one, member in zip(ids, found[prompt_id], strict=True)
         }
 
-    async def learn(self, step: int, trained: Sequence[ScoredMiniBatch]) -> dict[str, MetricValue]:
+    async def learn(
+        self, step: int, trained: Sequence[ScoredMiniBatch], visits: Sequence[Visit]
+    ) -> dict[str, MetricValue]:
         """Insert the successes of step ``step``, which is complete, and count what it says of its questions."""
         inserted = await self._insert(step, successes(trained))
-        groups = [group for one in trained for group in one.groups]
-        for group in groups:
-            whole = all(member.correct for member in group.fresh)
-            self._solved[group.prompt.id] = self._solved.get(group.prompt.id, 0) + 1 if whole else 0
-        fresh = [member.correct for group in groups for member in group.fresh]
-        self._started = self._started or sum(fresh) >= self._rule.start_accuracy * len(fresh) > 0
+        for one in visits:
+            whole = one.successes == one.responses
+            self._solved[one.prompt_id] = self._solved.get(one.prompt_id, 0) + 1 if whole else 0
+            self._successes[one.prompt_id] = int(self._fresh * one.successes / one.responses + 0.5)
+        correct, responses = sum(one.successes for one in visits), sum(one.responses for one in visits)
+        self._started = self._started or correct >= self._rule.start_accuracy * responses > 0
         self._leave(step)
         if (step + 1) % self._every == 0:
             await self._trim(step + 1 - self._horizon)
@@ -164,15 +201,16 @@ class LiveReplay:
             (prompt_id, one, birth) for prompt_id, births in self._visible.items() for one, birth in births.items()
         ]
         left = [(prompt_id, one, step) for one, (prompt_id, step) in self._left.items()]
-        solved = [(prompt_id, visits) for prompt_id, visits in self._solved.items()]
+        questions = [(prompt_id, visits, self._successes[prompt_id]) for prompt_id, visits in self._solved.items()]
         np.savez(
             directory / FILE,
             visible_ids=np.array([(prompt_id, one) for prompt_id, one, _ in visible], dtype=np.bytes_).reshape(-1, 2),
             visible_births=np.array([birth for *_, birth in visible], dtype=np.int64),
             left_ids=np.array([(prompt_id, one) for prompt_id, one, _ in left], dtype=np.bytes_).reshape(-1, 2),
             left_steps=np.array([step for *_, step in left], dtype=np.int64),
-            solved_ids=np.array([prompt_id for prompt_id, _ in solved], dtype=np.bytes_),
-            solved_visits=np.array([visits for _, visits in solved], dtype=np.int64),
+            question_ids=np.array([prompt_id for prompt_id, *_ in questions], dtype=np.bytes_),
+            question_visits=np.array([visits for _, visits, _ in questions], dtype=np.int64),
+            question_successes=np.array([successes for *_, successes in questions], dtype=np.int64),
             started=np.array(self._started),
         )
 
@@ -221,8 +259,9 @@ class LiveReplay:
                     self._visible.setdefault(prompt_id, {})[one] = int(birth)
                 for (prompt_id, one), step in zip(_texts(file["left_ids"]), file["left_steps"], strict=True):
                     self._left[one] = prompt_id, int(step)
-                for prompt_id, visits in zip(_texts(file["solved_ids"]), file["solved_visits"], strict=True):
-                    self._solved[prompt_id] = int(visits)
+                counters = file["question_visits"], file["question_successes"]
+                for prompt_id, visits, correct in zip(_texts(file["question_ids"]), *counters, strict=True):
+                    self._solved[prompt_id], self._successes[prompt_id] = int(visits), int(correct)
                 self._started = bool(file["started"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{directory / FILE} cannot be read: {error}") from error

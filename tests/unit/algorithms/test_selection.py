@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from typing import Any, get_args
 
@@ -15,6 +16,8 @@ from rlep.algorithms.selection import (
     Candidate,
     ReplaySchedule,
     Strategy,
+    draw_aged,
+    draw_questions,
     draw_uniform,
     draw_uniform_keyed,
     prompt_keys,
@@ -262,3 +265,48 @@ def test_replay_schedules_by_hand() -> None:
 def test_schedules_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ReplaySchedule(**options)
+
+
+def test_a_young_response_is_drawn_by_e_to_the_minus_age_over_tau() -> None:
+    ages, decay = [0, 2, 2, 6], 2.0
+    first = Counter(draw_aged(one, ages, 2, decay=decay, seed=3, step=5)[0] for one in IDS)
+    weights = [math.exp(-age / decay) for age in ages]
+    for index, weight in enumerate(weights):
+        share = weight / sum(weights)
+        assert first[index] / len(IDS) == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(IDS)))
+    assert sorted(draw_aged(IDS[0], ages, 9, decay=decay, seed=3, step=5)) == [0, 1, 2, 3]
+    assert draw_aged(IDS[0], [], 2, decay=decay, seed=3, step=5) == ()
+    # e^(−10⁶) is 0 in floating point; the draw is still the youngest's
+    assert draw_aged(IDS[0], [10**6, 0], 1, decay=1.0, seed=3, step=5) == (1,)
+
+
+def slow_questions(successes: dict[str, int], count: int, seed: int, step: int) -> list[str]:
+    """The documented draw, prompt by prompt, with G = 8, mean 0.5 and deviation 0.125."""
+    keyed = []
+    for one, s in successes.items():
+        high, low = int(one[:16], 16), int(one[16:], 16)
+        word = mix(mix(high ^ seed_for(seed, "questions", step)) ^ low)
+        u = ((word >> 11) + 0.5) / 2**53
+        weight = math.exp(-((s / 8 - 0.5) ** 2) / (2 * 0.125**2)) / sum(other == s for other in successes.values())
+        keyed.append((-math.log(u) / weight, one))
+    return [one for _, one in sorted(keyed)[:count]]
+
+
+def test_questions_are_drawn_by_bucket_and_uniformly_within() -> None:
+    # 30 prompts with 4 of 8 correct, 3 with 3 of 8, and 7 that weigh next to nothing
+    successes = dict(zip(IDS[:40], [4] * 30 + [3] * 3 + [0, 8] * 3 + [8], strict=True))
+    rule = {"of": 8, "mean": 0.5, "std": 0.125}
+    first = Counter[int]()
+    for step in range(2000):
+        drawn = draw_questions(successes, 3, seed=1, step=step, **rule)
+        assert len({*drawn}) == 3
+        first[successes[drawn[0]]] += 1
+        if step < 50:
+            backwards = dict(reversed(successes.items()))
+            assert drawn == slow_questions(successes, 3, 1, step)
+            assert drawn == draw_questions(backwards, 3, seed=1, step=step, **rule)
+    share = 1 / (1 + math.exp(-0.5))  # the bucket of 4 against that of 3, one deviation away
+    assert first[4] / 2000 == pytest.approx(share, abs=0.045)
+    assert first[3] / 2000 == pytest.approx(1 - share, abs=0.045)
+    assert draw_questions({}, 3, seed=1, step=0, **rule) == []
+    assert sorted(draw_questions(successes, 99, seed=1, step=0, **rule)) == sorted(successes)

@@ -205,6 +205,8 @@ class FakeLearner:
     state: bytes = BASE
     updates: int = 0
     batches: list[SequenceBatch] = field(default_factory=list)
+    scored: list[int] = field(default_factory=list)
+    """Tokens of every batch that was scored."""
     rollouts: list[int] = field(default_factory=list)
     restarts: int = 0
     updated: int | None = None
@@ -214,6 +216,7 @@ class FakeLearner:
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         await self.world.event("score", len(batch))
+        self.scored.append(len(batch.tokens))
         if rollout is None or rollout != self.updated:
             return logprobs_of(batch, self.state)
         if self.kept is None:
@@ -321,7 +324,7 @@ class Scene:
     ) -> Training:
         """A run with the wings that the config asks for; ``step`` instead of the config's."""
         trained = replace(self.trainers, rollouts=rollouts(self.run, train))
-        return Training(self.run, trained, data_of(train, held_out), store, step or train_step(self.config))
+        return Training(self.run, trained, data_of(train, held_out), store, step or train_step(self.config, train))
 
     def step(self, number: int = 0, *, replays: int | None = None, spare: Sequence[Prompt] = ()) -> Step:
         """A step whose dynamic sampling finds ``spare`` prompts."""

@@ -109,7 +109,7 @@ async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[l
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     run, trainers = (scene.run, scene.trainers) if world is None else time_shared(scene, world)
     try:
-        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(scene.config)).run()
+        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(scene.config, TRAIN)).run()
     finally:
         store.close()
     return [batch_bytes(batch) for batch in scene.learner.batches], scene.learner.state

@@ -33,7 +33,7 @@ def new_scene(kind: str, **sections: Mapping[str, Any]) -> Scene:
 async def trained(directory: Path, scene: Scene, kind: str) -> Checkpoint:
     """Train as a process of its own would."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    step = sft_step if kind == "sft" else train_step(scene.config)
+    step = sft_step if kind == "sft" else train_step(scene.config, TRAIN)
     trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN))
     try:
         return await Training(scene.run, trainers, data_of(TRAIN, HELD_OUT), store, step).run()
