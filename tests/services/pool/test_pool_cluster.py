@@ -15,6 +15,7 @@ import redis
 
 from rlep.core.errors import PoolError
 from rlep.core.types import Trajectory
+from rlep.services.pool import named
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.values import PoolOptions
 from tests.waiting import wait_until
@@ -106,6 +107,11 @@ def test_a_cluster_holds_a_pool_like_one_server(
         assert sample.counts.tolist() == [2] * 40
         for k, content_id in enumerate(sample.ids):
             assert content_id in pool.content_ids(prompts[k // 2])
+        held = named.contents(pool)  # what live replay asks, on both primaries
+        assert held == {prompt_id: pool.content_ids(prompt_id) for prompt_id in sorted(prompts)}
+        wanted = {prompt_id: ids[::-1] for prompt_id, ids in held.items()}
+        found = named.fetch(pool, wanted).trajectories()
+        assert {prompt_id: [one.content_id for one in members] for prompt_id, members in found.items()} == wanted
         gone = batch[0]
         assert pool.remove(gone.prompt_id, [gone.content_id]) == 1
         assert pool.add([gone]).inserted == 1

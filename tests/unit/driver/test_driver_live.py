@@ -22,7 +22,16 @@ from rlep.driver.step import mixed
 from rlep.driver.train import Training
 from rlep.driver.wings.live_replay import FILE, LiveReplay
 from rlep.launch.wings import rollouts, train_step
-from tests.unit.driver.driver_fakes import FakeGenerators, FakeVerifiers, Killed, Scene, World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_fakes import (
+    FakeGenerators,
+    FakeVerifiers,
+    Killed,
+    Scene,
+    World,
+    data_of,
+    filled_pool,
+    scene_of,
+)
 from tests.unit.driver.driver_values import answer_of, batch_bytes, config_of, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(6)  # four a step: every prompt is seen again in the next step or the one after it
@@ -237,7 +246,9 @@ async def test_half_of_a_step_is_drawn_by_success_and_only_that_half_gets_replay
     for made, own in zip(visited, planned, strict=True):
         assert made[: PROMPTS // 2] == own[: PROMPTS // 2]
         assert len({*made}) == PROMPTS
-    replayed = [int(batch.replayed.sum()) for batch in lived.scene.learner.batches]  # two updates a step, of two groups each
+    replayed = [
+        int(batch.replayed.sum()) for batch in lived.scene.learner.batches
+    ]  # two updates a step, of two groups each
     assert replayed[::2] == [0] * STEPS
     assert sum(replayed[1::2]) > 4
 
