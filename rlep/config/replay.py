@@ -10,6 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from rlep.config.roles import Count, Positive, Section
 from rlep.core.errors import ConfigError
 
+LONGEST_LIVE_NAME = 59
+"""Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
+
 
 class ReplayConfig(Section):
     """How successes from the experience pool are replayed."""
@@ -135,3 +138,18 @@ class ReplayConfig(Section):
         if self.source == "live" and (self.failed or self.require):
             name = "failed" if self.failed else "require"
             raise ConfigError(f"replay.{name} needs an offline pool, but {live}")
+
+
+def check_live(replay: ReplayConfig, *, url: str, run_name: str, max_staleness: int) -> None:
+    """What live replay needs of the pool's address, the run's name and the rollouts. Raises ``ConfigError``."""
+    source = f'replay.source = "{replay.source}"'
+    if replay.source == "offline":
+        return
+    if url.startswith("grpc"):
+        raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
+    if len(run_name) > LONGEST_LIVE_NAME:
+        raise ConfigError(f"{source} with run.name = {run_name}: at most {LONGEST_LIVE_NAME} characters")
+    if replay.questions == "bucket" and max_staleness:
+        raise ConfigError(
+            'replay.questions = "bucket" with rollout.max_staleness: later steps\' prompts are not known yet'
+        )

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlep.config.replay import ReplayConfig
+from rlep.config.replay import ReplayConfig, check_live
 from rlep.config.roles import (
     ClusterConfig,
     Count,
@@ -29,9 +29,6 @@ from rlep.config.roles import (
     check_times,
 )
 from rlep.core.errors import ConfigError
-
-LONGEST_LIVE_NAME = 59
-"""Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
 
 
 class RunConfig(Section):
@@ -291,26 +288,13 @@ class Config(Section):
             raise ConfigError("model.system_prompt needs model.chat_template = true")
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        self._check_live()
+        check_live(self.replay, url=self.pool.url or "", run_name=self.run.name, max_staleness=rollout.max_staleness)
         self._check_replaced()
         self._check_staleness()
         check_times(self.generator, self.learner, rollout.max_tokens)
         if self.cluster.placement == "colocated":
             check_colocated(self.generator, self.learner, stream=update.stream, max_staleness=rollout.max_staleness)
         return self
-
-    def _check_live(self) -> None:
-        source, url = f'replay.source = "{self.replay.source}"', self.pool.url or ""
-        if self.replay.source == "offline":
-            return
-        if url.startswith("grpc"):
-            raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
-        if len(self.run.name) > LONGEST_LIVE_NAME:
-            raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
-        if self.replay.questions == "bucket" and self.rollout.max_staleness:
-            raise ConfigError(
-                'replay.questions = "bucket" with rollout.max_staleness: later steps\' prompts are not known yet'
-            )
 
     def _check_replaced(self) -> None:
         rollout, replay = self.rollout, self.replay

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,7 +49,7 @@ class RunState:
     """Steps in a row that wanted replays, of which none reached the loss."""
     compute: Mapping[str, int] = field(default_factory=dict)
     """Tokens so far, by the fields of ``Compute``."""
-    solved: Sequence[str] = ()
+    solved: list[str] = field(default_factory=list)
     """Prompts with a correct fresh response so far, by id."""
 
 

@@ -27,7 +27,9 @@ def experience(config: Config, live: LivePool | None, offline: ReplaySource | No
 def train_step(config: Config, train: PromptSet, live: Experience | None = None) -> TrainStep:
     """The step of phases 1 and 2 on prompts of ``train``, which ``replay.questions = "bucket"`` may choose."""
     step = _step(config)
-    return step if live is None or config.replay.questions == "batch" else with_bucket_questions(step, live, train)
+    return (
+        step if live is None or config.replay.questions == "batch" else with_bucket_questions(step, live, train.prompts)
+    )
 
 
 def _step(config: Config) -> TrainStep:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlep.core.types import Prompt
-from rlep.data.prompts import PromptSet
 from rlep.driver.context import Step
 from rlep.driver.ports import Experience
 from rlep.driver.train import Trained, TrainStep
 
 
-def with_bucket_questions(train: TrainStep, live: Experience, prompts: PromptSet) -> TrainStep:
+def with_bucket_questions(train: TrainStep, live: Experience, prompts: Sequence[Prompt]) -> TrainStep:
     """``train`` on the first prompts of a step and on those that ``live`` draws, or on as many of its own as are missing."""
-    by_id = {prompt.id: prompt for prompt in prompts.prompts}
+    by_id = {prompt.id: prompt for prompt in prompts}
 
     async def step_on_both(step: Step, own: Sequence[Prompt]) -> Trained:
         kept = len(own) - int(step.run.config.replay.ratio * len(own))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -295,18 +296,18 @@ def slow_questions(successes: dict[str, int], count: int, seed: int, step: int) 
 def test_questions_are_drawn_by_bucket_and_uniformly_within() -> None:
     # 30 prompts with 4 of 8 correct, 3 with 3 of 8, and 7 that weigh next to nothing
     successes = dict(zip(IDS[:40], [4] * 30 + [3] * 3 + [0, 8] * 3 + [8], strict=True))
-    rule = {"of": 8, "mean": 0.5, "std": 0.125}
+    draw = partial(draw_questions, of=8, mean=0.5, std=0.125, seed=1)
     first = Counter[int]()
     for step in range(2000):
-        drawn = draw_questions(successes, 3, seed=1, step=step, **rule)
+        drawn = draw(successes, 3, step=step)
         assert len({*drawn}) == 3
         first[successes[drawn[0]]] += 1
         if step < 50:
             backwards = dict(reversed(successes.items()))
             assert drawn == slow_questions(successes, 3, 1, step)
-            assert drawn == draw_questions(backwards, 3, seed=1, step=step, **rule)
+            assert drawn == draw(backwards, 3, step=step)
     share = 1 / (1 + math.exp(-0.5))  # the bucket of 4 against that of 3, one deviation away
     assert first[4] / 2000 == pytest.approx(share, abs=0.045)
     assert first[3] / 2000 == pytest.approx(1 - share, abs=0.045)
-    assert draw_questions({}, 3, seed=1, step=0, **rule) == []
-    assert sorted(draw_questions(successes, 99, seed=1, step=0, **rule)) == sorted(successes)
+    assert draw({}, 3, step=0) == []
+    assert sorted(draw(successes, 99, step=0)) == sorted(successes)

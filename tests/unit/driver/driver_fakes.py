@@ -205,8 +205,7 @@ class FakeLearner:
     state: bytes = BASE
     updates: int = 0
     batches: list[SequenceBatch] = field(default_factory=list)
-    scored: list[int] = field(default_factory=list)
-    """Tokens of every batch that was scored."""
+    scored: list[int] = field(default_factory=list)  # tokens of each batch
     rollouts: list[int] = field(default_factory=list)
     restarts: int = 0
     updated: int | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,137 +13,27 @@ import pytest
 from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, MixingError, PoolError
 from rlep.core.jsonl import read_lines
-from rlep.core.seeds import generator_for
-from rlep.core.types import AddReport, Completion, Prompt, Request, Sampling, Trajectory, Verdict
-from rlep.data.prompts import PromptOrder
+from rlep.core.types import Trajectory
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import mixed
-from rlep.driver.train import Training
 from rlep.driver.wings.live_replay import FILE, LiveReplay
-from rlep.launch.wings import rollouts, train_step
 from tests.unit.driver.driver_fakes import (
-    FakeGenerators,
-    FakeVerifiers,
     Killed,
-    Scene,
     World,
-    data_of,
     filled_pool,
     scene_of,
 )
-from tests.unit.driver.driver_values import answer_of, batch_bytes, config_of, prompt_set, prompts_of, untimed
-
-TRAIN = prompt_set(6)  # four a step: every prompt is seen again in the next step or the one after it
-HELD_OUT = prompts_of(1, prefix="held", source="aime")
-STEPS, PROMPTS = 6, 4
-
-Stored = dict[str, dict[str, Trajectory]]
-
-
-@dataclass(eq=False)
-class FakeLivePool:
-    """What a Redis keeps while drivers come and go; ``stored`` outlives them."""
-
-    world: World
-    stored: Stored = field(default_factory=dict)
-    removed: int = 0
-
-    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
-        half = len(trajectories) // 2
-        for part in (trajectories[:half], trajectories[half:]):  # a kill may come between the two
-            await self.world.event("insert", len(part))
-            for member in part:
-                self.stored.setdefault(member.prompt_id, {}).setdefault(member.content_id, member)
-        await self.world.event("inserted")
-        return AddReport(len(trajectories), 0, ())
-
-    async def fetch(self, wanted: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[Trajectory]]:
-        await self.world.event("fetch", sum(map(len, wanted.values())))
-        return {prompt_id: [self.stored[prompt_id][one] for one in ids] for prompt_id, ids in wanted.items()}
-
-    async def contents(self) -> Mapping[str, Sequence[str]]:
-        await self.world.event("contents")
-        return {prompt_id: sorted(members) for prompt_id, members in self.stored.items() if members}
-
-    async def remove(self, gone: Mapping[str, Sequence[str]]) -> int:
-        for prompt_id, ids in gone.items():
-            await self.world.event("remove", len(ids))
-            for one in ids:
-                self.removed += self.stored[prompt_id].pop(one, None) is not None
-        return self.removed
-
-
-@dataclass(eq=False)
-class FewAnswers(FakeGenerators):
-    """A policy with a dozen different responses to a question, so that the same ones come again."""
-
-    def answer(self, request: Request, sampling: Sampling, version: int) -> Completion:
-        draw = generator_for(request.seed, "policy", self.weights.hex())
-        tokens = np.array([*draw.integers(0, 12, size=1), 7], dtype=np.int32)
-        text = "right" if tokens[0] % 3 else "wrong"
-        logprobs = np.full(2, -0.5, dtype=np.float32)
-        return Completion(request.id, request.prompt_id, request.sample, tokens, logprobs, "stop", version, text)
-
-
-@dataclass(eq=False)
-class Recording(FakeVerifiers):
-    """Keeps what it said of training prompts."""
-
-    graded: list[tuple[str, bool]] = field(default_factory=list)
-    """Prompt id, and whether a response was correct."""
-
-    async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
-        verdicts = await super().grade(prompt, completions)
-        if prompt in TRAIN.prompts:
-            self.graded.append((prompt.id, any(one.status == "correct" for one in verdicts)))
-        return verdicts
-
-
-def live_config(**sections: Mapping[str, Any]) -> Config:
-    """Live replay with two responses a question, so that some leave V at almost every step."""
-    tree: dict[str, dict[str, Any]] = {
-        "run": {"steps": STEPS},
-        "replay": {"source": "live", "minimum": 1, "per_question": 2},
-        "evaluation": {"every": 0},
-        "checkpoint": {"every": 1, "keep": 1},
-    }
-    for name, values in sections.items():
-        tree[name] = tree.get(name, {}) | dict(values)
-    return config_of(**tree)
-
-
-@dataclass(eq=False)
-class Lived:
-    """One process of a run."""
-
-    scene: Scene
-    pool: FakeLivePool
-    live: LiveReplay
-    graded: list[tuple[str, bool]]
-
-
-async def trained(directory: Path, config: Config, stored: Stored, kill_at: int | None = None) -> Lived:
-    """Train as a process of its own would, over a pool that may have been filled before."""
-    world = World(kill_at=kill_at)
-    offline = filled_pool(world, TRAIN.prompts, 3) if config.replay.source == "both" else None
-    scene = scene_of(config, pool=offline)
-    scene.world = scene.learner.world = scene.weights.world = scene.verifiers.world = world
-    scene.generators, scene.verifiers = FewAnswers(world), (recording := Recording(world))
-    scene.weights.generators = scene.generators
-    pool = FakeLivePool(world, stored)
-    live = LiveReplay(config, pool, directory, offline)
-    store = RunDirectory(directory, config, Facts("train", "model", "tok", TRAIN.digest))
-    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN), pool=live, live=live)
-    try:
-        await Training(scene.run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(config, TRAIN, live)).run()
-    finally:
-        store.close()
-    return Lived(scene, pool, live, recording.graded)
-
-
-def batches(lived: Lived) -> list[bytes]:
-    return [batch_bytes(batch) for batch in lived.scene.learner.batches]
-
+from tests.unit.driver.driver_values import answer_of, config_of, untimed
+from tests.unit.driver.live_scene import (
+    HELD_OUT,
+    STEPS,
+    TRAIN,
+    FakeLivePool,
+    Stored,
+    batches,
+    live_config,
+    trained,
+)
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "uniform": {},
@@ -231,46 +120,6 @@ async def test_a_step_sees_the_newest_of_earlier_steps_and_stores_the_learners_l
     with np.load(tmp_path / "checkpoints" / f"step-{STEPS:06d}" / FILE) as file:
         known = {one for _, one in np.concatenate([file["visible_ids"], file["left_ids"]]).astype(str).tolist()}
     assert {one for members in stored.values() for one in members} == known
-
-
-async def test_half_of_a_step_is_drawn_by_success_and_only_that_half_gets_replays(tmp_path: Path) -> None:
-    config = live_config(replay={"source": "live", "minimum": 1, "questions": "bucket", "start_accuracy": 0.2})
-    lived = await trained(tmp_path, config, {})
-    order, known = PromptOrder(len(TRAIN), PROMPTS, config.run.seed), {prompt.id for prompt in TRAIN.prompts}
-    asked = [one.prompt_id for one in lived.scene.generators.asked if one.prompt_id in known]
-    size = PROMPTS * config.rollout.fresh
-    visited = [list(dict.fromkeys(asked[at : at + size])) for at in range(0, len(asked), size)]
-    planned = [[TRAIN.prompts[at].id for at in order.step(step)] for step in range(STEPS)]
-    assert visited[0] == planned[0]  # nothing to draw from yet
-    assert visited != planned
-    for made, own in zip(visited, planned, strict=True):
-        assert made[: PROMPTS // 2] == own[: PROMPTS // 2]
-        assert len({*made}) == PROMPTS
-    replayed = [
-        int(batch.replayed.sum()) for batch in lived.scene.learner.batches
-    ]  # two updates a step, of two groups each
-    assert replayed[::2] == [0] * STEPS
-    assert sum(replayed[1::2]) > 4
-
-
-async def test_what_a_run_computed_and_solved_is_counted(tmp_path: Path) -> None:
-    steps, rule = 24, {"source": "live", "minimum": 1, "selection": "most-probable", "per_question": 3}
-    config = live_config(run={"steps": steps}, replay=rule)
-    lived = await trained(tmp_path, config, {})
-    made, learner = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")], lived.scene.learner
-    sizes = [len(batch.tokens) for batch in learner.batches]
-    assert made[-1]["compute/trained_tokens"] == sum(sizes)
-    assert made[0]["compute/trained_tokens"] == sum(sizes[: len(sizes) // steps])
-    assert made[-1]["compute/scored_tokens"] == sum(learner.scored)
-    fresh = sum(int(np.diff(batch.offsets)[~batch.replayed].sum()) for batch in learner.batches)
-    assert made[-1]["compute/generated_tokens"] == fresh
-    solved: set[str] = set()
-    for step, metrics in enumerate(made):
-        visits = lived.graded[step * PROMPTS : (step + 1) * PROMPTS]
-        assert metrics["prompts/lost"] == sum(one in solved and not correct for one, correct in visits)
-        solved |= {one for one, correct in visits if correct}
-        assert metrics["prompts/solved"] == len(solved)
-    assert sum(metrics["prompts/lost"] for metrics in made) > 0
 
 
 async def test_insertion_order_and_duplicates_change_no_draw(tmp_path: Path) -> None:
