@@ -122,10 +122,10 @@ class VerifierConfig(ActorConfig):
     """math-verify processes in each actor."""
     profile: str = Field(
         "math",
-        pattern=r"^(math|math-bare|strict-box|dapo|exact|reasoning-gym|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        pattern=r"^(math|math-bare|strict-box|dapo|exact|reasoning-gym|code|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
     )
     """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
-    ``exact``, ``reasoning-gym``, ``regex:PATTERN`` or ``python:module:function``; see ``docs/reference/verifier.md``."""
+    ``exact``, ``reasoning-gym``, ``code``, ``regex:PATTERN``, ``python:module:function``; see ``docs/reference/verifier.md``."""
     correct_at: float = Field(1.0, gt=0, le=1)
     """Least score that is ``correct``, where ``python:module:function`` gives scores; the reward stays that of the score."""
     cpu_seconds: Seconds = 1.0

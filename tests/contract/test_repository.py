@@ -76,7 +76,9 @@ def unsafe(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def test_nothing_that_was_read_is_run() -> None:
-    found = [f"{name_of(p)}:{line} {what}" for p in PACKAGE for line, what in unsafe(ast.parse(p.read_text()))]
+    confined = "rlep/services/verifier/code_child.py"  # which is there to do just that
+    others = [path for path in PACKAGE if name_of(path) != confined]
+    found = [f"{name_of(p)}:{line} {what}" for p in others for line, what in unsafe(ast.parse(p.read_text()))]
     assert found == []
 
 

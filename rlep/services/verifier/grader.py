@@ -13,10 +13,12 @@ def build_verifier(
     """The verifier a profile names.
 
     ``math``, ``math-bare``, ``strict-box``, ``dapo``; ``exact``; ``regex:PATTERN``, whose first group (or whole match)
-    is the answer; ``reasoning-gym``, see ``GymVerifier``; ``python:module:function``, the user's own
-    ``function(reference, response)``, see ``FunctionVerifier``. ``correct_at``: the least score of that function that is
-    correct. Raises ConfigError for any other.
+    is the answer; ``reasoning-gym``, see ``GymVerifier``; ``code``, see ``CodeVerifier``; ``python:module:function``, the
+    user's own ``function(reference, response)``, see ``FunctionVerifier``. ``correct_at``: the least score of that function
+    that is correct. Raises ConfigError for any other.
     """
+    from rlep.services.verifier.code_verifier import NAME as CODE
+    from rlep.services.verifier.code_verifier import CodeVerifier
     from rlep.services.verifier.gym import NAME, GymVerifier
     from rlep.services.verifier.patterns import exact_match, pattern_match
     from rlep.services.verifier.user_function import FunctionVerifier
@@ -36,9 +38,11 @@ def build_verifier(
         return exact_match()
     if profile == NAME:
         return GymVerifier(workers=workers, limits=limits)
+    if profile == CODE:
+        return CodeVerifier(workers=workers, limits=limits)
     if kind == "regex" and argument:
         return pattern_match(argument)
     if kind == "python" and argument:
         return FunctionVerifier(argument, workers=workers, limits=limits, correct_at=correct_at)
-    choices = ", ".join((*PROFILES, "exact", NAME, "regex:PATTERN", "python:module:function"))
+    choices = ", ".join((*PROFILES, "exact", NAME, CODE, "regex:PATTERN", "python:module:function"))
     raise ConfigError(f"verifier profile {profile!r} is unknown; known are {choices}")

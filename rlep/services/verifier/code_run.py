@@ -1,0 +1,163 @@
+"""One untrusted program in a process of its own, and what came out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlep.core.errors import VerifierError
+from rlep.core.types import Status
+from rlep.services.verifier.code_child import OUT_OF_MEMORY, READY
+from rlep.services.verifier.jail import Limits
+
+_CHILD = str(Path(__file__).with_name("code_child.py"))
+_SPARE_OUTPUT = 1 << 16
+"""Bytes that a program may write beyond some times what is expected."""
+_START_SECONDS = 60.0
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""All that the program's process gets: the run's own variables may hold secrets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a program's process ended."""
+
+    output: bytes
+    """What it wrote, up to the bound."""
+    exit_code: int
+    """Negative: the signal that ended it."""
+    late: bool
+    """It was killed at the deadline."""
+    flooded: bool
+    """It was killed because it wrote too much."""
+
+    @property
+    def status(self) -> Status | None:
+        """Why it says nothing about the tests, or None."""
+        if self.late or self.exit_code in (-signal.SIGPROF, -signal.SIGXCPU):
+            return "timeout"
+        if self.exit_code == -signal.SIGKILL and not self.flooded:
+            return "timeout"  # the last resort of the limit on CPU time
+        return "out_of_memory" if self.exit_code == OUT_OF_MEMORY else None
+
+
+def run_script(program: str, stdin: str, limits: Limits, *, expected: int) -> Finished:
+    """Run it as a script; it may print some more than ``expected`` bytes. Raises VerifierError where it cannot be confined."""
+    return _run({"program": program, "stdin": stdin}, limits, 8 * expected + _SPARE_OUTPUT)
+
+
+def run_calls(program: str, calls: Sequence[tuple[str, bool]], limits: Limits, *, expected: int) -> Finished:
+    """Run it, then the calls; the output is the values of those marked, for ``read_values``. Otherwise as ``run_script``."""
+    return _run({"program": program, "calls": calls}, limits, 8 * expected + _SPARE_OUTPUT)
+
+
+def read_values(output: bytes) -> list[Any] | None:
+    """The values that a program's process reports; None where it reports none. They are its own claims."""
+    try:
+        found = json.loads(output)
+        return [_decoded(one) for one in found]
+    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, MemoryError):
+        return None
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "None": lambda _: None,
+    "bool": bool,
+    "int": lambda text: int(text, 16),
+    "float": float,
+    "str": str,
+    "bytes": bytes.fromhex,
+    "list": lambda rows: [_decoded(one) for one in rows],
+    "tuple": lambda rows: tuple(_decoded(one) for one in rows),
+    "set": lambda rows: {_decoded(one) for one in rows},
+    "frozenset": lambda rows: frozenset(_decoded(one) for one in rows),
+    "dict": lambda rows: {_decoded(key): _decoded(one) for key, one in rows},
+}
+
+
+def _decoded(pair: Any) -> Any:
+    kind, value = pair
+    return _READERS[kind](value)
+
+
+def _run(request: Mapping[str, Any], limits: Limits, most: int) -> Finished:
+    confined = {"cpu_seconds": limits.cpu_seconds, "memory_mb": limits.memory_mb, "parent": os.getpid()}
+    process = _started()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    source, output, late, flooded = process.stdin.fileno(), bytearray(), False, False
+    os.set_blocking(source, False)
+    waiting = memoryview(json.dumps({**request, "limits": confined}).encode("ascii"))
+    poll = select.poll()
+    poll.register(source, select.POLLOUT)
+    poll.register(process.stdout, select.POLLIN)
+    deadline = time.monotonic() + _START_SECONDS
+    try:
+        while not flooded:
+            events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not events:
+                late = True
+                break
+            if any(descriptor == source for descriptor, _ in events):
+                waiting = _fed(source, waiting)
+                if not waiting:
+                    poll.unregister(source)
+                    process.stdin.close()
+            if any(descriptor != source for descriptor, _ in events):
+                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    break
+                if not output:
+                    deadline = time.monotonic() + limits.wall_seconds
+                output += chunk
+                flooded = len(output) > most
+        late = late or (not flooded and not _ended(process, deadline))
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+    if output[:1] != READY:
+        why = (
+            output.decode(errors="replace")
+            or f"its process ended with code {process.returncode} before it was confined"
+        )
+        raise VerifierError(f"no program can be confined here, and so none is run: {why}")
+    return Finished(bytes(output[1:]), process.returncode, late, flooded)
+
+
+def _started() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-s", "-S", "-P", _CHILD]
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, bufsize=0, env=_ENVIRONMENT, cwd="/")
+    except OSError as error:
+        raise VerifierError(f"no process for a program can be started: {error}") from error
+
+
+def _fed(descriptor: int, waiting: memoryview) -> memoryview:
+    """What is left of the request; nothing where nobody reads it any more."""
+    try:
+        return waiting[os.write(descriptor, waiting[: 1 << 16]) :]
+    except BlockingIOError:
+        return waiting
+    except BrokenPipeError:
+        return waiting[:0]
+
+
+def _ended(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Wait for a process that has closed its output."""
+    try:
+        process.wait(max(0.01, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True

@@ -1,0 +1,229 @@
+"""References of the profile ``code``, taken apart: what the program is shown of a test, and what its answer is compared with.
+
+``assert f(2) == 4`` becomes the expression ``f(2)``, which the program's process evaluates, and the value 4, which never
+leaves this one. A test that cannot be parted so is refused: the program could read what is expected, or say that it passed.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rlep.core.errors import DataError
+
+FORM = 'gold is no JSON of the form {"tests": ["assert f(1) == 2", …]} or {"io": [{"stdin": …, "stdout": …}, …]}'
+
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: lambda value, wanted: type(value) is type(wanted) and value == wanted,
+    ast.IsNot: lambda value, wanted: type(value) is not type(wanted) or value != wanted,
+    ast.In: lambda value, wanted: value in wanted,
+    ast.NotIn: lambda value, wanted: value not in wanted,
+}
+_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.Eq,
+    ast.NotEq: ast.NotEq,
+    ast.Lt: ast.Gt,
+    ast.LtE: ast.GtE,
+    ast.Gt: ast.Lt,
+    ast.GtE: ast.LtE,
+    ast.Is: ast.Is,
+    ast.IsNot: ast.IsNot,
+}
+_BUILDERS: dict[str, Callable[..., Any]] = {
+    "set": set,
+    "frozenset": frozenset,
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+    "float": float,
+    "sorted": sorted,
+}
+_DEFAULT_RELATIVE = 1e-9  # of math.isclose
+_APPROX_RELATIVE, _APPROX_ABSOLUTE = 1e-6, 1e-12  # of pytest.approx
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Source for the program's process: a statement, or an expression whose value comes back."""
+
+    source: str
+    check: Callable[[Any], bool] | None = None
+    """Whether the value is right; None for a statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One run of the program as a script."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTests:
+    """A reference: calls, all made in one process, or exchanges, each in a process of its own."""
+
+    calls: tuple[Call, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+
+@lru_cache(maxsize=1024)
+def read_tests(gold: str) -> CodeTests:
+    """A reference. Raises DataError with what is wrong with it, and with which of its tests."""
+    try:
+        found = json.loads(gold)
+    except (ValueError, RecursionError):
+        raise DataError(FORM) from None
+    if not isinstance(found, dict) or len({"tests", "io"} & found.keys()) != 1:
+        raise DataError(FORM)
+    tests = found.get("tests", found.get("io"))
+    if not isinstance(tests, list) or not tests:
+        raise DataError(FORM)
+    if "tests" in found:
+        return CodeTests(calls=tuple(call for at, test in enumerate(tests) for call in _calls(at, test)))
+    return CodeTests(exchanges=tuple(_exchange(at, one) for at, one in enumerate(tests)))
+
+
+def _exchange(at: int, one: object) -> Exchange:
+    if not isinstance(one, dict) or not isinstance(one.get("stdout"), str) or not isinstance(one.get("stdin", ""), str):
+        raise DataError(f'io[{at}] is not of the form {{"stdin": text, "stdout": text}}')
+    return Exchange(one.get("stdin", ""), one["stdout"])
+
+
+def same_output(printed: str, wanted: str) -> bool:
+    """Equal line by line, without white space at the ends of lines and without empty lines at the end."""
+    return _lines(printed) == _lines(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _calls(at: int, test: object) -> list[Call]:
+    try:
+        body = ast.parse(test if isinstance(test, str) else "").body
+        asserts = [node for node in body for inner in ast.walk(node) if isinstance(inner, ast.Assert)]
+        if not asserts or any(not isinstance(node, ast.Assert) for node in asserts):
+            raise _Unfit("there is no assert, or one inside of another statement")
+        return [call for node in body for call in _of_statement(node)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"tests[{at}] cannot be run: {error}") from None
+
+
+class _Unfit(ValueError):
+    """A test that cannot be parted; says why."""
+
+
+def _of_statement(node: ast.stmt) -> list[Call]:
+    return _of_condition(node.test, positive=True) if isinstance(node, ast.Assert) else [Call(ast.unparse(node))]
+
+
+def _of_condition(node: ast.expr, *, positive: bool) -> list[Call]:
+    """What must hold, or with ``positive`` false must not."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return _of_condition(node.operand, positive=not positive)
+    if isinstance(node, ast.BoolOp):
+        if isinstance(node.op, ast.And) and positive:
+            return [call for part in node.values for call in _of_condition(part, positive=True)]
+        raise _Unfit(f"`{ast.unparse(node)}` is no conjunction")
+    if isinstance(node, ast.Compare):
+        if len(node.ops) != 1:
+            raise _Unfit(f"`{ast.unparse(node)}` compares more than two values")
+        return [_compared(node.left, node.ops[0], node.comparators[0], positive)]
+    if (close := _isclose(node)) is not None:
+        return [_checked(*close, positive)]
+    return [_checked(f"bool({ast.unparse(node)})", lambda value: value is True, positive)]
+
+
+def _checked(source: str, check: Callable[[Any], bool], positive: bool) -> Call:
+    return Call(source, check if positive else lambda value: not check(value))
+
+
+def _compared(left: ast.expr, comparison: ast.cmpop, right: ast.expr, positive: bool) -> Call:
+    kind = type(comparison)
+    if not _is_value(right):
+        if not _is_value(left) or kind not in _MIRRORED:
+            raise _Unfit(f"`{ast.unparse(right)}` is no literal, so what is expected cannot be kept from the program")
+        left, right, kind = right, left, _MIRRORED[kind]
+    compare = _COMPARISONS[kind]
+    if isinstance(left, ast.Call) and _name(left.func) == "abs" and len(left.args) == 1:
+        (inner,) = left.args
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
+            bound = _value(right)
+            one, other = (inner.left, inner.right) if _is_value(inner.right) else (inner.right, inner.left)
+            if _is_value(other):
+                middle = _value(other)
+                return _checked(ast.unparse(one), lambda value: compare(abs(value - middle), bound), positive)
+    if isinstance(right, ast.Call) and _name(right.func).rpartition(".")[2] == "approx":
+        wanted = _value(right.args[0])
+        if (
+            kind not in (ast.Eq, ast.NotEq)
+            or len(right.args) != 1
+            or right.keywords
+            or not isinstance(wanted, float | int)
+        ):
+            raise _Unfit(f"`{ast.unparse(right)}`: only == approx(number) is compared")
+        near = _near(wanted, _APPROX_RELATIVE, _APPROX_ABSOLUTE)
+        return _checked(ast.unparse(left), near, positive == (kind is ast.Eq))
+    if isinstance(left, ast.Constant) or _is_value(left):
+        raise _Unfit(f"`{ast.unparse(left)}` is a literal too: nothing of the program is tested")
+    wanted = _value(right)
+    return _checked(ast.unparse(left), lambda value: bool(compare(value, wanted)), positive)
+
+
+def _isclose(node: ast.expr) -> tuple[str, Callable[[Any], bool]] | None:
+    """``math.isclose(f(x), 1.5, rel_tol=…, abs_tol=…)``, either order; None for anything else."""
+    if not isinstance(node, ast.Call) or _name(node.func) not in ("math.isclose", "isclose") or len(node.args) != 2:
+        return None
+    left, right = node.args
+    if not _is_value(right):
+        left, right = right, left
+    options = {one.arg: _value(one.value) for one in node.keywords}
+    if not _is_value(right) or not options.keys() <= {"rel_tol", "abs_tol"}:
+        raise _Unfit(f"`{ast.unparse(node)}` is near no literal")
+    relative, absolute = options.get("rel_tol", _DEFAULT_RELATIVE), options.get("abs_tol", 0.0)
+    wanted = _value(right)
+    return ast.unparse(left), lambda value: math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute)
+
+
+def _near(wanted: float, relative: float, absolute: float) -> Callable[[Any], bool]:
+    return lambda value: value == wanted or abs(value - wanted) <= max(relative * abs(wanted), absolute)
+
+
+def _name(node: ast.expr) -> str:
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def _is_value(node: ast.expr) -> bool:
+    try:
+        _value(node)
+    except (_Unfit, ValueError, TypeError):
+        return False
+    return True
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, or one of a few builtins of literals; nothing else is evaluated in this process."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        if node.func.id == "approx":
+            return _value(node.args[0])
+        if node.func.id in _BUILDERS:
+            return _BUILDERS[node.func.id](*map(_value, node.args))
+    if isinstance(node, ast.Call) and _name(node.func) == "pytest.approx" and node.args:
+        return _value(node.args[0])
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        raise _Unfit(f"`{ast.unparse(node)}` is no literal") from None

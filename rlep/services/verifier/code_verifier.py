@@ -1,0 +1,135 @@
+"""Profile ``code``: the response's last Python block is run against the reference's tests, in confined processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from rlep.core.errors import ConfigError, DataError, VerifierError
+from rlep.core.types import Status, Verdict
+from rlep.services.verifier.answers import after_thinking
+from rlep.services.verifier.base import BaseVerifier, Pair
+from rlep.services.verifier.code_run import Finished, read_values, run_calls, run_script
+from rlep.services.verifier.code_tests import Call, CodeTests, Exchange, read_tests, same_output
+from rlep.services.verifier.jail import Limits
+
+NAME = "code"
+MAX_PROGRAM_CHARS = 65_536
+"""Longer programs are never run (``unparsable``)."""
+_FENCE = "```"
+_LANGUAGES = frozenset({"", "py", "python", "python3"})
+
+
+class CodeVerifier(BaseVerifier):
+    """Runs programs; ``correct`` where every test holds. ``docs/reference/verifier.md`` says what a program can and cannot do.
+
+    References are JSON, see ``read_tests``; ``grade`` raises DataError for any other. ``cpu_seconds`` of the limits is for
+    each process: one for all ``tests`` of a program, one for each ``io``.
+    """
+
+    def __init__(self, *, workers: int = 1, limits: Limits | None = None) -> None:
+        """``workers`` programs run at once. Raises ConfigError where this machine cannot confine them."""
+        if workers < 1:
+            raise ConfigError(f"verifier workers must be at least 1, not {workers}")
+        super().__init__(NAME)
+        self._limits = limits or Limits()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="code-verifier")
+        try:
+            self._threads.submit(run_calls, "", [], self._limits, expected=0).result()
+        except VerifierError as error:
+            self.close()
+            raise ConfigError(f"verifier profile code: {error}") from error
+
+    def reference_fault(self, reference: str) -> str:
+        """Why ``reference`` holds no tests that can be run; empty where it does."""
+        try:
+            read_tests(reference)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        jobs: dict[tuple[str, str], list[int]] = {}
+        for index, (reference, text, _) in enumerate(pairs):
+            read_tests(reference)
+            program = program_of(text)
+            if program is None:
+                verdicts[index] = Verdict("no_answer", None, self.name, self.version, "fast")
+            elif len(program) > MAX_PROGRAM_CHARS:
+                verdicts[index] = Verdict("unparsable", program[:MAX_PROGRAM_CHARS], self.name, self.version, "gate")
+            else:
+                jobs.setdefault((reference, program), []).append(index)
+        for indices, verdict in zip(jobs.values(), self._threads.map(self._verdict, jobs), strict=True):
+            verdicts |= dict.fromkeys(indices, verdict)
+        return [verdicts[index] for index in range(len(pairs))]
+
+    def _verdict(self, job: tuple[str, str]) -> Verdict:
+        reference, program = job
+        started = time.perf_counter()
+        status = self._status(read_tests(reference), program, len(reference))
+        return Verdict(status, program, self.name, self.version, "full", time.perf_counter() - started)
+
+    def _status(self, tests: CodeTests, program: str, size: int) -> Status:
+        if tests.calls:
+            shown = [(call.source, call.check is not None) for call in tests.calls]
+            finished = run_calls(program, shown, self._limits, expected=size)
+            return _status_of(finished, all_hold(tests.calls, finished.output))
+        for one in tests.exchanges:
+            status = self._exchanged(program, one)
+            if status != "correct":
+                return status
+        return "correct"
+
+    def _exchanged(self, program: str, one: Exchange) -> Status:
+        finished = run_script(program, one.stdin, self._limits, expected=len(one.stdout))
+        return _status_of(finished, same_output(finished.output.decode(errors="replace"), one.stdout))
+
+    def close(self) -> None:
+        """Finish what was begun, then end. Idempotent."""
+        self._threads.shutdown()
+
+
+def program_of(text: str) -> str | None:
+    """The last closed Python block after the last closed think block, fenced by ``` with ``python``, ``py`` or nothing."""
+    final = after_thinking(text)
+    if final is None:
+        return None
+    found: str | None = None
+    language: str | None = None
+    block: list[str] = []
+    for line in final.splitlines(keepends=True):
+        stripped = line.strip()
+        if language is None:
+            if stripped.startswith(_FENCE):
+                language, block = stripped[len(_FENCE) :].strip().lower(), []
+        elif stripped == _FENCE:
+            found = "".join(block) if language in _LANGUAGES else found
+            language = None
+        else:
+            block.append(line)
+    return found
+
+
+def all_hold(calls: Sequence[Call], output: bytes) -> bool:
+    """Whether the values that a program's process reports are those of the tests."""
+    checks = [call.check for call in calls if call.check is not None]
+    values = read_values(output)
+    return values is not None and len(values) == len(checks) and all(map(_holds, checks, values))
+
+
+def _holds(check: object, value: object) -> bool:
+    assert callable(check)
+    try:
+        return bool(check(value))
+    except (TypeError, ValueError, ArithmeticError):  # as comparing a list with a number
+        return False
+
+
+def _status_of(finished: Finished, right: bool) -> Status:
+    if finished.status is not None:
+        return finished.status
+    if finished.exit_code < 0 and not finished.flooded:
+        return "crashed"
+    return "correct" if right and finished.exit_code == 0 and not finished.flooded else "wrong"
