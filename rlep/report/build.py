@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlep.report.charts import accuracy, anatomy
-from rlep.report.charts_replay import coverage, coverage_text, gradient, groups
+from rlep.report.charts import AXES, accuracy, anatomy
+from rlep.report.charts_replay import coverage, coverage_text, gradient, groups, retention
 from rlep.report.load import RunRecord, load_runs
 from rlep.report.page import Chart, page
 from rlep.report.summary import summary_of
@@ -56,7 +56,7 @@ def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
 
 
 def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
-    """The charts, in the order of page and picture: six, and a timeline where a run left one."""
+    """The charts, in the order of page and picture: six, and those of counters and of a timeline where a run left them."""
     trained = sorted((r for r in records if r.role != "collection"), key=_prominence)
     main = [run for run in trained if run.role in ("baseline", "rlep")] or trained[:1]
     rlep = next((run for run in trained if run.role == "rlep"), None)
@@ -98,7 +98,27 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
             coverage_text(collection).replace("\n", ", "),
             partial(coverage, collection=collection),
         ),
+        *_counted(trained, source),
         *([_timeline(timed)] if timed else []),
+    ]
+
+
+def _counted(trained: Sequence[RunRecord], source: str | None) -> list[Panel]:
+    """Charts of what a run counts from step to step, where one did."""
+    if not any("compute/trained_tokens" in line.numbers for run in trained for line in run.lines):
+        return []
+    return [
+        Panel(
+            AXES["compute"][0],
+            "Every token that went through the model in the run, prompts included. A pool costs more: what the run behind it "
+            "and the collection took is not in this figure.",
+            partial(accuracy, runs=trained, source=source, over="compute"),
+        ),
+        Panel(
+            "Questions solved, and lost again",
+            "Lost: solved by a fresh response at an earlier visit, and by none at this one; a mean over 16 steps.",
+            partial(retention, runs=trained),
+        ),
     ]
 
 

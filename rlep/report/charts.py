@@ -22,17 +22,26 @@ COLUMNS = 48
 """Most columns of a stack over steps: more are noise at this size."""
 
 
+Over = Literal["steps", "minutes", "compute"]
+AXES: dict[Over, tuple[str, str]] = {
+    "steps": ("Held-out accuracy by step", "training steps behind the evaluated policy"),
+    "minutes": ("Held-out accuracy by wall clock", "minutes the run has worked"),
+    "compute": ("Held-out accuracy by compute", "million tokens: generated + scored + 3 × trained"),
+}
+"""Title and label of the accuracy's x axis."""
+
+
 def accuracy(
     figure: FigureBase,
     theme: Theme,
     runs: Sequence[RunRecord],
     source: str | None,
     *,
-    over: Literal["steps", "minutes"],
+    over: Over,
 ) -> None:
     """Held-out accuracy of every run on one axis, with the interval over questions and the point of crossing."""
-    title = "Held-out accuracy by step" if over == "steps" else "Held-out accuracy by wall clock"
-    curves = [(run, curve(run, source)) for run in runs]
+    title, label = AXES[over]
+    curves = [(run, [point for point in curve(run, source) if _position(run, point, over) is not None]) for run in runs]
     curves = [(run, points) for run, points in curves if points]
     if not curves:
         empty(figure, theme, title, "no evaluation yet")
@@ -42,13 +51,13 @@ def accuracy(
     for (run, points), colour in reversed(list(zip(curves, colours, strict=True))):  # the main runs on top
         _curve(axes, run, points, colour, over=over)
     by_role = {run.role: points for run, points in reversed(curves)}
-    if "baseline" in by_role and "rlep" in by_role:
+    if "baseline" in by_role and "rlep" in by_role and over != "compute":
         _mark(axes, theme, crossing(by_role["baseline"], by_role["rlep"]), over=over)
     axes.set_title(title)
     if over == "steps":
-        step_axis(axes, "training steps behind the evaluated policy")
+        step_axis(axes, label)
     else:
-        axes.set_xlabel("minutes the run has worked")
+        axes.set_xlabel(label)
     samples = curves[0][1][0].samples
     per_cent(axes, f"correct responses, avg@{samples}" + (f" on {source}" if source else ""))
     axes.set_xlim(left=0)
@@ -116,9 +125,9 @@ def step_axis(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
-def _curve(axes: Axes, run: RunRecord, points: Sequence[EvaluationPoint], colour: str, *, over: str) -> None:
+def _curve(axes: Axes, run: RunRecord, points: Sequence[EvaluationPoint], colour: str, *, over: Over) -> None:
     main = run.role in ("baseline", "rlep")
-    x = [_position(row.step, row.wall_s, over) for row in points]
+    x = [_position(run, row, over) for row in points]
     axes.plot(
         x,
         [row.avg for row in points],
@@ -134,8 +143,8 @@ def _curve(axes: Axes, run: RunRecord, points: Sequence[EvaluationPoint], colour
         axes.fill_between(x, [low for low, _ in bounds], [high for _, high in bounds], color=colour, alpha=0.13, lw=0)
 
 
-def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: str) -> None:
-    end = _position(at.baseline_step, at.baseline_wall_s, over)
+def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: Over) -> None:
+    end = float(at.baseline_step) if over == "steps" else at.baseline_wall_s / 60
     unit = "step" if over == "steps" else "minute"
     name = (
         f"baseline's peak {percent(at.peak)}, {unit} {end:.0f}"
@@ -144,7 +153,7 @@ def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: str) -> None:
     )
     start = 0.0
     if at.certain and at.rlep_step is not None and at.rlep_wall_s is not None:
-        start = _position(at.rlep_step, at.rlep_wall_s, over)
+        start = float(at.rlep_step) if over == "steps" else at.rlep_wall_s / 60
         reached = f"{start:.0f}" if over == "steps" else f"{start:.1f}"
         name += f"\nRLEP there at {unit} {reached}"
         axes.plot([start], [at.peak], "o", markersize=11, markerfacecolor="none", color=theme.rlep, markeredgewidth=1.6)
@@ -153,8 +162,29 @@ def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: str) -> None:
     axes.text(0.02, 0.97, name, transform=axes.transAxes, va="top", fontsize=8.5, color=theme.ink, linespacing=1.5)
 
 
-def _position(step: int, wall_s: float, over: str) -> float:
-    return float(step) if over == "steps" else wall_s / 60
+def _position(run: RunRecord, point: EvaluationPoint, over: Over) -> float | None:
+    """Where an evaluation stands; None where the run did not record it."""
+    if over == "compute":
+        return None if (tokens := compute_at(run, point.step)) is None else tokens / 1e6
+    return float(point.step) if over == "steps" else point.wall_s / 60
+
+
+def compute_at(run: RunRecord, step: int) -> float | None:
+    """Generated + scored + 3 × trained tokens of a run's first ``step`` steps; None where they were not recorded.
+
+    A forward pass counts 1 a token, a forward and backward pass 3.
+    """
+    if step == 0:
+        return 0.0 if any("compute/trained_tokens" in line.numbers for line in run.lines) else None
+    for line in run.lines:
+        if line.step == step - 1 and "compute/trained_tokens" in line.numbers:
+            numbers = line.numbers
+            return (
+                numbers["compute/generated_tokens"]
+                + numbers["compute/scored_tokens"]
+                + 3 * numbers["compute/trained_tokens"]
+            )
+    return None
 
 
 def _swatch(colour: str, label: str) -> object:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlep.core.types import Float64Array
-from rlep.report.charts import stacked_steps, step_axis
+from rlep.report.charts import run_colours, stacked_steps, step_axis
 from rlep.report.load import CollectionFiles, MetricsRow, RunRecord
 from rlep.report.theme import Theme, empty, per_cent
 
@@ -67,6 +67,33 @@ def gradient(figure: FigureBase, theme: Theme, run: RunRecord | None) -> None:
     upper.legend(ncols=2, loc="upper right")
     _logprobs(lower, theme, lines)
     step_axis(lower, "training step")
+
+
+def retention(figure: FigureBase, theme: Theme, runs: Sequence[RunRecord]) -> None:
+    """Above: questions solved so far. Below: of each step's questions, those that were solved before and are not now."""
+    shown = [(run, lines) for run in runs if (lines := [one for one in run.lines if "prompts/solved" in one.numbers])]
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for (run, lines), colour in zip(shown, run_colours([run for run, _ in shown], theme), strict=True):
+        steps = [line.step for line in lines]
+        upper.plot(steps, [line.numbers["prompts/solved"] for line in lines], color=colour, label=run.label)
+        lower.plot(steps, lost_share(lines), color=colour, linewidth=1.2)
+    upper.set_title("Questions solved, and lost again")
+    upper.set_ylabel("solved so far")
+    upper.set_ylim(bottom=0)
+    upper.legend(loc="lower right")
+    per_cent(lower, "lost")
+    lower.set_ylim(bottom=0)
+    step_axis(lower, "training step")
+
+
+def lost_share(lines: Sequence[MetricsRow], window: int = 16) -> list[float]:
+    """Lost questions over all questions of the last ``window`` steps, at each step."""
+    found = []
+    for end in range(1, len(lines) + 1):
+        last = [line.numbers for line in lines[max(0, end - window) : end]]
+        asked = sum(numbers.get("rollout/prompts", 0.0) for numbers in last)
+        found.append(sum(numbers["prompts/lost"] for numbers in last) / asked if asked else float("nan"))
+    return found
 
 
 def replay_share(lines: Sequence[MetricsRow]) -> list[float]:

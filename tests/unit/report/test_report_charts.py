@@ -11,9 +11,9 @@ import pytest
 
 from rlep.metrics.catalogue import metric_for
 from rlep.report import page as page_module
-from rlep.report.charts import PHASES, columns, seconds_by_phase
-from rlep.report.charts_replay import ramp, replay_share, shares
-from rlep.report.load import MetricsRow
+from rlep.report.charts import PHASES, columns, compute_at, seconds_by_phase
+from rlep.report.charts_replay import lost_share, ramp, replay_share, shares
+from rlep.report.load import MetricsRow, RunRecord
 from rlep.report.theme import LIGHT
 
 
@@ -69,3 +69,19 @@ def test_every_metric_the_report_reads_is_in_the_table() -> None:
     assert {"time/step", "group/replays", "advantage/mass/replay"} <= names
     for name in names - {"image/svg", "text/html"}:
         metric_for(name)
+
+
+def test_compute_counts_a_trained_token_three_times() -> None:
+    counted = {"compute/generated_tokens": 100.0, "compute/scored_tokens": 50.0, "compute/trained_tokens": 30.0}
+    run = load_run_of([MetricsRow(0, 0, counted, {}), MetricsRow(1, 0, {}, {})])
+    assert [compute_at(run, step) for step in range(3)] == [0.0, 240.0, None]
+    assert compute_at(load_run_of([MetricsRow(0, 0, {}, {})]), 0) is None
+
+
+def load_run_of(lines: list[MetricsRow]) -> RunRecord:
+    return RunRecord(Path(), "a", "rlep", 8, 2, None, True, tuple(lines), (), {}, None, {}, {}, (), ())
+
+
+def test_the_share_of_lost_questions_is_a_mean_over_steps() -> None:
+    lines = [MetricsRow(i, 0, {"prompts/lost": float(i), "rollout/prompts": 4.0}, {}) for i in range(4)]
+    assert lost_share(lines, window=2) == [0.0, 1 / 8, 3 / 8, 5 / 8]
