@@ -28,6 +28,8 @@ class RunProgress:
     phases: tuple[Phase, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     """The last step's ``time/…`` metrics."""
+    replay: Mapping[str, MetricValue] = field(default_factory=dict)
+    """Its ``replay/…`` and ``live/…`` metrics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,14 @@ def last_step(status: RunStatus) -> list[str]:
             f"{name} {s:.2f} s" for name, s in sorted(seconds.items(), key=lambda part: -part[1]) if name != "step"
         ]
         lines.append(f"last step: {seconds['step']:.2f} s; {', '.join(parts)}")
+    if (found := status.progress.replay).get("replay/trajectories"):
+        age = f", mean age {found['replay/age']:.1f} steps" if "replay/age" in found else ""
+        lines.append(f"replays: {found['replay/trajectories']} in the step{age}")
+    if "live/responses" in found:
+        lines.append(
+            f"live replay: {found['live/responses']} responses, {found['live/questions']} questions with enough of them, "
+            f"{found['live/retired']} retired"
+        )
     if breakdown is not None:
         path = [f"{what} {s:.2f} s ({_share(s, breakdown)})" for what, s in breakdown.path_seconds().items()]
         lines.append(f"critical path: {', '.join(path)}")

@@ -26,6 +26,7 @@ class Watch:
     phases: Callable[[], tuple[Phase, ...]]
     done: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    replay: Mapping[str, MetricValue] = field(default_factory=dict)
     restarts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Role → actor → its restarts, also of removed ones."""
     shown: Callable[[StepReport], None] = lambda _: None
@@ -38,7 +39,7 @@ class Watch:
 
     def progress(self) -> RunProgress:
         """Progress of the run."""
-        return RunProgress(self.done, self.steps, self.phases(), self.seconds)
+        return RunProgress(self.done, self.steps, self.phases(), self.seconds, self.replay)
 
     def watched(self, train: TrainStep, timeline: Timeline, roles: Callable[[], Sequence[RoleStatus]]) -> TrainStep:
         """``train`` with a span for each step, and with the ``actors/…`` metrics."""
@@ -50,6 +51,8 @@ class Watch:
                 trained = await train(number, prompts)
             self.done = number.number + 1
             self.seconds = dict(number.clock.seconds)
+            kinds = ("replay/", "live/")
+            self.replay = {name: value for name, value in trained.metrics.items() if name.startswith(kinds)}
             self.complete += 1
             self.shown(self.report(number, trained.metrics))
             return replace(trained, metrics=trained.metrics | self.actors(roles()))

@@ -12,6 +12,7 @@ from rlep.actors.control import RunStatus
 from rlep.actors.replicas import ActorStatus, RoleStatus
 from rlep.actors.run_progress import Phase, RunProgress, StepReport
 from rlep.actors.timeline import Timeline
+from rlep.cli.status import last_step
 from rlep.cli.top import frame
 from rlep.core.errors import LearnerLost
 from rlep.core.types import Prompt, Reissued
@@ -118,6 +119,24 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
         "generator-1: needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU",
         "failures: red",
     ]
+
+
+def test_the_last_steps_replays_and_the_live_pool() -> None:
+    replay = {
+        "replay/trajectories": 12,
+        "replay/age": 3.25,
+        "live/responses": 120,
+        "live/questions": 40,
+        "live/retired": 3,
+    }
+    progress = RunProgress(1, 2, (), {"step": 10.0}, replay)
+    assert last_step(RunStatus("name", ROLES, progress)) == [
+        "last step: 10.00 s; ",
+        "replays: 12 in the step, mean age 3.2 steps",
+        "live replay: 120 responses, 40 questions with enough of them, 3 retired",
+    ]
+    offline = RunProgress(1, 2, (), {}, {"replay/trajectories": 5})
+    assert last_step(RunStatus("name", ROLES, offline)) == ["replays: 5 in the step"]
 
 
 def test_a_run_without_a_step_yet_says_what_there_is() -> None:
