@@ -12,6 +12,7 @@ import typer
 
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
+from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app
 from rlep.core.versions import check_versions
 
@@ -26,6 +27,7 @@ config_app = typer.Typer(help="Show, check and describe configurations.", no_arg
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 app.add_typer(tasks_app, name="tasks")
+app.add_typer(study_app, name="study")
 
 Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
 MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]

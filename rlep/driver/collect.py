@@ -104,6 +104,7 @@ class Collector:
                     {
                         "prompt_id": prompt.id,
                         "candidates": len(members),
+                        "generated_tokens": sum(len(prompt.tokens) + len(member.tokens) for member in members),
                         "correct": sum(member.correct for member in members),
                         "admitted": len(accepted),
                         "refused": dict(coverage.refused),
@@ -130,7 +131,8 @@ class Collector:
     async def _finish(self, *, asked: int) -> Collected:
         collected = _collected(list(self._done.values()), await self._pool.digest())
         wall_s = max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
-        summary = as_json(collected, self._run.config.replay.minimum) | {"wall_s": wall_s}
+        tokens = sum(int(line.get("generated_tokens", 0)) for line in self._done.values())  # none in older lines
+        summary = as_json(collected, self._run.config.replay.minimum) | {"wall_s": wall_s, "generated_tokens": tokens}
         new = asked or not (self._store.path / SUMMARY).exists()
         write_json(self._store.path / SUMMARY, summary)
         if new:

@@ -1,0 +1,82 @@
+"""``rlep study …``: arms compared at one compute budget."""
+
+from __future__ import annotations
+
+import json
+import signal
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlep.cli.shell import command_errors
+from rlep.cli.tables import show_table
+from rlep.core.errors import RlepError
+
+if TYPE_CHECKING:
+    from rlep.study.conduct import Base
+    from rlep.study.study_plan import StudySpec
+    from rlep.study.study_report import Found
+
+study_app = typer.Typer(help="Compare ways of training at one compute budget.", no_args_is_help=True)
+StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Arms, seeds and the budget.")]
+
+
+@study_app.command("run")
+@command_errors
+def run_study(
+    file: StudyFile,
+    *,
+    parallel: Annotated[int, typer.Option(min=1, help="Arms that run at a time.")] = 1,
+) -> None:
+    """Run every arm under every seed, and write the report; what is complete is not run again."""
+    from rlep.study.conduct import conduct
+    from rlep.study.study_plan import read_study
+    from rlep.study.study_runner import Commands
+
+    study = read_study(file)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its commands end with it
+    commands = Commands(study.study.phase_hours)
+    found = conduct(study, _base(study.study), commands, parallel=parallel, say=lambda text: typer.echo(text, err=True))
+    _show(found)
+    if found.failed:
+        failed = "; ".join(f"{arm}, seed {seed}: {why.reason}" for (arm, seed), why in found.failed.items())
+        raise RlepError(
+            f"{len(found.failed)} of {len(found.failed) + len(found.runs)} arms under seeds failed: {failed}"
+        )
+
+
+@study_app.command("report")
+@command_errors
+def report_study(file: StudyFile) -> None:
+    """Write the report again, from the files that are there."""
+    from rlep.study.conduct import found_in, keep_plan
+    from rlep.study.study_plan import read_study
+
+    study = read_study(file)
+    keep_plan(study)
+    _show(found_in(study, _base(study.study)))
+
+
+def _base(study: StudySpec) -> Base:
+    from rlep.quickstart.task import build_task
+    from rlep.study.conduct import Base
+
+    if study.base != "quickstart":
+        return Base(study.base)
+    task = build_task(study.directory / "task")
+    paths = {"model.path": task.model_dir, "data.train": task.train}
+    overrides = [f"{key}={json.dumps(str(path.absolute()))}" for key, path in paths.items()]
+    overrides.append(f"data.evaluation=[{json.dumps(str(task.heldout.absolute()))}]")
+    return Base((Path(str(resources.files("rlep.quickstart") / "base.toml")),), tuple(overrides))
+
+
+def _show(found: Found) -> None:
+    from rlep.study.study_report import arm_rows, comparison_rows, summary, write_report
+
+    page = write_report(found)
+    show_table(arm_rows(summary(found)))
+    if rows := comparison_rows(found):
+        show_table(rows)
+    typer.echo(f"report: {page}")

@@ -1,0 +1,130 @@
+"""A study from its file to its results: tuning first, then every arm under every seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlep.core.errors import ConfigError, DataError
+from rlep.study.study_plan import ArmSpec, PhasePlan, Study, phases_of
+from rlep.study.study_report import Found
+from rlep.study.study_results import ArmRun, read_arm
+from rlep.study.study_runner import Failed, PhaseRunner, Pipeline, Say, run_pipelines
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What the study's ``base`` means on this machine."""
+
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...] = ()
+
+
+def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: Say) -> Found:
+    """Run what is not complete; see ``found_in`` for the rest. Raises ConfigError before anything starts."""
+    for arm in study.arm:  # every configuration is valid, whatever tuning will choose
+        for value in _values(arm):
+            phases_of(study.study, _tuned(arm, value), study.study.seeds[0], base.files, base.overrides)
+    keep_plan(study)
+    if study.study.tuning_seeds:
+        run_pipelines(_tuning(study, base), run, parallel=parallel, say=say)
+    arms, _ = _chosen(study, base)
+    failed = run_pipelines(_testing(study, arms, base), run, parallel=parallel, say=say)
+    return found_in(study, base, failed)
+
+
+def keep_plan(study: Study) -> None:
+    """Note in the study's directory what it is. Raises ConfigError where that is another study's."""
+    path = study.study.directory / PLAN
+    now = study.model_dump(mode="json")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(now, indent=1) + "\n")
+        return
+    before = _flat(json.loads(path.read_text()))
+    changed = [
+        f"{key}: {json.dumps(before.get(key))} there, {json.dumps(value)} here"
+        for key, value in (_flat(now) | dict.fromkeys(before.keys() - _flat(now).keys())).items()
+        if before.get(key) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"{path.parent} is the directory of another study: {'; '.join(changed[:5])}. Set study.directory to a new one"
+        )
+
+
+def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None = None) -> Found:
+    """What the study's files hold; an arm without a complete result under a seed is among the failed."""
+    arms, tuned = _chosen(study, base)
+    runs: dict[Pipeline, ArmRun] = {}
+    missing = dict(failed or {})
+    for pipeline, plans in _testing(study, arms, base).items():
+        if pipeline in missing:
+            continue
+        try:
+            runs[pipeline] = read_arm(plans)
+        except (DataError, OSError) as error:
+            missing[pipeline] = Failed(plans[-1].command, str(error))
+    return Found(study, runs, missing, tuned)
+
+
+def _values(arm: ArmSpec) -> Sequence[Any]:
+    return next(iter(arm.tune.values()), [None])
+
+
+def _tuned(arm: ArmSpec, value: Any) -> ArmSpec:
+    return arm.with_tuned(next(iter(arm.tune)), value) if arm.tune else arm
+
+
+def _tuning(study: Study, base: Base) -> dict[Pipeline, list[PhasePlan]]:
+    spec = study.study
+    return {
+        (f"{arm.name} {json.dumps(value)}", seed): phases_of(spec, _tuned(arm, value), seed, base.files, base.overrides)
+        for arm in study.arm
+        if arm.tune
+        for value, seed in product(_values(arm), spec.tuning_seeds)
+    }
+
+
+def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any]]:
+    """The arms as they are tested, and the values that tuning chose: those with the largest mean area."""
+    plans, arms, tuned = _tuning(study, base), list[ArmSpec](), dict[str, Any]()
+    for arm in study.arm:
+        areas: dict[int, float] = {}
+        for index, value in enumerate(_values(arm) if arm.tune else []):
+            name = f"{arm.name} {json.dumps(value)}"
+            found = []
+            for seed in study.study.tuning_seeds:
+                try:
+                    found.append(read_arm(plans[name, seed]).area(study.study.budget).mean())
+                except (DataError, OSError):
+                    break  # a value that failed under a seed is not chosen
+            else:
+                areas[index] = float(np.mean(found))
+        if areas:
+            tuned[arm.name] = _values(arm)[max(areas, key=lambda index: areas[index])]
+        arms.append(_tuned(arm, tuned.get(arm.name, _values(arm)[0])))
+    return arms, tuned
+
+
+def _testing(study: Study, arms: Sequence[ArmSpec], base: Base) -> dict[Pipeline, list[PhasePlan]]:
+    spec = study.study
+    return {
+        (arm.name, seed): phases_of(spec, arm, seed, base.files, base.overrides)
+        for seed, arm in product(spec.seeds, arms)
+    }
+
+
+def _flat(tree: object, prefix: str = "") -> dict[str, Any]:
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else None
+    if parts is None:
+        return {prefix: tree}
+    return {key: value for name, part in parts for key, value in _flat(part, f"{prefix}.{name}".strip(".")).items()}

@@ -1,0 +1,203 @@
+"""A study file: arms that are compared at one compute budget, and the commands that each of them takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from rlep.config.roles import Section
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 +._=-]{0,60}$")]
+Command = Literal["train", "collect", "sft"]
+_SHARED = ("data.", "evaluation.", "verifier.")
+"""Sections in which arms may not differ."""
+_SET_HERE = ("run.seed", "run.name", "run.directory", "model.path", "pool.directory", "pool.url", "pool.name")
+QUICKSTART = "quickstart"
+
+
+class PhaseSpec(Section):
+    """One command of an arm."""
+
+    command: Command
+    name: str = ""
+    """By which later phases name it; empty: the command's."""
+    model: str = ""
+    """The phase whose last checkpoint it starts from; empty: the base model."""
+    pool: str = ""
+    """The phase that collected its pool."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Keys that it overrides."""
+
+    @property
+    def label(self) -> str:
+        """How it is named."""
+        return self.name or self.command
+
+
+class ArmSpec(Section):
+    """What is compared: a pipeline of phases from the base model."""
+
+    name: Name
+    control: bool = False
+    """Whether the other arms are compared with it."""
+    tune: dict[str, list[Any]] = Field(default_factory=dict)
+    """One key and its values: the tuning seeds choose one, for the last phase."""
+    phase: tuple[PhaseSpec, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        known: dict[str, Command] = {}
+        for phase in self.phase:
+            for role, named, commands in (
+                ("model", phase.model, ("train", "sft")),
+                ("pool", phase.pool, ("collect",)),
+            ):
+                if named and known.get(named) not in commands:
+                    raise ConfigError(
+                        f"arm {self.name}, phase {phase.label}: {role} = {named!r} is no earlier {' or '.join(commands)} phase"
+                    )
+            if phase.label in known:
+                raise ConfigError(f"arm {self.name} has two phases {phase.label}: give one of them a name")
+            known[phase.label] = phase.command
+            _check_keys(f"arm {self.name}, phase {phase.label}", phase.set)
+        if self.phase[-1].command == "collect":
+            raise ConfigError(f"arm {self.name} ends with a collection: its last phase must train")
+        if len(self.tune) > 1:
+            raise ConfigError(f"arm {self.name} tunes {' and '.join(self.tune)}: tune one key")
+        _check_keys(f"arm {self.name}, tune", self.tune)
+        return self
+
+    def with_tuned(self, key: str, value: Any) -> ArmSpec:
+        """The arm with a value of what it tunes."""
+        last = self.phase[-1].model_copy(update={"set": self.phase[-1].set | {key: value}})
+        return self.model_copy(update={"tune": {}, "phase": (*self.phase[:-1], last)})
+
+
+class StudySpec(Section):
+    """What all arms share."""
+
+    name: Name
+    directory: Path
+    base: Literal["quickstart"] | tuple[Path, ...]
+    """Configuration files, relative to the study's, or the quickstart's task."""
+    budget: float = Field(gt=0)
+    """Compute that every arm is compared at: generated + scored + 3 × trained tokens, prompts included."""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    tuning_seeds: tuple[int, ...] = ()
+    phase_hours: float = Field(24.0, gt=0)
+    """Longest time that one phase may take."""
+    set: dict[str, Any] = Field(default_factory=dict)
+    """Keys that all phases override."""
+
+
+class Study(Section):
+    """A study file."""
+
+    study: StudySpec
+    arm: tuple[ArmSpec, ...] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        names = [arm.name for arm in self.arm]
+        seeds, tuning = self.study.seeds, self.study.tuning_seeds
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"two arms are called {repeated[0]}")
+        if not any(arm.control for arm in self.arm) or all(arm.control for arm in self.arm):
+            raise ConfigError("a study compares arms with controls: set control = true for some arms, and not for all")
+        if len(set(seeds)) < len(seeds) or len(set(tuning)) < len(tuning):
+            raise ConfigError(f"seeds {list(seeds)}, tuning_seeds {list(tuning)}: one comes twice")
+        if both := sorted(set(seeds) & set(tuning)):
+            raise ConfigError(f"seeds {both} are used for tuning and for testing: choose others for one of them")
+        tuned = [arm.name for arm in self.arm if arm.tune]
+        if bool(tuned) != bool(tuning):
+            raise ConfigError(
+                f"arms that tune: {', '.join(tuned) or 'none'}; tuning_seeds = {list(tuning)}: set both or neither"
+            )
+        for key in self.study.set:
+            if key in _SET_HERE:
+                raise ConfigError(f"study.set: {key} is set by the study itself")
+        return self
+
+
+def _check_keys(where: str, keys: Mapping[str, Any]) -> None:
+    for key in keys:
+        if key in _SET_HERE:
+            raise ConfigError(f"{where}: {key} is set by the study itself")
+        if key.startswith(_SHARED):
+            raise ConfigError(f"{where}: arms may not differ in {key}; set it for all, under study.set")
+
+
+def read_study(file: Path) -> Study:
+    """A study file; paths in it are relative to it. Raises ConfigError with what is wrong."""
+    try:
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"study file {file} cannot be read: {error}") from None
+    try:
+        study = Study.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{file}: {place}: {first['msg'].removeprefix('Value error, ')}") from None
+    if study.study.base == QUICKSTART:
+        return study
+    files = tuple(file.parent / one for one in study.study.base)
+    return study.model_copy(update={"study": study.study.model_copy(update={"base": files})})
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlan:
+    """One command with everything it needs; equal ones of several arms are one."""
+
+    command: Command
+    directory: Path
+    """The run's."""
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...]
+    config: Config
+
+    @property
+    def last_model(self) -> Path:
+        """The model directory that it ends with."""
+        return self.directory / "checkpoints" / f"step-{self.config.run.steps:06d}" / "model"
+
+
+def phases_of(study: StudySpec, arm: ArmSpec, seed: int, files: Sequence[Path], task: Sequence[str]) -> list[PhasePlan]:
+    """The phases of an arm, in order. ``files`` and ``task``: configuration files and overrides of the base.
+
+    Phases that are the same command with the same settings, seed and inputs have the same directory, whatever the arm.
+    Raises ConfigError where one of them is no valid configuration.
+    """
+    plans: dict[str, PhasePlan] = {}
+    for phase in arm.phase:
+        given = {**study.set, **phase.set}
+        inputs = [str(plans[one].directory) if one else "" for one in (phase.model, phase.pool)]
+        identity = json.dumps([phase.command, given, seed, *inputs], sort_keys=True)
+        name = f"{phase.command}-{hashlib.blake2b(identity.encode(), digest_size=6).hexdigest()}"
+        directory = (study.directory / "phases" / f"{name}-{seed}").absolute()
+        pool = (plans[phase.pool].directory if phase.pool else directory) / "pool"
+        own: dict[str, Any] = {
+            "run.seed": seed,
+            "run.name": name,
+            "run.directory": str(directory),
+            "pool.directory": str(pool),
+        }
+        if phase.model:
+            own["model.path"] = str(plans[phase.model].last_model)
+        overrides = [*task, *(f"{key}={json.dumps(value)}" for key, value in {**given, **own}.items())]
+        try:
+            config = load_config(list(files), overrides)
+        except ConfigError as error:
+            raise ConfigError(f"arm {arm.name}, phase {phase.label}: {error}") from None
+        plans[phase.label] = PhasePlan(phase.command, directory, tuple(files), tuple(overrides), config)
+    return [*plans.values()]

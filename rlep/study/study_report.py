@@ -1,0 +1,269 @@
+"""``study.json`` and the pages of a study, from the files of its runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from rlep.core.types import Float64Array
+from rlep.report.build import Panel, picture, svg
+from rlep.report.page import Chart, figure, table
+from rlep.report.theme import DARK, LIGHT, Theme, per_cent
+from rlep.study.study_plan import Study
+from rlep.study.study_results import SHORT, ArmRun
+from rlep.study.study_runner import Failed, Pipeline
+from rlep.study.study_statistics import Paired, holm, paired
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
+
+Endpoint = Literal["area", "final"]
+Over = Literal["compute", "step", "seconds"]
+_LABELS: dict[Over, str] = {
+    "compute": "million tokens: generated + scored + 3 × trained",
+    "step": "training steps of all phases",
+    "seconds": "minutes that the runs have worked",
+}
+_SCALE: dict[Over, float] = {"compute": 1e6, "step": 1.0, "seconds": 60.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of a study."""
+
+    study: Study
+    runs: Mapping[Pipeline, ArmRun]
+    failed: Mapping[Pipeline, Failed]
+    tuned: Mapping[str, Any]
+    """Arm → the value that its tuning chose."""
+
+    def of(self, arm: str) -> dict[int, ArmRun]:
+        """Seed → run, of the test seeds that have one."""
+        return {seed: self.runs[arm, seed] for seed in self.study.study.seeds if (arm, seed) in self.runs}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An arm against a control, over the seeds that both have."""
+
+    arm: str
+    control: str
+    endpoint: Endpoint
+    seeds: tuple[int, ...]
+    paired: Paired
+    p_holm: float | None
+    """Adjusted over the arms, against the best control; None against the others."""
+
+
+def endpoint_of(run: ArmRun, endpoint: Endpoint, budget: float) -> Float64Array:
+    """``[Q]``"""
+    return run.area(budget) if endpoint == "area" else run.within(budget)[-1].samples.accuracy
+
+
+def best_control(found: Found) -> str | None:
+    """The control with the largest mean area."""
+    budget = found.study.study.budget
+    means = {
+        arm.name: np.mean([run.area(budget).mean() for run in found.of(arm.name).values()])
+        for arm in found.study.arm
+        if arm.control and found.of(arm.name)
+    }
+    return max(means, key=lambda name: means[name]) if means else None
+
+
+def comparisons(found: Found) -> list[Comparison]:
+    """Every arm with every control, for both endpoints."""
+    rows: list[Comparison] = []
+    budget, best = found.study.study.budget, best_control(found)
+    controls = [arm.name for arm in found.study.arm if arm.control]
+    for endpoint in ("area", "final"):
+        made: list[Comparison] = []
+        for control in controls:
+            for arm in (one.name for one in found.study.arm if one.name not in controls):
+                left, right = found.of(arm), found.of(control)
+                seeds = tuple(seed for seed in left if seed in right)
+                if not seeds:
+                    continue
+                differences = [
+                    endpoint_of(left[seed], endpoint, budget) - endpoint_of(right[seed], endpoint, budget)
+                    for seed in seeds
+                ]
+                made.append(Comparison(arm, control, endpoint, seeds, paired(np.array(differences)), None))
+        against = [row for row in made if row.control == best]
+        adjusted = dict(zip(map(id, against), holm([row.paired.p for row in against]), strict=True))
+        rows += [
+            Comparison(row.arm, row.control, row.endpoint, row.seeds, row.paired, adjusted.get(id(row))) for row in made
+        ]
+    return rows
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """What ``study.json`` holds."""
+    spec = found.study.study
+    arms = []
+    for arm in found.study.arm:
+        runs = {str(seed): _figures(run, spec.budget) for seed, run in found.of(arm.name).items()}
+        failed = {str(seed): asdict(why) for (name, seed), why in found.failed.items() if name == arm.name}
+        row: dict[str, Any] = {"name": arm.name, "control": arm.control, "seeds": runs, "failed": failed}
+        arms.append(row | ({"tuned": found.tuned[arm.name]} if arm.name in found.tuned else {}))
+    return {
+        "name": spec.name,
+        "budget": spec.budget,
+        "seeds": list(spec.seeds),
+        "best_control": best_control(found),
+        "arms": arms,
+        "comparisons": [asdict(row) for row in comparisons(found)],
+    }
+
+
+def _figures(run: ArmRun, budget: float) -> dict[str, Any]:
+    points = run.within(budget)
+    last = points[-1]
+    return {
+        "compute": run.compute,
+        "reached": last.compute / budget,
+        "short": run.compute < SHORT * budget,
+        "area": float(run.area(budget).mean()),
+        "final": float(last.samples.accuracy.mean()),
+        "samples": last.samples.count,
+        "pass": float(last.samples.best.mean()),
+        "distinct": float(last.samples.distinct.mean()),
+        "lost": run.lost(budget),
+        "curve": [[one.compute, one.step, one.seconds, float(one.samples.accuracy.mean())] for one in run.points],
+    }
+
+
+def write_report(found: Found) -> Path:
+    """Write ``study.json``, ``study.html`` and ``study.png`` into the study's directory; returns the page's path."""
+    directory = found.study.study.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    whole = summary(found)
+    _write(directory / "study.json", json.dumps(whole, indent=1).encode() + b"\n")
+    panels = [
+        Panel(f"Held-out accuracy over {over}", _caption(found, over), partial(curves, found=found, over=over))
+        for over in ("compute", "step", "seconds")
+    ]
+    _write(directory / "study.png", picture(panels))
+    charts = [Chart(one.title, one.caption, svg(one, LIGHT), svg(one, DARK)) for one in panels]
+    _write(directory / "study.html", _page(found, whole, charts).encode())
+    return directory / "study.html"
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+def _caption(found: Found, over: Over) -> str:
+    text = "Mean over seeds and questions; thin lines are the seeds. Earlier phases and collections count."
+    return f"{text} The line is the budget." if over == "compute" else text
+
+
+def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
+    """Accuracy of every arm; each evaluation holds until the next one."""
+    axes = figure.subplots()
+    colours = iter((theme.rlep, *theme.controls) * len(found.study.arm))
+    for arm in found.study.arm:
+        runs, colour = [*found.of(arm.name).values()], theme.baseline if arm.control else next(colours)
+        style = "--" if arm.control else "-"
+        for index, run in enumerate(runs):
+            x = [getattr(point, over) / _SCALE[over] for point in run.points]
+            y = [float(point.samples.accuracy.mean()) for point in run.points]
+            label = arm.name if index == 0 else None
+            axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)
+    if over == "compute":
+        axes.axvline(found.study.study.budget / _SCALE[over], color=theme.faint, linewidth=1)
+    axes.set_title(f"Held-out accuracy over {over}")
+    axes.set_xlabel(_LABELS[over])
+    per_cent(axes, "correct responses")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    if axes.lines:
+        axes.legend(loc="lower right")
+
+
+def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> str:
+    style = files("rlep.report").joinpath("page.css").read_text(encoding="utf-8")
+    title, spec = escape(found.study.study.name), found.study.study
+    notes = [
+        f"{arm['name']}, seed {seed}: failed at {why['phase']}: {why['reason']}"
+        for arm in whole["arms"]
+        for seed, why in arm["failed"].items()
+    ]
+    notes += [
+        f"{arm['name']}, seed {seed}: its phases took {row['compute'] / spec.budget:.2f} of the budget"
+        for arm in whole["arms"]
+        for seed, row in arm["seeds"].items()
+        if row["short"]
+    ]
+    body = [
+        f"<h1>{title}</h1>",
+        f'<p class="lead">All arms at {spec.budget / 1e6:g} million tokens: generated + scored + 3 × trained.</p>',
+        '<ul class="status">' + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>" if notes else "",
+        "<h2>Arms</h2>",
+        table(arm_rows(whole)),
+        "<h2>Differences</h2>",
+        table(comparison_rows(found)),
+        '<p class="note">Area: mean accuracy over compute. Intervals: bootstrap over seeds, then questions, 95 %. p: all sign '
+        f"patterns of {len(spec.seeds)} seeds, at least {2 / 2 ** len(spec.seeds):.3g}; Holm's correction over the arms, against "
+        f"the best control ({escape(str(whole['best_control']))}).</p>",
+        '<div class="charts">' + "".join(map(figure, charts)) + "</div>",
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f"<title>{title}</title><style>{style}</style></head>\n<body><main>\n"
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
+    )
+
+
+def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
+    """A row for each arm: means over its seeds."""
+    rows = []
+    for arm in whole["arms"]:
+        found = [*arm["seeds"].values()]
+
+        def mean(name: str, scale: float = 100, digits: int = 1, found: Sequence[Mapping[str, float]] = found) -> str:
+            return f"{scale * np.mean([row[name] for row in found]):.{digits}f}" if found else ""
+
+        rows.append(
+            {
+                "arm": arm["name"] + (" (control)" if arm["control"] else ""),
+                "seeds": f"{len(found)}" + (f", {len(arm['failed'])} failed" if arm["failed"] else ""),
+                "area %": mean("area"),
+                "final %": mean("final"),
+                "pass@n %": mean("pass"),
+                "distinct": mean("distinct", 1, 2),
+                "lost": mean("lost", 1, 1),
+                "tuned": json.dumps(arm["tuned"]) if "tuned" in arm else "",
+            }
+        )
+    return rows
+
+
+def comparison_rows(found: Found) -> list[dict[str, str]]:
+    """A row for each comparison, in points."""
+    return [
+        {
+            "endpoint": row.endpoint,
+            "arm": row.arm,
+            "against": row.control,
+            "difference": f"{100 * row.paired.mean:+.2f}",
+            "95 %": f"{100 * row.paired.low:+.2f} … {100 * row.paired.high:+.2f}",
+            "by seed": ", ".join(f"{100 * one:+.2f}" for one in row.paired.by_seed),
+            "p": f"{row.paired.p:.3g}",
+            "p (Holm)": "" if row.p_holm is None else f"{row.p_holm:.3g}",
+        }
+        for row in comparisons(found)
+    ]

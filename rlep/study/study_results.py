@@ -1,0 +1,144 @@
+"""What the files of an arm's runs say: its compute, and its held-out accuracy over it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlep.core.errors import DataError
+from rlep.core.types import Float64Array
+from rlep.report.charts import compute_at
+from rlep.report.load import load_run
+from rlep.study.study_plan import PhasePlan
+
+SHORT = 0.98
+"""Share of the budget below which an arm's last evaluation leaves a part of it unused: it is named."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """What an evaluation's samples say; arrays are ``[Q]``, in the order of the questions' ids."""
+
+    questions: tuple[str, ...]
+    accuracy: Float64Array
+    """Share of correct samples."""
+    best: Float64Array
+    """Whether any sample is correct: pass@n."""
+    distinct: Float64Array
+    """Different correct answers."""
+    count: int
+    """n: samples of each question."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """One evaluation of an arm's present policy."""
+
+    compute: float
+    """Generated + scored + 3 × trained tokens of the arm so far, earlier phases and collections included."""
+    seconds: float
+    """Time that the arm's runs have worked so far."""
+    step: int
+    """Training steps of the arm so far."""
+    samples: Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArmRun:
+    """An arm under one seed."""
+
+    questions: tuple[str, ...]
+    points: tuple[Point, ...]
+    compute: float
+    """All that it took; may be more than the budget."""
+
+    def within(self, budget: float) -> tuple[Point, ...]:
+        """The evaluations that the budget pays for."""
+        return tuple(point for point in self.points if point.compute <= budget)
+
+    def area(self, budget: float) -> Float64Array:
+        """Mean accuracy over compute from 0 to the budget, ``[Q]``; each evaluation holds until the next one."""
+        points = self.within(budget)
+        ends = [*(point.compute for point in points[1:]), budget]
+        return np.asarray(
+            sum((end - one.compute) * one.samples.accuracy for one, end in zip(points, ends, strict=True)) / budget,
+            dtype=np.float64,
+        )
+
+    def lost(self, budget: float) -> int:
+        """Questions that an earlier evaluation solved and the last one does not."""
+        *before, last = self.within(budget)
+        ever = np.zeros(len(self.questions), dtype=np.bool_)
+        for point in before:
+            ever |= point.samples.best > 0
+        return int((ever & (last.samples.best == 0)).sum())
+
+
+def read_arm(phases: Sequence[PhasePlan]) -> ArmRun:
+    """Read the finished runs of an arm's phases. Raises DataError naming the file that is missing or says too little."""
+    compute = seconds = 0.0
+    steps = 0
+    points: list[Point] = []
+    questions: tuple[str, ...] = ()
+    for phase in phases:
+        if phase.command == "collect":
+            tokens, wall_s = _collection(phase.directory / "collection.json")
+            compute, seconds = compute + tokens, seconds + wall_s
+            continue
+        run = load_run(phase.directory, taken=set())
+        last = compute_at(run, phase.config.run.steps)
+        if last is None:
+            raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {phase.config.run.steps}")
+        evaluated = {row.step: row.wall_s for row in run.evaluations}
+        for step in sorted(evaluated):
+            at = compute_at(run, step)
+            if at is None:
+                raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {step}")
+            found = _samples(phase.directory / "samples" / f"step-{step:06d}.parquet")
+            if questions and found.questions != questions:
+                raise DataError(
+                    f"{phase.directory}: its evaluation at step {step} has other questions than the first one"
+                )
+            questions = found.questions
+            points.append(Point(compute + at, seconds + evaluated[step], steps + step, found))
+        compute, steps = compute + last, steps + phase.config.run.steps
+        seconds += run.lines[-1].wall_s if run.lines else 0.0
+    if not points:
+        raise DataError(f"{phases[-1].directory}: no evaluation; set data.evaluation")
+    return ArmRun(questions, tuple(points), compute)
+
+
+def _collection(path: Path) -> tuple[float, float]:
+    try:
+        found = json.loads(path.read_text())
+        return float(found["generated_tokens"]), float(found["wall_s"])
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path} does not say what the collection took: {error}") from None
+
+
+def _samples(path: Path) -> Samples:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["prompt_id", "status", "extracted"])
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    counts: Counter[str] = Counter()
+    right: dict[str, list[str | None]] = {}
+    for prompt_id, status, extracted in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        counts[prompt_id] += 1
+        right.setdefault(prompt_id, []).extend([extracted] if status == "correct" else [])
+    names = sorted(counts)
+    return Samples(
+        tuple(names),
+        np.array([len(right[name]) / counts[name] for name in names]),
+        np.array([float(bool(right[name])) for name in names]),
+        np.array([float(len(set(right[name]))) for name in names]),
+        max(counts.values(), default=0),
+    )

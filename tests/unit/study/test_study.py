@@ -1,0 +1,283 @@
+"""A study over made-up runs: what is refused, what is run, what the figures are, and that a kill changes none of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rlep.cli import app
+from rlep.core.errors import ConfigError
+from rlep.study.conduct import Base, conduct, found_in
+from rlep.study.study_plan import PhasePlan, Study, phases_of, read_study
+from rlep.study.study_report import Found, comparisons, summary, write_report
+from rlep.study.study_results import read_arm
+
+ROOT = Path(__file__).parents[3]
+STEP = 100
+"""Tokens that a made-up step generates, scores and trains on: 500 of compute."""
+
+
+def study_file(home: Path, text: str = "") -> Path:
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "base.toml").write_text("[run]\nsteps = 4\n[rollout]\nprompts = 4\nfresh = 4\n[update]\nprompts = 2\n")
+    file = home / "study.toml"
+    file.write_text(
+        text
+        or f"""
+[study]
+name = "small"
+directory = "{home / "study"}"
+base = ["base.toml"]
+budget = 2000
+seeds = [1, 2]
+tuning_seeds = [9]
+
+[[arm]]
+name = "none"
+control = true
+[[arm.phase]]
+command = "train"
+set = {{ "replay.count" = 0 }}
+
+[[arm]]
+name = "more"
+control = true
+[[arm.phase]]
+command = "train"
+set = {{ "replay.count" = 0, "rollout.fresh" = 6 }}
+
+[[arm]]
+name = "rlep"
+[[arm.phase]]
+command = "train"
+name = "phase 1"
+set = {{ "replay.count" = 0 }}
+[[arm.phase]]
+command = "collect"
+model = "phase 1"
+[[arm.phase]]
+command = "train"
+name = "phase 2"
+pool = "collect"
+set = {{ "replay.count" = 2 }}
+
+[[arm]]
+name = "live"
+tune = {{ "update.lr" = [0.1, 0.2] }}
+[[arm.phase]]
+command = "train"
+set = {{ "replay.count" = 2, "replay.source" = "live" }}
+"""
+    )
+    return file
+
+
+@dataclass
+class MadeUp:
+    """Writes what a run leaves: accuracies by step, higher with ``update.lr = 0.2``."""
+
+    fail: str = ""
+    """Run names' command that fails."""
+    stop_after: int | None = None
+    ran: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def __call__(self, plan: PhasePlan) -> str:
+        if self.stop_after is not None and len(self.ran) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.ran.append(plan.directory.name)
+        if self.fail and self.fail == plan.command:
+            return "exit code 1: out of luck"
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        config = plan.config
+        if plan.command == "collect":
+            (plan.directory / "collection.json").write_text(json.dumps({"generated_tokens": 300, "wall_s": 7.0}))
+            return ""
+        right = 2 if config.update.lr == 0.2 else 1 if config.replay.count else 0
+        lines, evaluations = [], []
+        for step in range(config.run.steps + 1):
+            if step:
+                counted = {f"compute/{name}_tokens": STEP * step for name in ("generated", "scored", "trained")}
+                lines.append({"step": step - 1, "wall_s": float(step), "metrics": counted})
+            if step % 2 == 0:
+                evaluations.append(
+                    {"step": step, "wall_s": step + 0.5, "data_source": "x", "questions": 2, "n": 2, "avg": 0.5}
+                )
+                self.samples(plan.directory / "samples" / f"step-{step:06d}.parquet", step, right)
+        for name, rows in (("metrics", lines), ("evaluations", evaluations)):
+            (plan.directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return ""
+
+    @staticmethod
+    def samples(path: Path, step: int, right: int) -> None:
+        """Two questions × 2: of ``b`` ``right`` samples are correct from step 2 on; of ``a`` one, at step 0 alone."""
+        path.parent.mkdir(exist_ok=True)
+        correct = {"a": 1 if step == 0 else 0, "b": min(right, 2) if step else 0}
+        rows = [(name, "correct" if n < correct[name] else "wrong", f"{name}{n}") for name in "ba" for n in range(2)]
+        columns = zip(*rows, strict=True)
+        pq.write_table(pa.table(dict(zip(("prompt_id", "status", "extracted"), map(list, columns), strict=True))), path)
+
+
+def base_of(study: Study) -> Base:
+    assert not isinstance(study.study.base, str)
+    return Base(study.study.base)
+
+
+def conducted(file: Path, run: MadeUp, parallel: int = 1) -> Found:
+    study = read_study(file)
+    return conduct(study, base_of(study), run, parallel=parallel, say=lambda _: None)
+
+
+def test_the_figures_by_hand(tmp_path: Path) -> None:
+    run = MadeUp()
+    found = conducted(study_file(tmp_path), run)
+    assert found.tuned == {"live": 0.2}
+    whole = {arm["name"]: arm["seeds"]["1"] for arm in summary(found)["arms"]}
+    # none: 4 steps of 500. a: half right from 0 to step 2 (of 4): 0.25; b: never. Means over both questions.
+    assert whole["none"]["compute"] == 2000
+    assert whole["none"]["area"] == pytest.approx(0.125)
+    assert (whole["none"]["final"], whole["none"]["pass"], whole["none"]["lost"]) == (0.0, 0.0, 1)
+    # live: a as above; b all right from step 2 on: 0.5
+    assert whole["live"]["area"] == pytest.approx((0.25 + 0.5) / 2)
+    assert (whole["live"]["final"], whole["live"]["distinct"]) == (0.5, 1.0)
+    # rlep pays 2000 for phase 1 and 300 for the collection: the budget ends before its second phase
+    assert whole["rlep"]["area"] == pytest.approx(0.125)
+    assert whole["rlep"]["compute"] == 4300
+    assert [point[:3] for point in whole["rlep"]["curve"]] == [
+        [0.0, 0, 0.5],
+        [1000.0, 2, 2.5],
+        [2000.0, 4, 4.5],
+        [2300.0, 4, 11.5],  # 4 s of phase 1, 7 of the collection
+        [3300.0, 6, 13.5],
+        [4300.0, 8, 15.5],
+    ]
+    assert not whole["none"]["short"]
+    rows = {(row.arm, row.control, row.endpoint): row for row in comparisons(found)}
+    assert rows["live", "none", "area"].paired.by_seed == pytest.approx((0.25, 0.25))
+    assert rows["live", "none", "area"].paired.p == 0.5
+    assert rows["live", "none", "area"].p_holm == 1.0  # two arms: the smaller of both, doubled
+    assert rows["live", "more", "area"].p_holm is None
+    assert rows["rlep", "none", "area"].paired.mean == 0.0
+
+
+def test_compute_counts_the_tokens_of_the_files(tmp_path: Path) -> None:
+    study = read_study(study_file(tmp_path))
+    conducted(tmp_path / "study.toml", MadeUp())
+    plans = phases_of(study.study, study.arm[2], 1, base_of(study).files, ())
+    slow = 0.0
+    for plan in plans:
+        if plan.command == "collect":
+            slow += json.loads((plan.directory / "collection.json").read_text())["generated_tokens"]
+        else:
+            last = json.loads((plan.directory / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
+            weights = {"compute/generated_tokens": 1, "compute/scored_tokens": 1, "compute/trained_tokens": 3}
+            slow += sum(weight * last[name] for name, weight in weights.items())
+    assert read_arm(plans).compute == slow == 4300
+
+
+def test_equal_phases_run_once_and_complete_ones_not_again(tmp_path: Path) -> None:
+    run = MadeUp()
+    conducted(study_file(tmp_path), run, parallel=4)
+    # two values × a tuning seed; for each of two seeds: none (which is phase 1 too), more, collect, phase 2, live
+    assert len(run.ran) == 2 + 2 * 5
+    assert len({*run.ran}) == len(run.ran)
+    again = MadeUp()
+    conducted(tmp_path / "study.toml", again)
+    assert again.ran == []
+
+
+@pytest.mark.parametrize("after", [1, 7])
+def test_stopped_and_continued_it_is_the_same_study(tmp_path: Path, after: int) -> None:
+    whole = write_report(conducted(study_file(tmp_path / "whole"), MadeUp()))
+    run = MadeUp(stop_after=after)
+    with pytest.raises(KeyboardInterrupt):
+        conducted(study_file(tmp_path / "stopped"), run)
+    assert run.stopped
+    page = write_report(conducted(tmp_path / "stopped" / "study.toml", MadeUp()))
+    for name in ("study.json", "study.html", "study.png"):
+        assert page.with_name(name).read_bytes() == whole.with_name(name).read_bytes()
+
+
+def test_an_arm_that_fails_is_reported(tmp_path: Path) -> None:
+    found = conducted(study_file(tmp_path), MadeUp(fail="collect"))
+    assert {pipeline: why.reason for pipeline, why in found.failed.items()} == {
+        ("rlep", 1): "exit code 1: out of luck",
+        ("rlep", 2): "exit code 1: out of luck",
+    }
+    page = write_report(found).read_text()
+    assert "rlep, seed 1: failed at collect: exit code 1: out of luck" in page
+    study = read_study(tmp_path / "study.toml")
+    later = found_in(study, base_of(study))  # `rlep study report`, from the files
+    assert "collection.json does not say what the collection took" in later.failed["rlep", 1].reason
+    assert later.runs.keys() == found.runs.keys()
+
+
+def changed(file: Path, old: str, new: str) -> Path:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("budget = 2000\n", "", r"study\.budget: Field required"),
+        ("tuning_seeds = [9]", "tuning_seeds = [2]", r"seeds \[2\] are used for tuning and for testing"),
+        ("tuning_seeds = [9]", "", r"arms that tune: live; tuning_seeds = \[\]"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "one comes twice"),
+        ('"replay.source" = "live"', '"data.max_prompt_tokens" = 9', r"arms may not differ in data\.max_prompt_tokens"),
+        ('"replay.source" = "live"', '"evaluation.samples" = 9', r"arms may not differ in evaluation\.samples"),
+        ('"replay.source" = "live"', '"run.seed" = 9', r"arm live, phase train: run\.seed is set by the study"),
+        ('pool = "collect"', 'pool = "phase 1"', r"pool = 'phase 1' is no earlier collect phase"),
+        ('model = "phase 1"', 'model = "phase 2"', r"model = 'phase 2' is no earlier train or sft phase"),
+        ('name = "phase 2"', 'name = "phase 1"', "arm rlep has two phases phase 1"),
+        ("control = true\n", "", "a study compares arms with controls"),
+        ('name = "more"', 'name = "none"', "two arms are called none"),
+        ('command = "collect"', 'command = "pray"', r"Input should be 'train', 'collect' or 'sft'"),
+        ("[study]", "[study]\ncolour = 3", r"study\.colour"),
+    ],
+)
+def test_a_wrong_study_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_study(changed(study_file(tmp_path), old, new))
+
+
+def test_a_wrong_configuration_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    run = MadeUp()
+    file = changed(study_file(tmp_path), "[0.1, 0.2]", "[0.1, -0.2]")
+    with pytest.raises(ConfigError, match=r"arm live, phase train: update\.lr = -0\.2"):
+        conducted(file, run)
+    assert run.ran == []
+
+
+def test_the_directory_of_another_study_is_refused_with_the_difference(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    conducted(file, MadeUp())
+    with pytest.raises(ConfigError, match=r"another study: study\.budget: 2000\.0 there, 3000\.0 here"):
+        conducted(changed(file, "budget = 2000", "budget = 3000"), MadeUp())
+
+
+def test_the_report_command_and_the_shipped_studies(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    conducted(file, MadeUp())
+    done = CliRunner().invoke(app, ["study", "report", str(file)])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "study" / "study.html").exists()
+    shipped: Sequence[Path] = sorted((ROOT / "studies").glob("*.toml"))
+    assert shipped
+    for one in shipped:
+        study = read_study(one)
+        base = ROOT / "rlep" / "quickstart" / "base.toml"
+        for arm in study.arm:
+            assert phases_of(study.study, arm, study.study.seeds[0], [base], ())
