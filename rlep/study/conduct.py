@@ -66,6 +66,11 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
     arms, tuned = _chosen(study, base)
     runs: dict[Pipeline, ArmRun] = {}
     missing = dict(failed or {})
+    ready = {arm.name for arm in arms}
+    for arm, seed in product(study.arm, study.study.seeds):
+        if arm.name not in ready:
+            why = f"no value of {next(iter(arm.tune))} has a result under every tuning seed"
+            missing[arm.name, seed] = Failed("tuning", why)
     for pipeline, plans in _testing(study, arms, base).items():
         if pipeline in missing:
             continue
@@ -95,7 +100,7 @@ def _tuning(study: Study, base: Base) -> dict[Pipeline, list[PhasePlan]]:
 
 
 def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any]]:
-    """The arms as they are tested, and the values that tuning chose: those with the largest mean area."""
+    """The arms as they are tested, without those that no tuning succeeded for, and the values chosen: the largest mean areas."""
     plans, arms, tuned = _tuning(study, base), list[ArmSpec](), dict[str, Any]()
     for arm in study.arm:
         areas: dict[int, float] = {}
@@ -111,7 +116,8 @@ def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any]]:
                 areas[index] = float(np.mean(found))
         if areas:
             tuned[arm.name] = _values(arm)[max(areas, key=lambda index: areas[index])]
-        arms.append(_tuned(arm, tuned.get(arm.name, _values(arm)[0])))
+        if areas or not arm.tune:
+            arms.append(_tuned(arm, tuned.get(arm.name)))
     return arms, tuned
 
 

@@ -85,6 +85,7 @@ class MadeUp:
 
     fail: str = ""
     """Run names' command that fails."""
+    fail_seed: int | None = None
     stop_after: int | None = None
     ran: list[str] = field(default_factory=list)
     stopped: bool = False
@@ -96,7 +97,7 @@ class MadeUp:
         if self.stop_after is not None and len(self.ran) >= self.stop_after:
             raise KeyboardInterrupt
         self.ran.append(plan.directory.name)
-        if self.fail and self.fail == plan.command:
+        if self.fail == plan.command or self.fail_seed == plan.config.run.seed:
             return "exit code 1: out of luck"
         plan.directory.mkdir(parents=True, exist_ok=True)
         config = plan.config
@@ -220,6 +221,14 @@ def test_an_arm_that_fails_is_reported(tmp_path: Path) -> None:
     later = found_in(study, base_of(study))  # `rlep study report`, from the files
     assert "collection.json does not say what the collection took" in later.failed["rlep", 1].reason
     assert later.runs.keys() == found.runs.keys()
+
+
+def test_an_arm_that_could_not_be_tuned_is_reported_and_not_run(tmp_path: Path) -> None:
+    run = MadeUp(fail_seed=9)
+    found = conducted(study_file(tmp_path), run)
+    assert found.failed.keys() == {("live", 1), ("live", 2)}
+    assert "no value of update.lr has a result under every tuning seed" in found.failed["live", 1].reason
+    assert len(run.ran) == 2 + 2 * 4
 
 
 def changed(file: Path, old: str, new: str) -> Path:
