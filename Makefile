@@ -8,7 +8,6 @@ RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
 SPHINX := $(RUN) -m sphinx -q -aE -W --keep-going -b html -d build/doctrees docs build/docs
 # Two workers share each suite. Files that start Ray, vLLM or whole runs keep to one worker each, the longest first.
-CHEAP := tests/unit tests/contract tests/services
 HEAVY := tests/e2e tests/cluster tests/engines/test_families.py tests/engines
 
 help:  ## list the targets
@@ -23,8 +22,8 @@ setup-dev: setup  ## install what tests and checks need as well
 quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, collect, phase 2, compare
 	@.venv/bin/rlep quickstart
 
-test: setup-dev  ## every test: the cheap suites, then those that start clusters and engines
-	$(PYTEST) -n 2 $(CHEAP)
+test: check  ## every check and every test, those that start clusters and engines last
+	$(PYTEST) -n 2 tests/services
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
 
 test-real: setup-dev  ## both phases on a real model of 135M parameters, from PyPI; some minutes

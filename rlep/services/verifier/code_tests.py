@@ -118,7 +118,7 @@ def _calls(at: int, test: object) -> list[Call]:
         if not asserts or any(not isinstance(node, ast.Assert) for node in asserts):
             raise _Unfit("there is no assert, or one inside of another statement")
         return [call for node in body for call in _of_statement(node)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise DataError(f"tests[{at}] cannot be run: {error}") from None
 
 
@@ -144,7 +144,7 @@ def _of_condition(node: ast.expr, *, positive: bool) -> list[Call]:
         return [_compared(node.left, node.ops[0], node.comparators[0], positive)]
     if (close := _isclose(node)) is not None:
         return [_checked(*close, positive)]
-    return [_checked(f"bool({ast.unparse(node)})", lambda value: value is True, positive)]
+    return [_checked(f"bool({_shown(node)})", lambda value: value is True, positive)]
 
 
 def _checked(source: str, check: Callable[[Any], bool], positive: bool) -> Call:
@@ -157,30 +157,49 @@ def _compared(left: ast.expr, comparison: ast.cmpop, right: ast.expr, positive: 
         if not _is_value(left) or kind not in _MIRRORED:
             raise _Unfit(f"`{ast.unparse(right)}` is no literal, so what is expected cannot be kept from the program")
         left, right, kind = right, left, _MIRRORED[kind]
-    compare = _COMPARISONS[kind]
-    if isinstance(left, ast.Call) and _name(left.func) == "abs" and len(left.args) == 1:
-        (inner,) = left.args
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub):
-            bound = _value(right)
-            one, other = (inner.left, inner.right) if _is_value(inner.right) else (inner.right, inner.left)
-            if _is_value(other):
-                middle = _value(other)
-                return _checked(ast.unparse(one), lambda value: compare(abs(value - middle), bound), positive)
+    if (distance := _distance(left, kind, right)) is not None:
+        return _checked(*distance, positive)
     if isinstance(right, ast.Call) and _name(right.func).rpartition(".")[2] == "approx":
-        wanted = _value(right.args[0])
-        if (
-            kind not in (ast.Eq, ast.NotEq)
-            or len(right.args) != 1
-            or right.keywords
-            or not isinstance(wanted, float | int)
-        ):
-            raise _Unfit(f"`{ast.unparse(right)}`: only == approx(number) is compared")
-        near = _near(wanted, _APPROX_RELATIVE, _APPROX_ABSOLUTE)
-        return _checked(ast.unparse(left), near, positive == (kind is ast.Eq))
-    if isinstance(left, ast.Constant) or _is_value(left):
+        return _checked(_shown(left), _near(right, kind), positive == (kind is ast.Eq))
+    if _is_value(left):
         raise _Unfit(f"`{ast.unparse(left)}` is a literal too: nothing of the program is tested")
-    wanted = _value(right)
-    return _checked(ast.unparse(left), lambda value: bool(compare(value, wanted)), positive)
+    compare, wanted = _COMPARISONS[kind], _value(right)
+    return _checked(_shown(left), lambda value: bool(compare(value, wanted)), positive)
+
+
+def _shown(node: ast.expr) -> str:
+    """Source for the program's process. A comparison in it would show what is expected, and let the program decide it."""
+    waiting: list[ast.AST] = [node]
+    while waiting:
+        inner = waiting.pop()
+        if isinstance(inner, ast.Compare):
+            raise _Unfit(f"`{ast.unparse(inner)}` is compared inside of what the program's process evaluates")
+        waiting += [] if isinstance(inner, ast.Lambda) else ast.iter_child_nodes(inner)  # a lambda is an argument
+    return ast.unparse(node)
+
+
+def _distance(left: ast.expr, kind: type[ast.cmpop], right: ast.expr) -> tuple[str, Callable[[Any], bool]] | None:
+    """``abs(f(x) - 1.5) < 1e-6``, either order; None for anything else."""
+    if not isinstance(left, ast.Call) or _name(left.func) != "abs" or len(left.args) != 1:
+        return None
+    (inner,) = left.args
+    if not isinstance(inner, ast.BinOp) or not isinstance(inner.op, ast.Sub):
+        return None
+    one, other = (inner.left, inner.right) if _is_value(inner.right) else (inner.right, inner.left)
+    if not _is_value(other):
+        raise _Unfit(f"neither side of `{ast.unparse(inner)}` is a literal, so the program could read what is expected")
+    compare, middle, bound = _COMPARISONS[kind], _value(other), _value(right)
+    return _shown(one), lambda value: compare(abs(value - middle), bound)
+
+
+def _near(node: ast.Call, kind: type[ast.cmpop]) -> Callable[[Any], bool]:
+    """``approx(1.5)``, with pytest's tolerances."""
+    wanted = _value(node.args[0])
+    plain = len(node.args) == 1 and not node.keywords and isinstance(wanted, float | int)
+    if kind not in (ast.Eq, ast.NotEq) or not plain:
+        raise _Unfit(f"`{ast.unparse(node)}`: only == approx(number) is compared")
+    bound = max(_APPROX_RELATIVE * abs(wanted), _APPROX_ABSOLUTE)
+    return lambda value: value == wanted or abs(value - wanted) <= bound
 
 
 def _isclose(node: ast.expr) -> tuple[str, Callable[[Any], bool]] | None:
@@ -195,11 +214,7 @@ def _isclose(node: ast.expr) -> tuple[str, Callable[[Any], bool]] | None:
         raise _Unfit(f"`{ast.unparse(node)}` is near no literal")
     relative, absolute = options.get("rel_tol", _DEFAULT_RELATIVE), options.get("abs_tol", 0.0)
     wanted = _value(right)
-    return ast.unparse(left), lambda value: math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute)
-
-
-def _near(wanted: float, relative: float, absolute: float) -> Callable[[Any], bool]:
-    return lambda value: value == wanted or abs(value - wanted) <= max(relative * abs(wanted), absolute)
+    return _shown(left), lambda value: math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute)
 
 
 def _name(node: ast.expr) -> str:
@@ -217,7 +232,7 @@ def _is_value(node: ast.expr) -> bool:
 def _value(node: ast.expr) -> Any:
     """A literal, or one of a few builtins of literals; nothing else is evaluated in this process."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        if node.func.id == "approx":
+        if node.func.id == "approx" and node.args:
             return _value(node.args[0])
         if node.func.id in _BUILDERS:
             return _BUILDERS[node.func.id](*map(_value, node.args))
