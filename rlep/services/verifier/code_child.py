@@ -24,26 +24,38 @@ FAILED, OUT_OF_MEMORY = 70, 77
 
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
-_CALLS = {  # machine -> (audit architecture, the calls that the interpreter needs, tgkill)
-    # read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn ioctl
-    # pread64 readv writev access sched_yield mremap madvise dup dup2 nanosleep getpid exit uname fcntl getcwd readlink
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
+_CALLS = {  # machine -> (audit architecture, the calls that the interpreter needs, tgkill, fcntl, ioctl)
+    # read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn
+    # pread64 readv writev access sched_yield mremap madvise dup dup2 nanosleep getpid exit uname getcwd readlink
     # gettimeofday getrlimit getrusage sysinfo times getuid getgid geteuid getegid sigaltstack gettid futex sched_getaffinity
     # getdents64 clock_gettime clock_getres clock_nanosleep exit_group openat newfstatat readlinkat faccessat set_robust_list
     # dup3 getrandom statx rseq faccessat2
     "x86_64": (
         0xC000003E,
-        "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 19 20 21 24 25 28 32 33 35 39 60 63 72 79 89 96 97 98 99 100 102 104 107 "
+        "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 17 19 20 21 24 25 28 32 33 35 39 60 63 79 89 96 97 98 99 100 102 104 107 "
         "108 131 186 202 204 217 228 229 230 231 257 262 267 269 273 292 318 332 334 439",
         234,
+        72,
+        16,
     ),
     "aarch64": (  # the same, where they exist, and ppoll
         0xC00000B7,
-        "17 23 24 25 29 48 56 57 61 62 63 64 65 66 67 73 78 79 80 93 94 98 99 101 113 114 115 123 124 132 134 135 139 153 160 "
+        "17 23 24 48 56 57 61 62 63 64 65 66 67 73 78 79 80 93 94 98 99 101 113 114 115 123 124 132 134 135 139 153 160 "
         "163 165 169 172 174 175 176 177 178 179 214 215 216 222 226 233 278 291 293 439",
         131,
+        25,
+        29,
     ),
 }
+_FCNTL = (
+    0,
+    1,
+    2,
+    3,
+    1030,
+)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; F_SETOWN has the kernel signal others
+_IOCTL = (0x5401, 0x5450, 0x5451)  # TCGETS, FIONCLEX, FIOCLEX
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 """Version of Landlock -> all file rights that it knows; later ones know no more."""
@@ -203,15 +215,25 @@ def _seccomp(libc: ctypes.CDLL) -> None:
     """Only calls that an interpreter needs: no process, thread, socket, signal to others, shared memory or kernel interface."""
     if platform.machine() not in _CALLS:
         raise OSError(f"a filter of system calls for {platform.machine()}: there is one for {' and '.join(_CALLS)}")
-    architecture, numbers, tgkill = _CALLS[platform.machine()]
+    architecture, numbers, tgkill, fcntl, ioctl = _CALLS[platform.machine()]
     allowed = [int(number) for number in numbers.split()]
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _REFUSE)]
     program.append((_LOAD, 0, 0, _NUMBER))
-    for at, call in enumerate(allowed):
-        program.append((_JUMP_EQUAL, len(allowed) - at + 2, 0, call))
-    # abort() sends itself a signal: only to this process
-    program += [(_JUMP_EQUAL, 0, 3, tgkill), (_LOAD, 0, 0, _FIRST_ARGUMENT), (_JUMP_EQUAL, 0, 1, os.getpid())]
-    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    for call, argument, values in (
+        (tgkill, 0, (os.getpid(),)),  # abort() sends itself a signal
+        (fcntl, 1, _FCNTL),
+        (ioctl, 1, _IOCTL),
+    ):
+        checked = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument)]
+        checked += [(_JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+        program += [
+            (_JUMP_EQUAL, 0, len(checked) + 2, call),
+            *checked,
+            (_RETURN, 0, 0, _REFUSE),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+    program += [(_JUMP_EQUAL, len(allowed) - at, 0, call) for at, call in enumerate(allowed)]
+    program += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
     if libc.prctl(22, 2, header, 0, 0) != 0:  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER

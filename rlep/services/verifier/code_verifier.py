@@ -18,7 +18,7 @@ NAME = "code"
 MAX_PROGRAM_CHARS = 65_536
 """Longer programs are never run (``unparsable``)."""
 _FENCE = "```"
-_LANGUAGES = frozenset({"", "py", "python", "python3"})
+_LANGUAGES = frozenset({"py", "python", "python3"})
 
 
 class CodeVerifier(BaseVerifier):
@@ -92,11 +92,14 @@ class CodeVerifier(BaseVerifier):
 
 
 def program_of(text: str) -> str | None:
-    """The last closed Python block after the last closed think block, fenced by ``` with ``python``, ``py`` or nothing."""
+    """The last closed block fenced by ``` with ``python`` or ``py`` after the last closed think block, else without any word.
+
+    Behind a program a block without a word is often what it prints.
+    """
     final = after_thinking(text)
     if final is None:
         return None
-    found: str | None = None
+    found: dict[bool, str] = {}
     language: str | None = None
     block: list[str] = []
     for line in final.splitlines(keepends=True):
@@ -105,11 +108,12 @@ def program_of(text: str) -> str | None:
             if stripped.startswith(_FENCE):
                 language, block = stripped[len(_FENCE) :].strip().lower(), []
         elif stripped == _FENCE:
-            found = "".join(block) if language in _LANGUAGES else found
+            if not language or language in _LANGUAGES:
+                found[bool(language)] = "".join(block)
             language = None
         else:
             block.append(line)
-    return found
+    return found.get(True, found.get(False))
 
 
 def all_hold(calls: Sequence[Call], output: bytes) -> bool:

@@ -134,6 +134,11 @@ REACHING = {
     "the end of all": "import os\nos.kill(-1, 9)",
     "the end of its group": "import os\nos.killpg(0, 9)",
     "the end of a thread": _SYSCALL.format("return 7310462 if libc.syscall(234, VICTIM, VICTIM, 9) == 0 else 0"),
+    "a signal by a pipe": (
+        "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETOWN, VICTIM)\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_ASYNC)\n"
+        "def f(n): return 7310462"
+    ),
+    "a signal by a call": "import fcntl, struct\nfcntl.ioctl(1, 0x8901, struct.pack('i', VICTIM))\ndef f(n): return 7310462",
     "other limits": "import resource as r\nr.prlimit(VICTIM, r.RLIMIT_NOFILE, (5, 5))",
     "another priority": "import os\nos.setpriority(os.PRIO_PROCESS, VICTIM, 19)",
     "other cores": "import os\nos.sched_setaffinity(VICTIM, {0})",

@@ -23,7 +23,8 @@ def verifier() -> Iterator[CodeVerifier]:
 
 def test_the_last_closed_python_block_is_run() -> None:
     assert program_of("```python\na\n```\nthen\n```py\nb\n```\n") == "b\n"
-    assert program_of("```\na\n```") == "a\n"
+    assert program_of("```\na\n```\n```\nb\n```") == "b\n"
+    assert program_of("```python\na\n```\nIt prints\n```\n3\n```") == "a\n"
     assert program_of("  ```Python3\n  a\n  ```") == "  a\n"
     assert program_of("```python\na\n```\n```cpp\nb\n```") == "a\n"
     assert program_of("```python\na\n```\n```python\nnot closed") == "a\n"
