@@ -15,6 +15,7 @@ from rlep.driver.wings.live_replay import LiveReplay
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.refill import refilled
 from rlep.driver.wings.replacing import replaced_groups
+from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.driver.wings.streamed import streamed_step
 
 
@@ -23,14 +24,16 @@ def experience(config: Config, live: LivePool | None, offline: ReplaySource | No
     return None if live is None else LiveReplay(config, live, config.run.directory, offline)
 
 
-def train_step(config: Config) -> TrainStep:
-    """The step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
-    if config.update.stream:
-        return partial(rlep_step, make=streamed_step)
+def train_step(config: Config, files: RolloutFiles | None = None) -> TrainStep:
+    """The step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``).
+
+    What it did is written to ``files``.
+    """
     groups_of: GroupsOf = replaced_groups if config.replay.group == "replace" else mixed_groups
     if config.rollout.dynamic_sampling:
         groups_of = refilled(groups_of)
-    return rlep_step if groups_of is mixed_groups else partial(rlep_step, make=partial(run_step, groups_of=groups_of))
+    make = streamed_step if config.update.stream else partial(run_step, groups_of=groups_of)
+    return partial(rlep_step, make=files.kept(make) if files else make)
 
 
 def rollouts(run: Run, train: PromptSet) -> Rollouts:
