@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from rlep.cli.console import console
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.task_sets import tasks_app
@@ -26,6 +27,7 @@ config_app = typer.Typer(help="Show, check and describe configurations.", no_arg
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 app.add_typer(tasks_app, name="tasks")
+app.command()(command_errors(console))
 
 Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
 MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]

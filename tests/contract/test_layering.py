@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "metrics": set(),
     "report": {"metrics"},
+    "console": set(),
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},

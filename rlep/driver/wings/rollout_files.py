@@ -105,7 +105,7 @@ class RolloutFiles:
 
         async def step(number: Step, prompts: Sequence[Prompt]) -> StepOutcome:
             if number.number != self._next:
-                await self._finished()
+                await self.finished()
                 self._attempt(number.number, lambda: remove_from(self._directory, number.number))
             outcome = await make(number, prompts)
             self._next = number.number + 1
@@ -118,9 +118,10 @@ class RolloutFiles:
         return self
 
     async def __aexit__(self, *failure: object) -> None:
-        await self._finished()
+        await self.finished()
 
-    async def _finished(self) -> None:
+    async def finished(self) -> None:
+        """Wait until no file is being written, ``LAST_FILE_S`` at most."""
         if self._writing is not None:
             await asyncio.to_thread(self._writing.join, LAST_FILE_S)
 

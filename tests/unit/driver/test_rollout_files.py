@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.core.jsonl import read_lines
-from rlep.core.types import Int32Array
+from rlep.core.types import Int32Array, Prompt
+from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
+from rlep.driver.train import Trained
 from rlep.driver.wings.rollout_files import RolloutFiles, chosen_groups, keep_newest, written_groups
 from rlep.launch.wings import train_step
 from rlep.metrics.logs import EventLog
@@ -57,7 +60,12 @@ async def trained(directory: Path, scene: Scene, *, written: bool = True) -> Non
     store = RunDirectory(directory, scene.config, FACTS)
     try:
         async with RolloutFiles(scene.config, words, store.events) as files:
-            step = train_step(scene.config, files if written else None)
+            make = train_step(scene.config, files if written else None)
+
+            async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
+                await files.finished()  # a step of fakes takes less time than a file
+                return await make(number, prompts)
+
             await scene.training(TRAIN, HELD_OUT, store, step).run()
     except Killed:
         pass
