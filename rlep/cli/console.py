@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -46,9 +47,7 @@ def console(
         return caller is not None and caller.role("") >= Role.READ  # a token of one pool opens no run
 
     try:
-        listening = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, reuse_port=False
-        )
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(f"--listen {listen}: {error}") from None
     shown = f"[{host}]" if ":" in host else host
@@ -62,5 +61,7 @@ def console(
         server_header=False,
         timeout_graceful_shutdown=1,
         ws="none",
+        lifespan="off",
     )
-    uvicorn.Server(options).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(options).run(sockets=[listening])

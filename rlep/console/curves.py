@@ -19,7 +19,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Polyline:
     """One series in the coordinates of the picture."""
 
     label: str
@@ -32,7 +32,7 @@ class Picture:
     """What the template draws."""
 
     title: str
-    curves: tuple[Drawn, ...]
+    curves: tuple[Polyline, ...]
     ticks: tuple[tuple[float, str], ...]
     """(height, label) of the horizontal lines."""
     ends: tuple[str, str]
@@ -53,7 +53,7 @@ def picture(title: str, curves: Sequence[Curve]) -> Picture | None:
         across = LEFT + (x - x0) / wide * (WIDTH - LEFT - 8)
         return f"{across:.1f},{_height((y - y0) / high):.1f}"
 
-    drawn = [Drawn(one.label, " ".join(at(x, y) for x, y in one.points), one.points[-1][1]) for one in curves]
+    drawn = [Polyline(one.label, " ".join(at(x, y) for x, y in one.points), one.points[-1][1]) for one in curves]
     ticks = tuple((round(_height(share), 1), f"{y0 + share * high:.4g}") for share in (0.0, 0.5, 1.0))
     return Picture(title, tuple(drawn), ticks, (f"{x0:g}", f"{x1:g}"))
 

@@ -17,7 +17,7 @@ STEPS_A_CHANGE = 5
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunLine:
     """A run's line in the list."""
 
     name: str
@@ -31,7 +31,7 @@ class RunSummary:
     changed: str
 
 
-def summary_of(place: RunPlace) -> RunSummary:
+def summary_of(place: RunPlace) -> RunLine:
     """From the configuration and the ends of the logs."""
     config, _ = read_json(place, "config.json")
     manifest, _ = read_json(place, "manifest.json")
@@ -41,7 +41,7 @@ def summary_of(place: RunPlace) -> RunSummary:
     planned = settings.get("run.steps", "")
     seconds = last.numbers.get("time/step", 0.0) if last else 0.0
     changed = _changed(place)
-    return RunSummary(
+    return RunLine(
         name=place.name,
         label=settings.get("run.name", place.name),
         command=str(manifest.get("command", "–")),

@@ -70,7 +70,7 @@ class GroupView:
     @property
     def tokens(self) -> int:
         """Of the longest response."""
-        return max(row["tokens"] for row in self.rows)
+        return int(max(row["tokens"] for row in self.rows))
 
     @property
     def shortest(self) -> int:
@@ -79,12 +79,12 @@ class GroupView:
     @property
     def gap(self) -> float:
         """The largest difference between learner and sampler, nats."""
-        return max((row["gap_max"] for row in self.rows if row["gap_max"] is not None), default=0.0)
+        return max((float(row["gap_max"]) for row in self.rows if row["gap_max"] is not None), default=0.0)
 
     @property
     def mass(self) -> float:
         """Sum of |advantage|: 0 where the group taught nothing."""
-        return sum(abs(row["advantage"]) for row in self.rows if row["trained"])
+        return sum(abs(float(row["advantage"])) for row in self.rows if row["trained"])
 
 
 def steps_with(run: RunPlace, folder: str) -> list[int]:
