@@ -54,7 +54,7 @@ def picture(title: str, curves: Sequence[Curve]) -> Picture | None:
         return f"{across:.1f},{_height((y - y0) / high):.1f}"
 
     drawn = [Polyline(one.label, " ".join(at(x, y) for x, y in one.points), one.points[-1][1]) for one in curves]
-    ticks = tuple((round(_height(share), 1), f"{y0 + share * high:.4g}") for share in (0.0, 0.5, 1.0))
+    ticks = tuple((round(_height(share), 1), f"{y0 + share * high:.3g}") for share in (0.0, 0.5, 1.0))
     return Picture(title, tuple(drawn), ticks, (f"{x0:g}", f"{x1:g}"))
 
 

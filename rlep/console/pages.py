@@ -10,6 +10,7 @@ from typing import Any
 from rlep.console import run_tables
 from rlep.console.curves import Curve, picture
 from rlep.console.run_files import (
+    LONGEST_LINE,
     JsonObjects,
     RunPlace,
     StepLine,
@@ -88,7 +89,8 @@ def overview(runs: Sequence[RunPlace]) -> str:
 def run(place: RunPlace, page: int) -> str:
     """Curves, events, evaluations and steps of a run."""
     lines, notes = read_steps(place)
-    events, evaluations = read_tail(place, "events.jsonl"), read_tail(place, "evaluations.jsonl")
+    events = read_tail(place, "events.jsonl", LONGEST_LINE)
+    evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
     config, missing = read_json(place, "config.json")
     newest, written = list(reversed(lines)), set(run_tables.steps_with(place, "rollouts"))
     return rendered(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
 DEPTH = 3
 """Levels below a given directory that are searched for runs."""
 MOST_RUNS = 2000
-MOST_BYTES = 64 * 2**20
-"""Of a JSON Lines file: the end of a longer one is read."""
-TAIL_BYTES = 2**18
+MOST_BYTES = 32 * 2**20
+"""Of a JSON Lines file: the end of a longer one is read. Also of all that are kept in memory."""
+TAIL_BYTES = 2**16
 LONGEST_LINE = 2**20
 
 
@@ -54,6 +55,11 @@ class StepLine:
     step: int
     wall_s: float
     numbers: Mapping[str, float]
+
+
+_READ: OrderedDict[tuple[Path, int], tuple[tuple[int, int], JsonObjects]] = OrderedDict()
+"""(file, bytes from its end) → (size and time of change, what was read)."""
+_LOCK = threading.Lock()
 
 
 def find_runs(directories: Sequence[Path]) -> dict[str, RunPlace]:
@@ -104,16 +110,30 @@ def read_tail(run: RunPlace, name: str, most: int = TAIL_BYTES) -> JsonObjects:
     try:
         path = run.file(name)
         held = path.stat()
-        return _read_tail(path, held.st_size, held.st_mtime_ns, most)
+        return _held(path, held.st_size, held.st_mtime_ns, most)
     except FileNotFoundError:
         return JsonObjects((), (f"{name} is missing",))
     except (OSError, ValueError) as error:
         return JsonObjects((), (f"{name} cannot be read: {error}",))
 
 
-@lru_cache(maxsize=64)
-def _read_tail(path: Path, size: int, changed_ns: int, most: int) -> JsonObjects:
-    """``size`` and ``changed_ns`` say of which state of the file the result is."""
+def _held(path: Path, size: int, changed_ns: int, most: int) -> JsonObjects:
+    """What was read of this state of the file, if that is still there; of a file only the last state is kept."""
+    key, state = (path, most), (size, changed_ns)
+    with _LOCK:
+        if (held := _READ.get(key)) and held[0] == state:
+            _READ.move_to_end(key)
+            return held[1]
+    read = _parsed(path, size, most)
+    with _LOCK:
+        _READ[key] = (state, read)
+        _READ.move_to_end(key)
+        while len(_READ) > 1 and sum(min(size, most) for (_, most), ((size, _), _) in _READ.items()) > MOST_BYTES:
+            _READ.popitem(last=False)
+    return read
+
+
+def _parsed(path: Path, size: int, most: int) -> JsonObjects:
     with path.open("rb") as file:
         file.seek(max(0, size - most))
         raw = file.read(most)
