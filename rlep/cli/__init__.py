@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from rlep.cli.console import console
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
@@ -28,6 +29,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(study_app, name="study")
+app.command()(command_errors(console))
 
 Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
 MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]

@@ -49,6 +49,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     progress.say("")
     show_summary(summary(runs), stderr=progress.results.stderr)
     progress.result(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
+    progress.result(f"look into the runs: rlep console {shlex.quote(str(directory))}")
 
 
 def _at(directory: Path) -> str:

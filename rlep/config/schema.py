@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlep.config.recording import RolloutFilesConfig, TrackingConfig
 from rlep.config.replay import ReplayConfig, check_live
 from rlep.config.roles import (
     ClusterConfig,
@@ -224,15 +225,6 @@ class CheckpointConfig(Section):
     """What may differ from the run that is continued; everything else is refused."""
 
 
-class TrackingConfig(Section):
-    """Where metrics go beside ``metrics.jsonl``, which is always written."""
-
-    sinks: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Extra sinks; each needs the extra of its name installed."""
-    project: str = "rlep"
-    """Project or experiment name in the tracker."""
-
-
 class Config(Section):
     """A whole run."""
 
@@ -253,6 +245,7 @@ class Config(Section):
     learner: LearnerConfig = LearnerConfig()
     pool: PoolConfig = PoolConfig()
     cluster: ClusterConfig = ClusterConfig()
+    rollouts: RolloutFilesConfig = RolloutFilesConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @property

@@ -48,6 +48,7 @@ CHANGEABLE = (
         "verifier.",
         "learner.",
         "tracking.",
+        "rollouts.",
         "pool.url",
         "pool.directory",
         "pool.deadline_s",

@@ -23,6 +23,7 @@ from rlep.driver.ports import Progress, Roles, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
+from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.engines.families import check_family
 from rlep.launch.before_start import (
     check_cpus,
@@ -188,7 +189,10 @@ async def _train(
     config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress, *, supervised: bool
 ) -> Checkpoint:
     prompts = _train_set(inputs)
-    async with run_actors(config, partial(_report, store)) as actors:
+    async with (
+        run_actors(config, partial(_report, store)) as actors,
+        RolloutFiles(config, inputs.tokenizer.decode, store.events) as files,
+    ):
         generators, verifiers, learner = actors.generators(), actors.verifiers(), actors.learners()
         offline = config.replay.count and config.replay.source != "live"
         pool = actors.pool(inputs, read_only=True) if offline else None
@@ -209,7 +213,9 @@ async def _train(
         live = experience(config, own, pool)
         trainers = Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, live)
         step = watch.watched(
-            sft_step if supervised else train_step(config, prompts, live), actors.cluster.timeline, control.roles
+            sft_step if supervised else train_step(config, prompts, live, files),
+            actors.cluster.timeline,
+            control.roles,
         )
         return await Training(run, trainers, data, store, step).run()
 

@@ -16,6 +16,7 @@ from rlep.driver.wings.live_replay import LiveReplay
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.refill import refilled
 from rlep.driver.wings.replacing import replaced_groups
+from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.driver.wings.streamed import streamed_step
 
 
@@ -24,22 +25,19 @@ def experience(config: Config, live: LivePool | None, offline: ReplaySource | No
     return None if live is None else LiveReplay(config, live, config.run.directory, offline)
 
 
-def train_step(config: Config, train: PromptSet, live: Experience | None = None) -> TrainStep:
-    """The step of phases 1 and 2 on prompts of ``train``, which ``replay.questions = "bucket"`` may choose."""
-    step = _step(config)
-    return (
-        step if live is None or config.replay.questions == "batch" else with_bucket_questions(step, live, train.prompts)
-    )
+def train_step(
+    config: Config, train: PromptSet, live: Experience | None = None, files: RolloutFiles | None = None
+) -> TrainStep:
+    """The step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``).
 
-
-def _step(config: Config) -> TrainStep:
-    """Plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
-    if config.update.stream:
-        return partial(rlep_step, make=streamed_step)
+    On prompts of ``train``, which ``replay.questions = "bucket"`` may choose. What it did is written to ``files``.
+    """
     groups_of: GroupsOf = replaced_groups if config.replay.group == "replace" else mixed_groups
     if config.rollout.dynamic_sampling:
         groups_of = refilled(groups_of)
-    return rlep_step if groups_of is mixed_groups else partial(rlep_step, make=partial(run_step, groups_of=groups_of))
+    make = streamed_step if config.update.stream else partial(run_step, groups_of=groups_of)
+    step = partial(rlep_step, make=files.kept(make) if files else make)
+    return with_bucket_questions(step, live, train.prompts) if live and config.replay.questions == "bucket" else step
 
 
 def rollouts(run: Run, train: PromptSet) -> Rollouts:

@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": set(),
     "report": {"metrics"},
     "study": {"config", "report"},
+    "console": set(),
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},

@@ -19,6 +19,7 @@ from rlep.cli.tables import show_table
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError
 from rlep.core.plural import counted
+from rlep.core.printable import printable
 from rlep.core.types import Trajectory
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer
@@ -185,11 +186,6 @@ def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenize
     if row is not None:
         parts.append(printable(f"{row.question}\nreference: {row.reference}"))
     return "\n".join([*parts, *(described(answer, tokenizer) for answer in answers), 80 * "─"])
-
-
-def printable(text: str) -> str:
-    """A text that cannot steer the terminal: control characters but newline and tab are shown as ``�``."""
-    return "".join(one if one in "\n\t" or one.isprintable() else "�" for one in text)
 
 
 def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> str:

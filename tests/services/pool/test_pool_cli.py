@@ -14,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.cli.pool.inspect import places, printable
+from rlep.cli.pool.inspect import places
+from rlep.core.printable import printable
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool

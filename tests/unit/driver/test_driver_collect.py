@@ -11,7 +11,7 @@ import pytest
 
 from rlep.core.errors import PoolError, VerifierError
 from rlep.core.jsonl import read_lines
-from rlep.core.types import Prompt, Trajectory
+from rlep.core.types import Prompt, Sampling, Trajectory
 from rlep.driver import collect
 from rlep.driver.collect import Collected, Collector
 from rlep.driver.run_directory import Facts, RunDirectory
@@ -90,6 +90,8 @@ async def test_admission_and_coverage_by_hand(tmp_path: Path) -> None:
     }
     written = summary(tmp_path)
     assert written.pop("wall_s") > 0
+    said = [scene.generators.answer(one, Sampling(max_tokens=64), 0) for one in scene.generators.asked]
+    assert written.pop("generated_tokens") == sum(2 + len(one.tokens) for one in said)  # prompts have two tokens
     assert written == expected
     assert scene.progress.done == {"collect": 20, "verify": 20}
     assert scene.progress.notes == ["question 5/5: 50.0 % of 20 responses correct, 3 questions covered"]

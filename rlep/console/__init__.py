@@ -1,0 +1,1 @@
+"""The web console: reads run directories and shows them; writes nothing, and joins no cluster."""

@@ -1,0 +1,152 @@
+"""The console's routes. Every page is a GET whose state is in its address, and works without a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from rlep.console import pages
+from rlep.console.gate import Gate
+from rlep.console.run_files import RunPlace, find_runs
+from rlep.console.templates_of import rendered
+from rlep.core.errors import DataError
+
+LOOK_S = 0.5
+STREAM_S = 600.0
+"""A browser opens the stream of changes again after so long."""
+MOST_STREAMS = 64
+_STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
+
+
+class Console:
+    """The routes over some directories, which are searched again for each page."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._directories = tuple(directories)
+        self._streams = 0
+
+    def routes(self) -> list[Route]:
+        """All of them; none takes anything but GET."""
+        shown: list[tuple[str, Callable[[Request], str]]] = [
+            ("/", self._overview),
+            ("/compare", self._compare),
+            ("/runs/{run}", self._run),
+            ("/runs/{run}/steps/{step:int}", self._step),
+            ("/runs/{run}/steps/{step:int}/groups/{group:int}", self._group),
+            ("/runs/{run}/prompts/{prompt}", self._prompt),
+            ("/runs/{run}/evaluations/{step:int}", self._evaluation),
+        ]
+        return [
+            *(Route(path, partial(_page, show), methods=["GET"]) for path, show in shown),
+            Route("/runs/{run}/live", self._live, methods=["GET"]),
+            Route("/static/{name}", _static, methods=["GET"]),
+        ]
+
+    def _overview(self, request: Request) -> str:
+        return pages.overview(list(self._runs().values()))
+
+    def _compare(self, request: Request) -> str:
+        runs = self._runs()
+        return pages.compare(
+            [runs[name] for name in request.query_params.getlist("run")[:6] if name in runs], list(runs)
+        )
+
+    def _run(self, request: Request) -> str:
+        return pages.run(self._place(request), page_of(request))
+
+    def _step(self, request: Request) -> str:
+        show = request.query_params.get("show", "all")
+        return pages.step(self._place(request), request.path_params["step"], show, page_of(request))
+
+    def _group(self, request: Request) -> str:
+        return pages.group(self._place(request), request.path_params["step"], request.path_params["group"])
+
+    def _prompt(self, request: Request) -> str:
+        return pages.prompt(self._place(request), request.path_params["prompt"])
+
+    def _evaluation(self, request: Request) -> str:
+        asked = request.query_params.get("prompt")
+        return pages.evaluation(self._place(request), request.path_params["step"], asked, page_of(request))
+
+    async def _live(self, request: Request) -> Response:
+        """Server-sent events without content: the page asks again for what it shows."""
+        place = await asyncio.to_thread(self._place, request)
+        if self._streams >= MOST_STREAMS:
+            raise HTTPException(503, "too many open pages")
+        return StreamingResponse(self._changes(place), media_type="text/event-stream")
+
+    async def _changes(self, place: RunPlace) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            seen = await asyncio.to_thread(_state, place)
+            yield "retry: 2000\n\n"
+            for _ in range(int(STREAM_S / LOOK_S)):
+                await asyncio.sleep(LOOK_S)
+                now = await asyncio.to_thread(_state, place)
+                if now != seen:
+                    seen = now
+                    yield "event: changed\ndata: \n\n"
+        finally:
+            self._streams -= 1
+
+    def _runs(self) -> dict[str, RunPlace]:
+        return find_runs(self._directories)
+
+    def _place(self, request: Request) -> RunPlace:
+        place = self._runs().get(request.path_params["run"])
+        if place is None:
+            raise HTTPException(404, "there is no such run")
+        return place
+
+
+def console_app(directories: Sequence[Path], knows: Callable[[str], bool]) -> ASGIApp:
+    """The console over run directories, or directories above some; ``knows`` says whether a token is valid."""
+    handlers = {HTTPException: _failed, DataError: _failed}
+    app = Starlette(routes=Console(directories).routes(), exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Gate(app, knows, lambda onward, failed: rendered("login.html", onward=onward, failed=failed))
+
+
+def page_of(request: Request) -> int:
+    """``?page=``, from 0; 0 for anything else."""
+    text = request.query_params.get("page", "0")
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= 6 else 0
+
+
+async def _page(show: Callable[[Request], str], request: Request) -> Response:
+    return HTMLResponse(await asyncio.to_thread(show, request))
+
+
+async def _static(request: Request) -> Response:
+    kind = _STATIC.get(name := request.path_params["name"])
+    if kind is None:
+        raise HTTPException(404, "there is no such file")
+    return Response(resources.files("rlep.console").joinpath("static", name).read_bytes(), media_type=kind)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    code = error.status_code if isinstance(error, HTTPException) else 404
+    reason = error.detail if isinstance(error, HTTPException) else str(error)
+    return HTMLResponse(rendered("failed.html", code=code, reason=reason), code)
+
+
+def _state(place: RunPlace) -> tuple[tuple[int, int], ...]:
+    """Size and time of the files that a page shows."""
+    found = []
+    for name in ("metrics.jsonl", "events.jsonl", "evaluations.jsonl", "rollouts"):
+        try:
+            held = place.file(name).stat()
+            found.append((held.st_size, held.st_mtime_ns))
+        except (OSError, DataError):
+            found.append((0, 0))
+    return tuple(found)

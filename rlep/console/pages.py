@@ -1,0 +1,296 @@
+"""What each page shows, from the files of runs to HTML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlep.console import run_tables
+from rlep.console.curves import Curve, picture
+from rlep.console.run_files import (
+    LONGEST_LINE,
+    JsonObjects,
+    RunPlace,
+    StepLine,
+    number_of,
+    read_json,
+    read_steps,
+    read_tail,
+)
+from rlep.console.run_state import flat, summary_of
+from rlep.console.run_tables import GroupView, Row
+from rlep.console.templates_of import rendered
+from rlep.core.errors import DataError
+
+A_PAGE = 100
+EVENTS_SHOWN = 100
+CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Accuracy and reward", ("rollout/accuracy", "rollout/reward", "replay/reward")),
+    ("Groups with a signal", ("group/informative", "group/solved_by_replay")),
+    ("Tokens in the loss", ("loss/tokens/fresh", "loss/tokens/replay")),
+    ("Length in tokens", ("rollout/length_mean", "replay/length_mean")),
+    ("Entropy", ("update/entropy/fresh", "update/entropy/replay")),
+    ("Ratio, mean", ("ratio/mean/fresh", "ratio/mean/replay")),
+    ("Gradient norm", ("update/grad_norm",)),
+    ("Seconds a step", ("time/step", "time/generate", "time/update")),
+)
+FILTERS: Mapping[str, Callable[[GroupView], bool]] = {
+    "all": lambda one: True,
+    "taught": lambda one: one.mass > 0,
+    "rescued": lambda one: one.rescued,
+    "wrong": lambda one: one.all_wrong,
+}
+ORDERS: Mapping[str, Callable[[GroupView], float]] = {
+    "short": lambda one: one.shortest,
+    "long": lambda one: -one.tokens,
+    "gap": lambda one: -one.gap,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionResult:
+    """A question in two evaluations: correct samples of all."""
+
+    prompt_id: str
+    question: str
+    correct: int
+    samples: int
+    before: int | None
+
+    @property
+    def change(self) -> int:
+        """Correct samples more than in the evaluation before; 0 where there was none."""
+        return 0 if self.before is None else self.correct - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A trajectory of a group, with its text where that was written."""
+
+    row: Row
+    text: Row | None
+
+    @property
+    def tokens(self) -> Iterator[tuple[int, float | None]]:
+        """(token id, log-prob) of the first 4,096."""
+        if self.text is None:
+            return iter(())
+        return zip((self.text["token_ids"] or ())[:4096], (self.text["logprobs"] or ())[:4096], strict=False)
+
+
+def overview(runs: Sequence[RunPlace]) -> str:
+    """The list of runs, the last changed first."""
+    lines = sorted((summary_of(one) for one in runs), key=lambda line: line.changed, reverse=True)
+    return rendered("overview.html", runs=lines)
+
+
+def run(place: RunPlace, page: int) -> str:
+    """Curves, events, evaluations and steps of a run."""
+    lines, notes = read_steps(place)
+    events = read_tail(place, "events.jsonl", LONGEST_LINE)
+    evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
+    config, missing = read_json(place, "config.json")
+    newest, written = list(reversed(lines)), set(run_tables.steps_with(place, "rollouts"))
+    return rendered(
+        "run.html",
+        run=place.name,
+        summary=summary_of(place),
+        pictures=[one for one in (picture(title, _curves(lines, names)) for title, names in CURVES) if one],
+        columns=[name for _, names in CURVES for name in names if any(name in line.numbers for line in lines)],
+        lines=newest[page * A_PAGE : (page + 1) * A_PAGE],
+        page=page,
+        last=max(0, (len(newest) - 1) // A_PAGE),
+        events=[_event(line) for line in reversed(events.lines[-EVENTS_SHOWN:])],
+        evaluations=_evaluation_rows(evaluations),
+        written=written,
+        sampled=set(run_tables.steps_with(place, "samples")),
+        config=flat(config),
+        notes=[
+            *notes,
+            *events.notes,
+            *missing,
+            *([] if written else ["rollouts/ has no files: there are no pages of steps"]),
+        ],
+    )
+
+
+def step(place: RunPlace, number: int, show: str, page: int) -> str:
+    """The groups of a step: which of them taught."""
+    groups, notes = _or_note(lambda: run_tables.read_groups(place, number))
+    chosen = [one for one in groups if FILTERS.get(show, FILTERS["all"])(one)]
+    if show in ORDERS:
+        chosen.sort(key=ORDERS[show])
+    rewards = [row["reward"] for one in groups for row in one.rows]
+    return rendered(
+        "step.html",
+        run=place.name,
+        step=number,
+        steps=_beside(number, run_tables.steps_with(place, "rollouts")),
+        show=show if show in FILTERS or show in ORDERS else "all",
+        choices=[*FILTERS, *ORDERS],
+        groups=chosen[page * A_PAGE : (page + 1) * A_PAGE],
+        found=len(chosen),
+        total=len(groups),
+        page=page,
+        last=max(0, (len(chosen) - 1) // A_PAGE),
+        histogram=histogram(rewards),
+        low=min(rewards, default=0.0),
+        high=max(rewards, default=0.0),
+        notes=notes,
+    )
+
+
+def group(place: RunPlace, number: int, which: int) -> str:
+    """Every response of a group, fresh beside replayed."""
+    groups, notes = _or_note(lambda: run_tables.read_groups(place, number))
+    found = next((one for one in groups if one.number == which), None)
+    if found is None and not notes:
+        raise DataError(f"step {number} has no group {which}")
+    texts, missing = _or_note(lambda: run_tables.read_texts(place, number, which))
+    by_member = {row["member"]: row for row in texts}
+    if not texts and not missing:
+        missing = ["the texts of this group were not written: see rollouts.groups"]
+    members = [Member(row, by_member.get(row["member"])) for row in (found.rows if found else ())]
+    return rendered(
+        "group.html",
+        run=place.name,
+        step=number,
+        group=which,
+        groups=_beside(which, [one.number for one in groups]),
+        prompt=found.rows[0]["prompt_id"] if found else None,
+        question=texts[0]["question"] if texts else None,
+        reference=texts[0]["reference"] if texts else None,
+        halves=[
+            ("Fresh responses", [one for one in members if not one.row["replayed"]]),
+            ("Replays", [one for one in members if one.row["replayed"]]),
+        ],
+        notes=[*notes, *missing],
+    )
+
+
+def prompt(place: RunPlace, prompt_id: str) -> str:
+    """One question over the steps."""
+    found, notes = run_tables.read_prompt(place, prompt_id)
+    if not found:
+        notes.append(f"no step among the newest {run_tables.MOST_STEPS} has this prompt")
+    question = None
+    for number, one in found:
+        texts, _ = _or_note(lambda number=number, one=one: run_tables.read_texts(place, number, one.number))  # type: ignore[misc]
+        if texts:
+            question = texts[0]["question"]
+            break
+    return rendered("prompt.html", run=place.name, prompt=prompt_id, found=found, question=question, notes=notes)
+
+
+def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> str:
+    """The questions of an evaluation: those whose answers changed first; of one question every sample."""
+    held = run_tables.steps_with(place, "samples")
+    before = next((one for one in held if one < number), None)
+    rows, notes = _or_note(lambda: run_tables.read_samples(place, number))
+    earlier, more = _or_note(lambda: run_tables.read_samples(place, before)) if before is not None else ([], [])
+    samples, damage = (
+        _or_note(lambda: run_tables.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
+    )
+    results = sorted(_results(rows, earlier), key=lambda one: (-abs(one.change), one.prompt_id))
+    return rendered(
+        "evaluation.html",
+        run=place.name,
+        step=number,
+        steps=_beside(number, held),
+        before=before,
+        results=results[page * A_PAGE : (page + 1) * A_PAGE],
+        flipped=sum(one.change != 0 for one in results),
+        total=len(results),
+        page=page,
+        last=max(0, (len(results) - 1) // A_PAGE),
+        asked=asked,
+        samples=samples[:A_PAGE],
+        notes=[*notes, *more, *damage],
+    )
+
+
+def compare(chosen: Sequence[RunPlace], names: Sequence[str]) -> str:
+    """Runs over common axes, and the keys of their configs that differ."""
+    lines = {place.name: read_steps(place)[0] for place in chosen}
+    pictures = []
+    for metric in (name for _, several in CURVES for name in several):
+        curves = [Curve(name, _points(rows, metric)) for name, rows in lines.items()]
+        if drawn := picture(metric, curves):
+            pictures.append(drawn)
+    configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
+    keys = sorted({key for one in configs for key in one})
+    differ = [(key, [one.get(key) for one in configs]) for key in keys if len({one.get(key) for one in configs}) > 1]
+    chosen_names = [place.name for place in chosen]
+    return rendered("compare.html", chosen=chosen_names, names=names, pictures=pictures, differences=differ)
+
+
+def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, float, int]]:
+    """(from, to, how many) of equal widths; the last one has its end in it."""
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    width = (high - low) / bins
+    if not width:
+        return [(low, high, len(values))]
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int((value - low) / width))] += 1
+    return [(low + at * width, low + (at + 1) * width, count) for at, count in enumerate(counts)]
+
+
+def _curves(lines: Sequence[StepLine], names: Sequence[str]) -> list[Curve]:
+    return [Curve(name, _points(lines, name)) for name in names]
+
+
+def _points(lines: Sequence[StepLine], name: str) -> tuple[tuple[float, float], ...]:
+    return tuple((line.step, line.numbers[name]) for line in lines if name in line.numbers)
+
+
+def _event(line: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """(time, event, step, the rest)."""
+    seconds = number_of(line.get("time")) or 0.0
+    rest = ", ".join(f"{key}={value}" for key, value in line.items() if key not in ("time", "event", "step"))
+    step = line.get("step")
+    clock = time.strftime("%H:%M:%S", time.localtime(min(max(seconds, 0.0), 2**33)))
+    return clock, str(line.get("event")), "" if step is None else str(step), rest[:1000]
+
+
+def _evaluation_rows(evaluations: JsonObjects) -> list[tuple[int, str, float | None, float | None]]:
+    """(step, data source, avg, best), newest first."""
+    rows = [line for line in evaluations.lines if isinstance(line.get("step"), int)]
+    return [
+        (line["step"], str(line.get("data_source")), number_of(line.get("avg")), number_of(line.get("best")))
+        for line in reversed(rows)
+    ]
+
+
+def _results(rows: Sequence[Row], earlier: Sequence[Row]) -> list[QuestionResult]:
+    before: dict[str, int] = {}
+    for row in earlier:
+        before[row["prompt_id"]] = before.get(row["prompt_id"], 0) + (row["status"] == "correct")
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["prompt_id"], []).append(row)
+    return [
+        QuestionResult(
+            name, rows[0]["question"], sum(row["status"] == "correct" for row in rows), len(rows), before.get(name)
+        )
+        for name, rows in found.items()
+    ]
+
+
+def _beside(number: int, held: Sequence[int]) -> tuple[int | None, int | None]:
+    """The numbers before and after."""
+    return max((one for one in held if one < number), default=None), min(
+        (one for one in held if one > number), default=None
+    )
+
+
+def _or_note(read: Callable[[], list[Any]]) -> tuple[list[Any], list[str]]:
+    """What a file holds, or why it cannot be shown."""
+    try:
+        return read(), []
+    except DataError as error:
+        return [], [str(error)]

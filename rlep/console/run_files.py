@@ -1,0 +1,188 @@
+"""Run directories as the console finds them. What is missing, unfinished or damaged becomes a note beside the rest."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlep.core.errors import DataError
+
+MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
+"""A directory with one of these is a run's."""
+DEPTH = 3
+"""Levels below a given directory that are searched for runs."""
+MOST_RUNS = 2000
+MOST_BYTES = 32 * 2**20
+"""Of a JSON Lines file: the end of a longer one is read. Also of all that are kept in memory."""
+TAIL_BYTES = 2**16
+LONGEST_LINE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """A run directory under the name that its address has."""
+
+    name: str
+    directory: Path
+
+    def file(self, *parts: str) -> Path:
+        """A file of the run. DataError where it, or a directory on the way, is a link to somewhere else."""
+        path, home = self.directory.joinpath(*parts), self.directory.resolve()
+        if not path.resolve().is_relative_to(home):
+            raise DataError(f"{'/'.join(parts)} is a link out of the run directory and is not read")
+        return path
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObjects:
+    """The readable lines of a file, oldest first, and what is wrong with the others."""
+
+    lines: tuple[Mapping[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """The numbers of one line of ``metrics.jsonl``."""
+
+    step: int
+    wall_s: float
+    numbers: Mapping[str, float]
+
+
+_READ: OrderedDict[tuple[Path, int], tuple[tuple[int, int], JsonObjects]] = OrderedDict()
+"""(file, bytes from its end) → (size and time of change, what was read)."""
+_LOCK = threading.Lock()
+
+
+def find_runs(directories: Sequence[Path]) -> dict[str, RunPlace]:
+    """Name → run, of the directories that are runs and of those below them; links are not followed."""
+    found: dict[str, RunPlace] = {}
+    for top in directories:
+        for directory in _below(top, DEPTH):
+            parts = [top.resolve().name, *directory.relative_to(top).parts]
+            name = base = "~".join(parts)
+            number = 2
+            while name in found:
+                name, number = f"{base}~{number}", number + 1
+            found[name] = RunPlace(name, directory)
+            if len(found) >= MOST_RUNS:
+                return found
+    return found
+
+
+def _below(directory: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except OSError:
+        return
+    if any(entry.name in MARKS and entry.is_file(follow_symlinks=False) for entry in entries):
+        yield directory
+        return
+    for entry in entries if depth else ():
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(directory / entry.name, depth - 1)
+
+
+def read_json(run: RunPlace, name: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A JSON object of a run, and notes where there is none."""
+    try:
+        path = run.file(name)
+        if path.stat().st_size > LONGEST_LINE:
+            return {}, (f"{name} is larger than {LONGEST_LINE} bytes and is not read",)
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}, (f"{name} is missing",)
+    except (OSError, ValueError, RecursionError) as error:
+        return {}, (f"{name} cannot be read: {error}",)
+    return (value, ()) if isinstance(value, dict) else ({}, (f"{name} is not a JSON object",))
+
+
+def read_tail(run: RunPlace, name: str, most: int = TAIL_BYTES) -> JsonObjects:
+    """The complete lines among the last ``most`` bytes of a JSON Lines file."""
+    try:
+        path = run.file(name)
+        held = path.stat()
+        return _held(path, held.st_size, held.st_mtime_ns, most)
+    except FileNotFoundError:
+        return JsonObjects((), (f"{name} is missing",))
+    except (OSError, ValueError) as error:
+        return JsonObjects((), (f"{name} cannot be read: {error}",))
+
+
+def _held(path: Path, size: int, changed_ns: int, most: int) -> JsonObjects:
+    """What was read of this state of the file, if that is still there; of a file only the last state is kept."""
+    key, state = (path, most), (size, changed_ns)
+    with _LOCK:
+        if (held := _READ.get(key)) and held[0] == state:
+            _READ.move_to_end(key)
+            return held[1]
+    read = _parsed(path, size, most)
+    with _LOCK:
+        _READ[key] = (state, read)
+        _READ.move_to_end(key)
+        while len(_READ) > 1 and sum(min(size, most) for (_, most), ((size, _), _) in _READ.items()) > MOST_BYTES:
+            _READ.popitem(last=False)
+    return read
+
+
+def _parsed(path: Path, size: int, most: int) -> JsonObjects:
+    with path.open("rb") as file:
+        file.seek(max(0, size - most))
+        raw = file.read(most)
+    notes = []
+    if size > most:
+        raw = raw.partition(b"\n")[2]
+        if most == MOST_BYTES:
+            notes.append(f"{path.name} is larger than {most} bytes: its end is shown")
+    complete, _, torn = raw.rpartition(b"\n")
+    if torn:
+        notes.append(f"{path.name}: the last line is unfinished")
+    lines, bad = [], 0
+    for line in complete.split(b"\n"):
+        try:
+            value = json.loads(line) if line and len(line) <= LONGEST_LINE else None
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            lines.append(value)
+        elif line:
+            bad += 1
+    if bad:
+        notes.append(f"{path.name}: {bad} damaged or overlong lines are left out")
+    return JsonObjects(tuple(lines), tuple(notes))
+
+
+def read_steps(run: RunPlace, most: int = MOST_BYTES) -> tuple[tuple[StepLine, ...], tuple[str, ...]]:
+    """The numbers of ``metrics.jsonl``, oldest first."""
+    read = read_tail(run, "metrics.jsonl", most)
+    lines = [line for line in map(_step_line, read.lines) if line is not None]
+    return tuple(lines), read.notes
+
+
+def _step_line(line: Mapping[str, Any]) -> StepLine | None:
+    step, metrics = line.get("step"), line.get("metrics")
+    if not isinstance(step, int) or not isinstance(metrics, dict):
+        return None
+    return StepLine(
+        step,
+        number_of(line.get("wall_s")) or 0.0,
+        {name: value for name, raw in metrics.items() if (value := number_of(raw)) is not None},
+    )
+
+
+def number_of(value: object) -> float | None:
+    """A finite number as it is, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond every float
+        return None

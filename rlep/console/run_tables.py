@@ -1,0 +1,171 @@
+"""The Parquet files of a run as the console reads them: rows of steps, texts of groups, samples of evaluations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlep.console.run_files import RunPlace
+from rlep.core.errors import DataError
+
+MOST_ROWS = 200_000
+MOST_ROW_GROUP_BYTES = 256 * 2**20
+MOST_STEPS = 200
+"""Newest steps in which a prompt is looked for."""
+_STEP = re.compile(r"step-(\d{6,9})\.parquet")
+ROW_COLUMNS = (
+    *("group", "member", "prompt_id", "content_id", "replayed", "status", "extracted", "finish_reason", "tokens"),
+    *("reward", "advantage", "trained", "update", "policy_version", "oldest_version", "policy"),
+    *("logprob", "sampler_logprob", "gap_max", "verifier_path", "verifier_s"),
+)
+NUMBERS = ("group", "member", "tokens", "reward", "advantage")
+TEXT_COLUMNS = ("group", "member", "question", "reference", "text", "token_ids", "logprobs")
+SAMPLE_COLUMNS = (
+    "prompt_id",
+    "data_source",
+    "question",
+    "reference",
+    "sample",
+    "response",
+    "extracted",
+    "status",
+    "tokens",
+)
+
+Row = Mapping[str, Any]
+"""Column → value, of the columns that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """The trajectories of one prompt in one step, fresh ones first."""
+
+    number: int
+    rows: tuple[Row, ...]
+
+    @property
+    def fresh(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row["replayed"])
+
+    @property
+    def replays(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row["replayed"])
+
+    @property
+    def correct(self) -> int:
+        """Correct fresh responses."""
+        return sum(row["status"] == "correct" for row in self.fresh)
+
+    @property
+    def rescued(self) -> bool:
+        """A replay is correct, and no fresh response."""
+        return not self.correct and any(row["status"] == "correct" for row in self.replays)
+
+    @property
+    def all_wrong(self) -> bool:
+        return not any(row["status"] == "correct" for row in self.rows)
+
+    @property
+    def tokens(self) -> int:
+        """Of the longest response."""
+        return int(max(row["tokens"] for row in self.rows))
+
+    @property
+    def shortest(self) -> int:
+        return int(min(row["tokens"] for row in self.rows))
+
+    @property
+    def gap(self) -> float:
+        """The largest difference between learner and sampler, nats."""
+        return max((float(row["gap_max"]) for row in self.rows if row["gap_max"] is not None), default=0.0)
+
+    @property
+    def mass(self) -> float:
+        """Sum of |advantage|: 0 where the group taught nothing."""
+        return sum(abs(float(row["advantage"])) for row in self.rows if row["trained"])
+
+
+def steps_with(run: RunPlace, folder: str) -> list[int]:
+    """Steps of which ``rollouts`` or ``samples`` has a file, newest first."""
+    try:
+        names = [path.name for path in run.file(folder).iterdir()]
+    except (OSError, DataError):
+        return []
+    return sorted((int(found[1]) for name in names if (found := _STEP.fullmatch(name))), reverse=True)
+
+
+def read_groups(run: RunPlace, step: int) -> list[GroupView]:
+    """The groups of a step in their order. Raises ``DataError``."""
+    rows = read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ROW_COLUMNS)
+    if any(not isinstance(row[name], int | float) for row in rows for name in NUMBERS):
+        raise DataError(f"rollouts/step-{step:06d}.parquet has rows without numbers")
+    by_group: dict[int, list[Row]] = {}
+    for row in rows:
+        by_group.setdefault(row["group"], []).append(row)
+    return [GroupView(number, tuple(members)) for number, members in sorted(by_group.items())]
+
+
+def read_texts(run: RunPlace, step: int, group: int) -> list[Row]:
+    """Question, text and log-probs of a group's members; empty where it was not among the chosen. Raises ``DataError``."""
+    name = f"step-{step:06d}.tokens.parquet"
+    return read_rows(run, ("rollouts", name), TEXT_COLUMNS, only=("group", group))
+
+
+def read_samples(run: RunPlace, step: int, prompt: str | None = None, *, texts: bool = False) -> list[Row]:
+    """The samples of an evaluation; ``response`` only with ``texts``. Raises ``DataError``."""
+    columns = [name for name in SAMPLE_COLUMNS if texts or name != "response"]
+    only = None if prompt is None else ("prompt_id", prompt)
+    return read_rows(run, ("samples", f"step-{step:06d}.parquet"), columns, only=only)
+
+
+def read_prompt(run: RunPlace, prompt: str) -> tuple[list[tuple[int, GroupView]], list[str]]:
+    """(step, group) of every one of the newest steps that had the prompt, newest first, and notes on damaged files."""
+    found, notes = [], []
+    for step in steps_with(run, "rollouts")[:MOST_STEPS]:
+        try:
+            rows = read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ROW_COLUMNS, only=("prompt_id", prompt))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        if rows:
+            found.append((step, GroupView(rows[0]["group"], tuple(rows))))
+    return found, notes
+
+
+def read_rows(
+    run: RunPlace, parts: tuple[str, str], columns: Sequence[str], only: tuple[str, int | str] | None = None
+) -> list[Row]:
+    """Rows of a Parquet file, where ``only`` = (column, value) holds. Raises ``DataError`` saying what is wrong with it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    name, path = "/".join(parts), run.file(*parts)
+    rows: list[Row] = []
+    try:
+        with pq.ParquetFile(path) as file:
+            if missing := [column for column in columns if column not in file.schema_arrow.names]:
+                raise DataError(f"{name} has no column {', '.join(missing)}")
+            if file.metadata.num_rows > MOST_ROWS:
+                raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
+            for number in range(file.num_row_groups):
+                part = file.metadata.row_group(number)
+                if part.total_byte_size > MOST_ROW_GROUP_BYTES:
+                    raise DataError(
+                        f"{name}: a row group has {part.total_byte_size} bytes; at most {MOST_ROW_GROUP_BYTES}"
+                    )
+                if only is None:
+                    rows += file.read_row_group(number, columns=list(columns)).to_pylist()
+                    continue
+                column, value = only
+                key = file.read_row_group(number, columns=[column])
+                held = pc.equal(key[column], pa.scalar(value, key[column].type))
+                if pc.any(held).as_py():
+                    rows += file.read_row_group(number, columns=list(columns)).filter(held).to_pylist()
+    except FileNotFoundError:
+        raise DataError(f"{name} is missing") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{name} is damaged: {error}") from None
+    return rows

@@ -1,0 +1,13 @@
+"""Text that others wrote, made safe to show: no character of it moves a cursor, hides itself or turns the line around."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """Without control and formatting characters, which would steer a terminal: ``�`` instead; line ends and tabs stay."""
+    return "".join(one if one in "\n\t" or one.isprintable() else "�" for one in text)
+
+
+def marked(text: str) -> str:
+    """The same with each such character named, e.g. ``⟨U+202E⟩``."""
+    return "".join(one if one in "\n\t" or one.isprintable() else f"⟨U+{ord(one):04X}⟩" for one in text)

@@ -1,0 +1,310 @@
+"""``rollouts/`` of a run directory: what each step trained on, written by a thread while the next step runs.
+
+``step-NNNNNN.parquet`` has a row for every trajectory, ``step-NNNNNN.tokens.parquet`` the texts, token ids and log-probs
+of ``rollouts.groups`` groups. A file that is late or cannot be written is left out, with an event; training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from rlep.config.schema import Config
+from rlep.core.seeds import seed_for
+from rlep.core.types import Float32Array, Group, Prompt, Trajectory
+from rlep.driver.context import Step
+from rlep.driver.evaluate import Decode
+from rlep.driver.step import StepOutcome
+from rlep.metrics.logs import EventLog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MakeStep = Callable[[Step, Sequence[Prompt]], Awaitable[StepOutcome]]
+
+LAST_FILE_S = 60.0
+"""Longest wait, at the end of a run or before a step is repeated, for a file that is being written."""
+GROUPS_A_ROW_GROUP = 16
+_NAME = re.compile(r"\.?step-(\d{6,})(\.tokens)?\.parquet(\.part)?")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One trajectory of a step; log-probs and gaps in nats."""
+
+    group: int
+    """Place of the group in the step."""
+    member: int
+    """Place in the group: fresh ones first, then replays."""
+    prompt_id: str
+    content_id: str
+    replayed: bool
+    status: str
+    score: float | None
+    """Partial credit, where the verifier gives any."""
+    extracted: str | None
+    finish_reason: str
+    tokens: int
+    reward: float
+    """After shaping."""
+    advantage: float
+    trained: bool
+    """False: out of the loss (``mask_truncated``, ``drop_constant``)."""
+    update: int
+    """Which optimizer update of the step."""
+    policy_version: int
+    """Version that the step trains."""
+    oldest_version: int
+    """Oldest version that a token was sampled under; for replays that of their own run."""
+    policy: str
+    """Names the weights that sampled it."""
+    logprob: float
+    """Mean under the learner, before the step's updates."""
+    sampler_logprob: float | None
+    """Mean under the policy that sampled it; None where that is not known."""
+    gap_mean: float | None
+    """Mean of |learner − sampler| over its tokens."""
+    gap_max: float | None
+    verifier: str
+    verifier_path: str
+    verifier_s: float
+    created: float
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenGroup:
+    """A group as the files show it."""
+
+    group: Group
+    rows: tuple[RolloutRow, ...]
+    logprobs: tuple[Float32Array, ...]
+    """Of each member's tokens under the learner, ``[T]``."""
+
+
+class RolloutFiles:
+    """Writes the files of one run; one step's at a time."""
+
+    def __init__(self, config: Config, decode: Decode, events: EventLog) -> None:
+        self._config, self._decode, self._events = config, decode, events
+        self._directory = config.run.directory / "rollouts"
+        self._writing: threading.Thread | None = None
+        self._next: int | None = None
+        """The step that follows the last one, unless the run is restored."""
+
+    def kept(self, make: MakeStep) -> MakeStep:
+        """``make``, whose outcomes are written; files of steps that are done again are removed first."""
+
+        async def step(number: Step, prompts: Sequence[Prompt]) -> StepOutcome:
+            if number.number != self._next:
+                await self.finished()
+                self._attempt(number.number, lambda: remove_from(self._directory, number.number))
+            outcome = await make(number, prompts)
+            self._next = number.number + 1
+            self._begin(outcome)
+            return outcome
+
+        return step
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.finished()
+
+    async def finished(self) -> None:
+        """Wait until no file is being written, ``LAST_FILE_S`` at most."""
+        if self._writing is not None:
+            await asyncio.to_thread(self._writing.join, LAST_FILE_S)
+
+    def _begin(self, outcome: StepOutcome) -> None:
+        step = outcome.step.number
+        if self._writing is not None and self._writing.is_alive():
+            self._events.log("rollouts_skipped", step, error="the files of an earlier step are still being written")
+            return
+        self._writing = threading.Thread(
+            target=self._attempt, args=(step, lambda: self._write(outcome)), name="rollout-files", daemon=True
+        )
+        self._writing.start()
+
+    def _attempt(self, step: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - no file is worth a run
+            self._events.log("rollouts_skipped", step, error=f"{type(error).__name__}: {error}")
+
+    def _write(self, outcome: StepOutcome) -> None:
+        rule, step = self._config.rollouts, outcome.step.number
+        groups = list(written_groups(outcome))
+        self._directory.mkdir(exist_ok=True)
+        write_whole(self._directory / f"step-{step:06d}.parquet", [rows_table(groups)])
+        if rule.groups and groups:
+            chosen = chosen_groups(groups, rule.groups, seed=self._config.run.seed, step=step)
+            parts = [chosen[at : at + GROUPS_A_ROW_GROUP] for at in range(0, len(chosen), GROUPS_A_ROW_GROUP)]
+            path = self._directory / f"step-{step:06d}.tokens.parquet"
+            write_whole(path, [tokens_table(part, self._decode) for part in parts])
+            keep_newest(self._directory, int(rule.keep_gib * 2**30))
+
+
+def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
+    """The groups of a step in their order."""
+    number = 0
+    for update, one in enumerate(outcome.mini_batches):
+        logprobs = np.split(one.current_logprobs, np.cumsum(one.batch.response_lengths)[:-1])
+        at = 0
+        for group in one.groups:
+            parts = tuple(logprobs[at : at + len(group.members)])
+            rows = tuple(
+                _row(
+                    trajectory,
+                    part,
+                    group=number,
+                    member=member,
+                    replayed=member >= len(group.fresh),
+                    reward=float(one.rewards.scores[at + member]),
+                    advantage=float(one.batch.advantages[at + member]),
+                    trained=bool(one.batch.trained[at + member]),
+                    update=update,
+                    policy_version=group.policy_version,
+                )
+                for member, (trajectory, part) in enumerate(zip(group.members, parts, strict=True))
+            )
+            yield WrittenGroup(group, rows, parts)
+            at, number = at + len(group.members), number + 1
+
+
+def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> RolloutRow:
+    """``place``: what the step knows of it, by the fields of ``RolloutRow``."""
+    verdict, sampled, versions = trajectory.verdict, trajectory.logprobs, trajectory.token_versions
+    gaps = None if sampled is None else np.abs(logprobs - sampled)
+    return RolloutRow(
+        prompt_id=trajectory.prompt_id,
+        content_id=trajectory.content_id,
+        status=verdict.status,
+        score=verdict.score,
+        extracted=verdict.extracted,
+        finish_reason=trajectory.finish_reason,
+        tokens=len(trajectory.tokens),
+        oldest_version=trajectory.provenance.policy_version if versions is None else int(versions.min()),
+        policy=trajectory.provenance.policy_digest,
+        logprob=float(logprobs.mean()),
+        sampler_logprob=None if sampled is None else float(sampled.mean()),
+        gap_mean=None if gaps is None else float(gaps.mean()),
+        gap_max=None if gaps is None else float(gaps.max()),
+        verifier=verdict.verifier,
+        verifier_path=verdict.path,
+        verifier_s=verdict.seconds,
+        created=trajectory.created_at,
+        **place,
+    )
+
+
+def chosen_groups(groups: Sequence[WrittenGroup], count: int, *, seed: int, step: int) -> list[WrittenGroup]:
+    """At most ``count`` groups, in the step's order: half drawn by prompt, half extremes of four kinds in turn."""
+    drawn = sorted(range(len(groups)), key=lambda at: seed_for(seed, "rollouts", step, groups[at].group.prompt.id))
+    chosen = dict.fromkeys(drawn[: count - count // 2])
+    ranked = [sorted(range(len(groups)), key=lambda at: -measure(groups[at])) for measure in _EXTREMES]
+    turns = [at for place in zip(*ranked, strict=True) for at in place]
+    for at in turns:
+        if len(chosen) >= count:
+            break
+        chosen.setdefault(at)
+    return [groups[at] for at in sorted(chosen)]
+
+
+def _longest(one: WrittenGroup) -> float:
+    return max(row.tokens for row in one.rows)
+
+
+def _widest_gap(one: WrittenGroup) -> float:
+    return max((row.gap_max for row in one.rows if row.gap_max is not None), default=0.0)
+
+
+def _rescued(one: WrittenGroup) -> float:
+    """A replay is correct, and no fresh response."""
+    return float(any(m.correct for m in one.group.replays) and not any(m.correct for m in one.group.fresh))
+
+
+def _all_wrong(one: WrittenGroup) -> float:
+    return float(not any(member.correct for member in one.group.members))
+
+
+_EXTREMES = (_longest, _widest_gap, _rescued, _all_wrong)
+
+
+def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
+    """A row for each trajectory."""
+    import pyarrow as pa
+
+    rows = [row for one in groups for row in one.rows]
+    kinds = {"int": pa.int32(), "str": pa.string(), "bool": pa.bool_(), "float": pa.float32()}
+    columns: dict[str, Any] = {}
+    for field in fields(RolloutRow):
+        kind = pa.float64() if field.name == "created" else kinds[str(field.type).split(" ")[0]]
+        columns[field.name] = pa.array([getattr(row, field.name) for row in rows], kind)
+    return pa.table(columns)
+
+
+def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
+    """A row for each trajectory of these groups: question, text, token ids and log-probs."""
+    import pyarrow as pa
+
+    held = [
+        (one.group.prompt, row, member, logprobs)
+        for one in groups
+        for row, member, logprobs in zip(one.rows, one.group.members, one.logprobs, strict=True)
+    ]
+    half = pa.list_(pa.float16())
+    return pa.table(
+        {
+            "group": pa.array([row.group for _, row, _, _ in held], pa.int32()),
+            "member": pa.array([row.member for _, row, _, _ in held], pa.int32()),
+            "prompt_id": pa.array([prompt.id for prompt, _, _, _ in held], pa.string()),
+            "data_source": pa.array([prompt.data_source for prompt, _, _, _ in held], pa.string()),
+            "question": pa.array([prompt.question for prompt, _, _, _ in held], pa.string()),
+            "reference": pa.array([prompt.reference for prompt, _, _, _ in held], pa.string()),
+            "text": pa.array([decode(member.tokens) for _, _, member, _ in held], pa.string()),
+            "token_ids": pa.array([member.tokens for _, _, member, _ in held], pa.list_(pa.int32())),
+            "logprobs": pa.array([_half(logprobs) for _, _, _, logprobs in held], half),
+            "sampler_logprobs": pa.array([_half(member.logprobs) for _, _, member, _ in held], half),
+        }
+    )
+
+
+def _half(logprobs: Float32Array | None) -> Any:
+    return None if logprobs is None else np.clip(logprobs, -65504, 0).astype(np.float16)
+
+
+def write_whole(path: Path, parts: Sequence[pa.Table]) -> None:
+    """One row group for each part; the file appears whole."""
+    import pyarrow.parquet as pq
+
+    part = path.with_name(f".{path.name}.part")
+    with pq.ParquetWriter(part, parts[0].schema, compression="zstd") as file:
+        for table in parts:
+            file.write_table(table)
+    os.replace(part, path)
+
+
+def remove_from(directory: Path, step: int) -> None:
+    """Remove the files of step ``step`` and later."""
+    for path in directory.glob("*step-*"):
+        if (name := _NAME.fullmatch(path.name)) and int(name[1]) >= step:
+            path.unlink()
+
+
+def keep_newest(directory: Path, most: int) -> None:
+    """Remove the oldest token files until all take at most ``most`` bytes."""
+    held = 0
+    for path in sorted(directory.glob("step-*.tokens.parquet"), reverse=True):
+        held += path.stat().st_size
+        if held > most:
+            path.unlink()

@@ -1,0 +1,62 @@
+"""A console over run directories that the driver wrote, with fakes behind its ports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from rlep.console.app import console_app
+from rlep.core.types import Int32Array, Prompt
+from rlep.driver.context import Step
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.train import Trained
+from rlep.driver.wings.rollout_files import RolloutFiles
+from rlep.launch.wings import train_step
+from tests.unit.driver.driver_fakes import World, filled_pool, scene_of
+from tests.unit.driver.driver_values import TOKENIZER, config_of, prompt_set, prompts_of
+
+TOKEN = "canary-7f3a91"
+ATTACKS = (
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg/onload=alert(1)>',
+    "{{ 7 * 7 }}",
+    "[link](javascript:alert(1))",
+    "abc\u202egnp.exe \u2066\u200b\ufeff\x1b[2J\x00",
+)
+ATTACK = "\n".join(ATTACKS)
+
+
+def hostile(tokens: Int32Array) -> str:
+    return ATTACK
+
+
+async def write_run(directory: Path, seed: int = 5) -> None:
+    """Four steps of four groups; every text that a model could have written is ``ATTACK``."""
+    config = config_of(run={"directory": str(directory), "seed": seed})
+    train, held_out = prompt_set(10, prefix=ATTACK), prompts_of(3, prefix=f"held {ATTACK}", source="aime")
+    scene = scene_of(config, pool=filled_pool(World(), train.prompts))
+    store = RunDirectory(directory, config, Facts("train", "model", TOKENIZER, train.digest))
+    try:
+        async with RolloutFiles(config, hostile, store.events) as files:
+            make = train_step(config, train, files=files)
+
+            async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
+                await files.finished()  # a step of fakes takes less time than a file
+                return await make(number, prompts)
+
+            await scene.training(train, held_out, store, step).run()
+        store.events.log("run_failed", error=ATTACK)
+    finally:
+        store.close()
+
+
+def client_of(*directories: Path, logged_in: bool = True) -> TestClient:
+    """A browser's requests to a console; redirects are not followed."""
+    app = console_app(directories, lambda token: token == TOKEN)
+    client = TestClient(app, base_url="http://127.0.0.1:7272", follow_redirects=False)
+    if logged_in:
+        assert client.post("/login", data={"token": TOKEN}).status_code == 303
+    return client

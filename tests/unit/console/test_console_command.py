@@ -1,0 +1,59 @@
+"""``rlep console`` as a user starts and ends it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import pytest
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
+
+
+def test_it_serves_with_a_token_that_it_made_until_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "events.jsonl").write_text("")
+    token = tmp_path / "private" / "token"
+    with subprocess.Popen(
+        command(tmp_path / "runs", "--listen", "127.0.0.1:0", "--token-file", token),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+            with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+                browser.open(address, timeout=60)
+            refused.value.close()
+            assert token.stat().st_mode & 0o777 == 0o600
+            secret = token.read_text().strip()
+            form = urllib.parse.urlencode({"token": secret, "next": "/"}).encode()
+            with browser.open(f"{address}/login", form, timeout=60) as page:
+                assert "/runs/runs~one" in page.read().decode()
+            process.send_signal(signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert errors.splitlines() == [f"log in with the token in {token}"]
+    assert secret not in output + errors
+
+
+def test_it_listens_on_loopback_only_and_names_a_missing_directory(tmp_path: Path) -> None:
+    for arguments, reason in (
+        ((tmp_path, "--listen", "0.0.0.0:0"), "can be reached from other machines"),
+        ((tmp_path / "nowhere",), "there is no such directory"),
+    ):
+        done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 2
+        assert reason in done.stderr

@@ -1,0 +1,221 @@
+"""What the pages show, against the files that they read; and what they show of damaged ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+from rlep.console import run_files
+from rlep.console.app import Console
+from rlep.console.curves import thinned
+from rlep.console.pages import histogram
+from rlep.console.run_files import RunPlace, read_steps
+from rlep.console.templates_of import figure, shade
+from rlep.core.jsonl import read_lines
+from tests.unit.console.console_scene import ATTACK, client_of, write_run
+
+PATHS = (
+    "/",
+    "/compare?run=runs~a&run=runs~b",
+    "/runs/runs~a",
+    "/runs/runs~a/steps/1",
+    "/runs/runs~a/steps/1?show=wrong",
+    "/runs/runs~a/steps/1/groups/2",
+    "/runs/runs~a/evaluations/2",
+)
+
+
+class Found(HTMLParser):
+    """Rows of cells, and the names of all elements and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.names: set[str] = set()
+        self._cell = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names |= {tag, *(name for name, _ in attrs)}
+        if tag == "tr":
+            self.rows.append([])
+        self._cell = self._cell or tag in ("td", "th")
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = self._cell and tag not in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("home") / "runs"
+    for name, seed in (("a", 5), ("b", 6)):
+        asyncio.run(write_run(directory / name, seed))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def client(runs: Path) -> TestClient:
+    return client_of(runs)
+
+
+def page(client: TestClient, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == 200, path
+    return answer.text
+
+
+def test_the_curves_table_has_the_numbers_of_metrics_jsonl(client: TestClient, runs: Path) -> None:
+    found = Found(page(client, "/runs/runs~a")).rows
+    head = next(row for row in found if row[0] == "Step" and "rollout/accuracy" in row)
+    at = head.index("rollout/accuracy")
+    shown = {row[0]: row[at] for row in found if len(row) == len(head) and row[0].isdecimal()}
+    lines = read_lines(runs / "a" / "metrics.jsonl")
+    assert shown == {str(line["step"]): figure(line["metrics"]["rollout/accuracy"]) for line in lines}
+
+
+def test_a_step_shows_its_groups_and_filters_them(client: TestClient, runs: Path) -> None:
+    rows = pq.read_table(runs / "a" / "rollouts" / "step-000001.parquet").to_pylist()
+    wrong = [g for g in range(4) if not any(r["status"] == "correct" for r in rows if r["group"] == g)]
+    fresh = [[r for r in rows if r["group"] == g and not r["replayed"]] for g in range(4)]
+    found = [row for row in Found(page(client, "/runs/runs~a/steps/1")).rows if len(row) == 7 and row[0].isdecimal()]
+    counts = [sum(row["status"] == "correct" for row in members) for members in fresh]
+    assert [row[2].split(",")[0] for row in found] == [f"{count} of 3" for count in counts]
+    assert ["rescued" in row[2] for row in found] == [not count for count in counts]  # every replay is correct
+    assert f"{len(wrong)} of 4 groups" in page(client, "/runs/runs~a/steps/1?show=wrong")
+    longest = Found(page(client, "/runs/runs~a/steps/1?show=long")).rows
+    lengths = [int(row[4]) for row in longest if len(row) == 7 and row[0].isdecimal()]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_group_shows_fresh_responses_beside_replays(client: TestClient, runs: Path) -> None:
+    text = page(client, "/runs/runs~a/steps/1/groups/2")
+    rows = [r for r in pq.read_table(runs / "a" / "rollouts" / "step-000001.parquet").to_pylist() if r["group"] == 2]
+    assert "Fresh responses (3)" in text
+    assert "Replays (2)" in text
+    for row in rows:
+        assert f"advantage {figure(row['advantage'])}" in text
+        assert f"{row['tokens']} tokens, {row['finish_reason']}" in text
+    path = f"/runs/runs~a/prompts/{rows[0]['prompt_id']}"
+    assert path in text
+    assert "/runs/runs~a/steps/1/groups/2" in page(client, path)
+
+
+def test_an_evaluation_counts_what_flipped(client: TestClient, runs: Path) -> None:
+    def correct(step: int) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for row in pq.read_table(runs / "a" / "samples" / f"step-{step:06d}.parquet").to_pylist():
+            counts[row["prompt_id"]] = counts.get(row["prompt_id"], 0) + (row["status"] == "correct")
+        return counts
+
+    before, now = correct(0), correct(2)
+    flipped = sum(before[name] != now[name] for name in now)
+    assert f"{flipped} of 3 questions changed since step 0" in page(client, "/runs/runs~a/evaluations/2")
+
+
+def test_runs_are_compared_by_settings_and_last_values(client: TestClient) -> None:
+    found = Found(page(client, PATHS[1])).rows
+    assert ["run.seed", "5", "6"] in found
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_a_model_wrote_is_text(client: TestClient, path: str) -> None:
+    text = page(client, path)
+    names = Found(text).names
+    assert not {name for name in names if name.startswith("on")}
+    assert names & {"img", "iframe", "object", "style"} == set()
+    assert re.findall("<script[^>]*>", text) == ['<script src="/static/console.js" defer>']
+    assert not re.search("[\x00\x1b\u202e\u2066\u200b\ufeff]", text)
+    assert "49\n" not in text
+    for link in re.findall('href="([^"]*)"', text):
+        assert link.startswith(("/", "?")), link
+
+
+@pytest.mark.parametrize("path", PATHS[2:])
+def test_hostile_text_is_there_with_its_characters_named(client: TestClient, path: str) -> None:
+    text = page(client, path)
+    if "groups" in path:
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+        assert "abc⟨U+202E⟩gnp.exe ⟨U+2066⟩⟨U+200B⟩⟨U+FEFF⟩⟨U+001B⟩[2J⟨U+0000⟩" in text
+    assert ATTACK not in text
+
+
+def test_what_is_damaged_is_named_and_the_rest_shown(runs: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "runs" / "a"
+    shutil.copytree(runs / "a", damaged, ignore=shutil.ignore_patterns("checkpoints"))
+    with (damaged / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 4, "met')
+    with (damaged / "events.jsonl").open("ab") as file:
+        file.write(b"no json\n" + b"[" * 100_000 + b"\n")
+    (damaged / "config.json").unlink()
+    (damaged / "rollouts" / "step-000001.parquet").write_bytes(b"PAR1 not really PAR1")
+    (damaged / "rollouts" / "step-000002.tokens.parquet").unlink()
+    client = client_of(tmp_path / "runs")
+    text = page(client, "/runs/runs~a")
+    assert "metrics.jsonl: the last line is unfinished" in text
+    assert "events.jsonl: 2 damaged or overlong lines are left out" in text
+    assert "config.json is missing" in text
+    assert "4 steps, last line" in text
+    assert "rollouts/step-000001.parquet is damaged" in page(client, "/runs/runs~a/steps/1")
+    group = page(client, "/runs/runs~a/steps/2/groups/0")
+    assert "rollouts/step-000002.tokens.parquet is missing" in group
+    assert "Fresh responses (3)" in group
+    shutil.rmtree(damaged / "rollouts")
+    assert "rollouts/ has no files" in page(client, "/runs/runs~a")
+
+
+def test_a_link_out_of_the_run_is_not_read(runs: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "runs" / "a"
+    shutil.copytree(runs / "a", linked, ignore=shutil.ignore_patterns("checkpoints"))
+    secret = tmp_path / "secret.json"
+    secret.write_text(json.dumps({"key": "canary"}))
+    (linked / "config.json").unlink()
+    (linked / "config.json").symlink_to(secret)
+    (tmp_path / "runs" / "b").symlink_to(runs / "b")
+    client = client_of(tmp_path / "runs")
+    text = page(client, "/runs/runs~a")
+    assert "config.json is a link out of the run directory" in text
+    assert "canary" not in text
+    assert client.get("/runs/runs~b").status_code == 404
+
+
+async def test_a_changed_file_is_an_event_without_content(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    changes = Console([tmp_path])._changes(RunPlace("a", tmp_path))
+    assert await anext(changes) == "retry: 2000\n\n"
+    (tmp_path / "metrics.jsonl").write_text("a line\n")
+    assert await asyncio.wait_for(anext(changes), 60) == "event: changed\ndata: \n\n"
+    await changes.aclose()  # type: ignore[attr-defined]
+
+
+def test_curves_keep_their_peaks_and_histograms_count_all() -> None:
+    points = [(float(x), 100.0 if x == 5003 else float(x % 7)) for x in range(10_000)]
+    kept = thinned(points)
+    assert len(kept) <= 1000
+    assert (5003.0, 100.0) in kept
+    assert [count for _, _, count in histogram([0.0, 0.1, 0.95, 1.0])] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert [shade(value) for value in (None, -0.005, -0.05, -3.0, -9.0)] == ["s0", "s0", "s1", "s4", "s5"]
+
+
+def test_a_file_that_grew_is_read_again_and_only_its_last_state_is_kept(tmp_path: Path) -> None:
+    place, path = RunPlace("a", tmp_path), tmp_path / "metrics.jsonl"
+    for steps in (1, 2, 3):
+        with path.open("a") as file:
+            file.write(json.dumps({"step": steps - 1, "wall_s": 1.0, "metrics": {"rollout/reward": 0.5}}) + "\n")
+        for _ in range(2):
+            lines, notes = read_steps(place)
+            assert ([line.step for line in lines], notes) == (list(range(steps)), ())
+    assert sum(file == path for file, _ in run_files._READ) == 1
