@@ -60,6 +60,7 @@ def run_settings(home: Path, model: Path, dtype: str) -> list[str]:
         "collection.samples=16",
         "generator.kv_cache_gib=0.25",
         "generator.max_sequences=64",
+        "generator.heartbeat_timeout_s=300",  # bfloat16 is emulated where processors lack it, and other work may run beside it
         "generator.cpus=0.5",
         "learner.cpus=0.5",
         "learner.ranks=2",
