@@ -55,8 +55,9 @@ def report_study(file: StudyFile) -> None:
     from rlep.study.study_plan import read_study
 
     study = read_study(file)
-    keep_plan(study)
-    _show(found_in(study, _base(study.study)))
+    base = _base(study.study)
+    keep_plan(study, base)
+    _show(found_in(study, base))
 
 
 def _base(study: StudySpec) -> Base:

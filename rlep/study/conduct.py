@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,18 +34,19 @@ def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: S
     for arm in study.arm:  # every configuration is valid, whatever tuning will choose
         for value in _values(arm):
             phases_of(study.study, _tuned(arm, value), study.study.seeds[0], base.files, base.overrides)
-    keep_plan(study)
+    keep_plan(study, base)
     if study.study.tuning_seeds:
         run_pipelines(_tuning(study, base), run, parallel=parallel, say=say)
-    arms, _ = _chosen(study, base)
+    arms = _chosen(study, base)[0]
     failed = run_pipelines(_testing(study, arms, base), run, parallel=parallel, say=say)
     return found_in(study, base, failed)
 
 
-def keep_plan(study: Study) -> None:
-    """Note in the study's directory what it is. Raises ConfigError where that is another study's."""
+def keep_plan(study: Study, base: Base) -> None:
+    """Note in the study's directory what it is. Raises ConfigError where that is another study's, or its base has changed."""
     path = study.study.directory / PLAN
-    now = study.model_dump(mode="json")
+    digests = [hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() for file in base.files]
+    now = study.model_dump(mode="json") | {"content of base": digests}
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(now, indent=1) + "\n")
@@ -63,7 +65,7 @@ def keep_plan(study: Study) -> None:
 
 def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None = None) -> Found:
     """What the study's files hold; an arm without a complete result under a seed is among the failed."""
-    arms, tuned = _chosen(study, base)
+    arms, tuned, notes = _chosen(study, base)
     runs: dict[Pipeline, ArmRun] = {}
     missing = dict(failed or {})
     ready = {arm.name for arm in arms}
@@ -75,10 +77,10 @@ def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None 
         if pipeline in missing:
             continue
         try:
-            runs[pipeline] = read_arm(plans)
+            runs[pipeline] = read_arm(plans, study.study.budget)
         except (DataError, OSError) as error:
             missing[pipeline] = Failed(plans[-1].command, str(error))
-    return Found(study, runs, missing, tuned)
+    return Found(study, runs, missing, tuned, notes)
 
 
 def _values(arm: ArmSpec) -> Sequence[Any]:
@@ -99,9 +101,12 @@ def _tuning(study: Study, base: Base) -> dict[Pipeline, list[PhasePlan]]:
     }
 
 
-def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any]]:
-    """The arms as they are tested, without those that no tuning succeeded for, and the values chosen: the largest mean areas."""
-    plans, arms, tuned = _tuning(study, base), list[ArmSpec](), dict[str, Any]()
+def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any], list[str]]:
+    """The arms as they are tested, the values that tuning chose, by the largest mean area, and what it could not try.
+
+    Arms that no tuning succeeded for are left out.
+    """
+    plans, arms, tuned, notes = _tuning(study, base), list[ArmSpec](), dict[str, Any](), list[str]()
     for arm in study.arm:
         areas: dict[int, float] = {}
         for index, value in enumerate(_values(arm) if arm.tune else []):
@@ -109,16 +114,18 @@ def _chosen(study: Study, base: Base) -> tuple[list[ArmSpec], dict[str, Any]]:
             found = []
             for seed in study.study.tuning_seeds:
                 try:
-                    found.append(read_arm(plans[name, seed]).area(study.study.budget).mean())
-                except (DataError, OSError):
-                    break  # a value that failed under a seed is not chosen
+                    budget = study.study.budget
+                    found.append(read_arm(plans[name, seed], budget).area(budget).mean())
+                except (DataError, OSError) as error:
+                    notes.append(f"{name}, tuning seed {seed}: no result, so this value was not chosen: {error}")
+                    break
             else:
                 areas[index] = float(np.mean(found))
         if areas:
             tuned[arm.name] = _values(arm)[max(areas, key=lambda index: areas[index])]
         if areas or not arm.tune:
             arms.append(_tuned(arm, tuned.get(arm.name)))
-    return arms, tuned
+    return arms, tuned, notes
 
 
 def _testing(study: Study, arms: Sequence[ArmSpec], base: Base) -> dict[Pipeline, list[PhasePlan]]:

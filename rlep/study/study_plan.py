@@ -19,8 +19,8 @@ from rlep.core.errors import ConfigError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 +._=-]{0,60}$")]
 Command = Literal["train", "collect", "sft"]
-_SHARED = ("data.", "evaluation.", "verifier.")
-"""Sections in which arms may not differ."""
+_SHARED = ("data.", "evaluation.", "verifier.", "model.", "rollout.max_tokens", "generator.dtype")
+"""Keys in which arms may not differ: the questions, and how a policy is evaluated on them."""
 _SET_HERE = ("run.seed", "run.name", "run.directory", "model.path", "pool.directory", "pool.url", "pool.name")
 QUICKSTART = "quickstart"
 
@@ -92,7 +92,7 @@ class StudySpec(Section):
     """Configuration files, relative to the study's, or the quickstart's task."""
     budget: float = Field(gt=0)
     """Compute that every arm is compared at: generated + scored + 3 × trained tokens, prompts included."""
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1, max_length=20)
     tuning_seeds: tuple[int, ...] = ()
     phase_hours: float = Field(24.0, gt=0)
     """Longest time that one phase may take."""
@@ -194,7 +194,10 @@ def phases_of(study: StudySpec, arm: ArmSpec, seed: int, files: Sequence[Path], 
         }
         if phase.model:
             own["model.path"] = str(plans[phase.model].last_model)
-        overrides = [*task, *(f"{key}={json.dumps(value)}" for key, value in {**given, **own}.items())]
+        overrides = [
+            *task,
+            *(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in {**given, **own}.items()),
+        ]
         try:
             config = load_config(list(files), overrides)
         except ConfigError as error:

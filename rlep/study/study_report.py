@@ -45,6 +45,8 @@ class Found:
     failed: Mapping[Pipeline, Failed]
     tuned: Mapping[str, Any]
     """Arm → the value that its tuning chose."""
+    notes: Sequence[str] = ()
+    """Values that tuning could not try, and why."""
 
     def of(self, arm: str) -> dict[int, ArmRun]:
         """Seed → run, of the test seeds that have one."""
@@ -121,6 +123,7 @@ def summary(found: Found) -> dict[str, Any]:
         "seeds": list(spec.seeds),
         "best_control": best_control(found),
         "arms": arms,
+        "notes": list(found.notes),
         "comparisons": [asdict(row) for row in comparisons(found)],
     }
 
@@ -165,22 +168,28 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _caption(found: Found, over: Over) -> str:
-    text = "Mean over seeds and questions; thin lines are the seeds. Earlier phases and collections count."
+    text = "Means over questions and seeds; thin lines are the seeds, dashed ones controls. Earlier phases and collections count."
     return f"{text} The line is the budget." if over == "compute" else text
 
 
 def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
     """Accuracy of every arm; each evaluation holds until the next one."""
     axes = figure.subplots()
-    colours = iter((theme.rlep, *theme.controls) * len(found.study.arm))
+    colours = iter((theme.baseline, theme.rlep, *theme.controls) * len(found.study.arm))
     for arm in found.study.arm:
-        runs, colour = [*found.of(arm.name).values()], theme.baseline if arm.control else next(colours)
-        style = "--" if arm.control else "-"
-        for index, run in enumerate(runs):
-            x = [getattr(point, over) / _SCALE[over] for point in run.points]
-            y = [float(point.samples.accuracy.mean()) for point in run.points]
-            label = arm.name if index == 0 else None
-            axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=1.2, alpha=0.8, label=label)
+        style, colour = "--" if arm.control else "-", next(colours)
+        drawn = [
+            (
+                [getattr(point, over) / _SCALE[over] for point in run.points],
+                [float(point.samples.accuracy.mean()) for point in run.points],
+            )
+            for run in found.of(arm.name).values()
+        ]
+        for x, y in drawn:
+            axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=0.7, alpha=0.45)
+        if drawn and len({len(x) for x, _ in drawn}) == 1:  # the seeds were evaluated at the same steps
+            means = np.mean(drawn, axis=0)
+            axes.step(*means, where="post", color=colour, linestyle=style, linewidth=2, label=arm.name)
     if over == "compute":
         axes.axvline(found.study.study.budget / _SCALE[over], color=theme.faint, linewidth=1)
     axes.set_title(f"Held-out accuracy over {over}")
@@ -201,11 +210,13 @@ def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> st
         for seed, why in arm["failed"].items()
     ]
     notes += [
-        f"{arm['name']}, seed {seed}: its phases took {row['compute'] / spec.budget:.2f} of the budget"
+        f"{arm['name']}, seed {seed}: its phases took {row['compute'] / spec.budget:.2f} of the budget; its last accuracy is "
+        "taken for the rest"
         for arm in whole["arms"]
         for seed, row in arm["seeds"].items()
         if row["short"]
     ]
+    notes += found.notes
     body = [
         f"<h1>{title}</h1>",
         f'<p class="lead">All arms at {spec.budget / 1e6:g} million tokens: generated + scored + 3 × trained.</p>',

@@ -62,11 +62,16 @@ class ArmRun:
         return tuple(point for point in self.points if point.compute <= budget)
 
     def area(self, budget: float) -> Float64Array:
-        """Mean accuracy over compute from 0 to the budget, ``[Q]``; each evaluation holds until the next one."""
+        """Mean accuracy over compute from 0 to the budget, ``[Q]``; each evaluation holds until the next one.
+
+        The first, which is the base model's, also holds before: an arm may begin with a collection.
+        """
         points = self.within(budget)
-        ends = [*(point.compute for point in points[1:]), budget]
+        between = [point.compute for point in points[1:]]
+        starts, ends = [0.0, *between], [*between, budget]
         return np.asarray(
-            sum((end - one.compute) * one.samples.accuracy for one, end in zip(points, ends, strict=True)) / budget,
+            sum((end - start) * one.samples.accuracy for one, start, end in zip(points, starts, ends, strict=True))
+            / budget,
             dtype=np.float64,
         )
 
@@ -79,8 +84,11 @@ class ArmRun:
         return int((ever & (last.samples.best == 0)).sum())
 
 
-def read_arm(phases: Sequence[PhasePlan]) -> ArmRun:
-    """Read the finished runs of an arm's phases. Raises DataError naming the file that is missing or says too little."""
+def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
+    """Read the finished runs of an arm's phases.
+
+    Raises DataError naming the file that is missing or says too little, or where the budget pays for no evaluation.
+    """
     compute = seconds = 0.0
     steps = 0
     points: list[Point] = []
@@ -110,6 +118,10 @@ def read_arm(phases: Sequence[PhasePlan]) -> ArmRun:
         seconds += run.lines[-1].wall_s if run.lines else 0.0
     if not points:
         raise DataError(f"{phases[-1].directory}: no evaluation; set data.evaluation")
+    if points[0].compute > budget:
+        raise DataError(
+            f"its first evaluation is after {points[0].compute:.4g} tokens of compute, the budget is {budget:.4g}"
+        )
     return ArmRun(questions, tuple(points), compute)
 
 

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from rlep.study.study_plan import PhasePlan
 
+STOP_S = 600.0
+"""For a command that is interrupted to write its checkpoint."""
 Pipeline = tuple[str, int]
 """Arm and seed."""
 Say = Callable[[str], None]
@@ -53,7 +55,11 @@ class Commands:
                 code = process.wait(self._seconds)
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
-                process.wait(600)
+                try:
+                    process.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
                 return f"not complete after {self._seconds / 3600:g} hours (study.phase_hours); see {log}"
             finally:
                 with self._lock:

@@ -86,6 +86,7 @@ class MadeUp:
     fail: str = ""
     """Run names' command that fails."""
     fail_seed: int | None = None
+    fail_rate: float | None = None
     stop_after: int | None = None
     ran: list[str] = field(default_factory=list)
     stopped: bool = False
@@ -97,7 +98,11 @@ class MadeUp:
         if self.stop_after is not None and len(self.ran) >= self.stop_after:
             raise KeyboardInterrupt
         self.ran.append(plan.directory.name)
-        if self.fail == plan.command or self.fail_seed == plan.config.run.seed:
+        if (
+            self.fail == plan.command
+            or self.fail_seed == plan.config.run.seed
+            or self.fail_rate == plan.config.update.lr
+        ):
             return "exit code 1: out of luck"
         plan.directory.mkdir(parents=True, exist_ok=True)
         config = plan.config
@@ -183,7 +188,7 @@ def test_compute_counts_the_tokens_of_the_files(tmp_path: Path) -> None:
             last = json.loads((plan.directory / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
             weights = {"compute/generated_tokens": 1, "compute/scored_tokens": 1, "compute/trained_tokens": 3}
             slow += sum(weight * last[name] for name, weight in weights.items())
-    assert read_arm(plans).compute == slow == 4300
+    assert read_arm(plans, 2000).compute == slow == 4300
 
 
 def test_equal_phases_run_once_and_complete_ones_not_again(tmp_path: Path) -> None:
@@ -247,6 +252,9 @@ def changed(file: Path, old: str, new: str) -> Path:
         ("seeds = [1, 2]", "seeds = [1, 1]", "one comes twice"),
         ('"replay.source" = "live"', '"data.max_prompt_tokens" = 9', r"arms may not differ in data\.max_prompt_tokens"),
         ('"replay.source" = "live"', '"evaluation.samples" = 9', r"arms may not differ in evaluation\.samples"),
+        ('"replay.source" = "live"', '"rollout.max_tokens" = 9', r"arms may not differ in rollout\.max_tokens"),
+        ('"replay.source" = "live"', '"model.chat_template" = true', r"arms may not differ in model\.chat_template"),
+        ("seeds = [1, 2]", f"seeds = {[*range(21)]}", r"study\.seeds: Tuple should have at most 20 items"),
         ('"replay.source" = "live"', '"run.seed" = 9', r"arm live, phase train: run\.seed is set by the study"),
         ('pool = "collect"', 'pool = "phase 1"', r"pool = 'phase 1' is no earlier collect phase"),
         ('model = "phase 1"', 'model = "phase 2"', r"model = 'phase 2' is no earlier train or sft phase"),
@@ -275,6 +283,47 @@ def test_the_directory_of_another_study_is_refused_with_the_difference(tmp_path:
     conducted(file, MadeUp())
     with pytest.raises(ConfigError, match=r"another study: study\.budget: 2000\.0 there, 3000\.0 here"):
         conducted(changed(file, "budget = 2000", "budget = 3000"), MadeUp())
+
+
+def test_a_changed_base_is_refused(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    conducted(file, MadeUp())
+    changed(tmp_path / "base.toml", "fresh = 4", "fresh = 8")
+    with pytest.raises(ConfigError, match=r"another study: content of base\.0: \"[0-9a-f]{16}\" there"):
+        conducted(file, MadeUp())
+
+
+def test_an_arm_may_begin_with_a_collection_and_may_be_too_dear(tmp_path: Path) -> None:
+    text = study_file(tmp_path).read_text()
+    first = text.index('[[arm]]\nname = "rlep"'), text.index('[[arm]]\nname = "live"')
+    arm = """[[arm]]
+name = "sft"
+[[arm.phase]]
+command = "collect"
+[[arm.phase]]
+command = "sft"
+pool = "collect"
+set = { "replay.count" = 2 }
+
+"""
+    found = conducted(study_file(tmp_path / "enough", text[: first[0]] + arm + text[first[1] :]), MadeUp())
+    # 300 for the collection, 4 steps of 500: at 2000 the last evaluation is that of step 2, at 1300.
+    # a: 0.5 until then; b: 0.5 (M > 0) from then on
+    figures = summary(found)["arms"][2]["seeds"]["1"]
+    assert figures["area"] == pytest.approx((0.5 * 1300 + 0.5 * 700) / 2000 / 2)
+    poor = text.replace("budget = 2000", "budget = 299").replace(str(tmp_path / "study"), str(tmp_path / "poor"))
+    first = poor.index('[[arm]]\nname = "rlep"'), poor.index('[[arm]]\nname = "live"')
+    found = conducted(study_file(tmp_path / "poor", poor[: first[0]] + arm + poor[first[1] :]), MadeUp())
+    assert "first evaluation is after 300 tokens of compute, the budget is 299" in found.failed["sft", 1].reason
+    assert write_report(found).exists()
+
+
+def test_a_value_that_could_not_be_tuned_is_named(tmp_path: Path) -> None:
+    run = MadeUp(fail_rate=0.2)
+    found = conducted(study_file(tmp_path), run)
+    assert found.tuned == {"live": 0.1}
+    (note,) = summary(found)["notes"]
+    assert note.startswith("live 0.2, tuning seed 9: no result, so this value was not chosen")
 
 
 def test_the_report_command_and_the_shipped_studies(tmp_path: Path) -> None:
