@@ -14,7 +14,7 @@ from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.launch.runs import collect, collected_text, train
-from rlep.quickstart.task import build_task
+from rlep.quickstart.task import TaskFiles, build_task
 from rlep.report import build_report, summary
 
 CONFIGS = resources.files("rlep.quickstart")
@@ -29,9 +29,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     )
     common = [
         f"run.seed={seed}",
-        f"model.path={_text(task.model_dir)}",
-        f"data.train={_text(task.train)}",
-        f"data.evaluation=[{_text(task.heldout)}]",
+        *task_overrides(task),
         f"pool.directory={_text(directory / 'pool')}",
         *([] if steps is None else [f"run.steps={steps}"]),
     ]
@@ -50,6 +48,15 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     show_summary(summary(runs), stderr=progress.results.stderr)
     progress.result(f"\nreport: {files.html}   ({(time.monotonic() - begun) / 60:.1f} minutes in all)")
     progress.result(f"look into the runs: rlep console {shlex.quote(str(directory))}")
+
+
+def task_overrides(task: TaskFiles) -> list[str]:
+    """What makes a run use the task's model and questions."""
+    return [
+        f"model.path={_text(task.model_dir)}",
+        f"data.train={_text(task.train)}",
+        f"data.evaluation=[{_text(task.heldout)}]",
+    ]
 
 
 def _at(directory: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,23 +60,22 @@ def report_study(file: StudyFile) -> None:
 
 
 def _base(study: StudySpec) -> Base:
+    from rlep.cli.quickstart import CONFIGS, task_overrides
     from rlep.quickstart.task import build_task
     from rlep.study.conduct import Base
 
     if study.base != "quickstart":
         return Base(study.base)
-    task = build_task(study.directory / "task")
-    paths = {"model.path": task.model_dir, "data.train": task.train}
-    overrides = [f"{key}={json.dumps(str(path.absolute()))}" for key, path in paths.items()]
-    overrides.append(f"data.evaluation=[{json.dumps(str(task.heldout.absolute()))}]")
-    return Base((Path(str(resources.files("rlep.quickstart") / "base.toml")),), tuple(overrides))
+    task = build_task((study.directory / "task").absolute())
+    return Base((Path(str(CONFIGS / "base.toml")),), tuple(task_overrides(task)))
 
 
 def _show(found: Found) -> None:
-    from rlep.study.study_report import arm_rows, comparison_rows, summary, write_report
+    from rlep.study.study_report import arm_rows, comparison_rows, write_report
 
     page = write_report(found)
-    show_table(arm_rows(summary(found)))
-    if rows := comparison_rows(found):
+    whole = json.loads(page.with_name("study.json").read_bytes())
+    show_table(arm_rows(whole))
+    if rows := comparison_rows(whole):
         show_table(rows)
     typer.echo(f"report: {page}")

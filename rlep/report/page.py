@@ -32,7 +32,6 @@ class Chart:
 
 def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Chart]) -> str:
     """The whole page."""
-    style = files("rlep.report").joinpath("page.css").read_text(encoding="utf-8")
     title = " · ".join(run.label for run in found.runs) or "rlep"
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -56,6 +55,12 @@ def page(records: Sequence[RunRecord], found: Summary, charts: Sequence[Chart]) 
         "<h2>Runs</h2>",
         *map(details, records),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A self-contained page of parts that are HTML already; the title is text."""
+    style = files("rlep.report").joinpath("page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

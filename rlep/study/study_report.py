@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from rlep.core.types import Float64Array
 from rlep.report.build import Panel, picture, svg
-from rlep.report.page import Chart, figure, table
+from rlep.report.page import Chart, document, figure, table
 from rlep.report.theme import DARK, LIGHT, Theme, per_cent
 from rlep.study.study_plan import Study
 from rlep.study.study_results import SHORT, ArmRun
@@ -202,8 +201,7 @@ def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
 
 
 def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> str:
-    style = files("rlep.report").joinpath("page.css").read_text(encoding="utf-8")
-    title, spec = escape(found.study.study.name), found.study.study
+    title, spec = found.study.study.name, found.study.study
     notes = [
         f"{arm['name']}, seed {seed}: failed at {why['phase']}: {why['reason']}"
         for arm in whole["arms"]
@@ -218,25 +216,19 @@ def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> st
     ]
     notes += found.notes
     body = [
-        f"<h1>{title}</h1>",
+        f"<h1>{escape(title)}</h1>",
         f'<p class="lead">All arms at {spec.budget / 1e6:g} million tokens: generated + scored + 3 × trained.</p>',
         '<ul class="status">' + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>" if notes else "",
         "<h2>Arms</h2>",
         table(arm_rows(whole)),
         "<h2>Differences</h2>",
-        table(comparison_rows(found)),
+        table(comparison_rows(whole)),
         '<p class="note">Area: mean accuracy over compute. Intervals: bootstrap over seeds, then questions, 95 %. p: all sign '
         f"patterns of {len(spec.seeds)} seeds, at least {2 / 2 ** len(spec.seeds):.3g}; Holm's correction over the arms, against "
         f"the best control ({escape(str(whole['best_control']))}).</p>",
         '<div class="charts">' + "".join(map(figure, charts)) + "</div>",
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title><style>{style}</style></head>\n<body><main>\n"
-        + "\n".join(body)
-        + "\n</main></body></html>\n"
-    )
+    return document(title, body)
 
 
 def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -263,18 +255,18 @@ def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
     return rows
 
 
-def comparison_rows(found: Found) -> list[dict[str, str]]:
+def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
     """A row for each comparison, in points."""
     return [
         {
-            "endpoint": row.endpoint,
-            "arm": row.arm,
-            "against": row.control,
-            "difference": f"{100 * row.paired.mean:+.2f}",
-            "95 %": f"{100 * row.paired.low:+.2f} … {100 * row.paired.high:+.2f}",
-            "by seed": ", ".join(f"{100 * one:+.2f}" for one in row.paired.by_seed),
-            "p": f"{row.paired.p:.3g}",
-            "p (Holm)": "" if row.p_holm is None else f"{row.p_holm:.3g}",
+            "endpoint": row["endpoint"],
+            "arm": row["arm"],
+            "against": row["control"],
+            "difference": f"{100 * row['paired']['mean']:+.2f}",
+            "95 %": f"{100 * row['paired']['low']:+.2f} … {100 * row['paired']['high']:+.2f}",
+            "by seed": ", ".join(f"{100 * one:+.2f}" for one in row["paired"]["by_seed"]),
+            "p": f"{row['paired']['p']:.3g}",
+            "p (Holm)": "" if row["p_holm"] is None else f"{row['p_holm']:.3g}",
         }
-        for row in comparisons(found)
+        for row in whole["comparisons"]
     ]

@@ -48,13 +48,8 @@ _CALLS = {  # machine -> (audit architecture, the calls that the interpreter nee
         29,
     ),
 }
-_FCNTL = (
-    0,
-    1,
-    2,
-    3,
-    1030,
-)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; F_SETOWN has the kernel signal others
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC; with F_SETOWN the kernel would signal others
+_FCNTL = (0, 1, 2, 3, 1030)
 _IOCTL = (0x5401, 0x5450, 0x5451)  # TCGETS, FIONCLEX, FIOCLEX
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
