@@ -196,7 +196,7 @@ def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
     per_cent(axes, "correct responses")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    if axes.lines:
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right")
 
 
