@@ -110,8 +110,8 @@ class Budget:
         return lengths + lengths.astype(np.float64) ** 2 / self.attention_length
 
 
-def pack(batch: SequenceBatch, ranks: int, budget: Budget) -> Assignment:
-    """Divide one update's sequences over ranks and micro-batches; a pure function of the lengths.
+def pack(batch: SequenceBatch, ranks: int, budget: Budget, chosen: BoolArray | None = None) -> Assignment:
+    """Divide one update's sequences, or the ``chosen`` ``[S]``, over ranks and micro-batches; a pure function of the lengths.
 
     Every rank gets the same number of micro-batches, so that collectives stay in step; micro-batch i is of like cost
     on every rank. Micro-batches are empty where there are too few sequences. No sequence is lost or split.
@@ -121,6 +121,7 @@ def pack(batch: SequenceBatch, ranks: int, budget: Budget) -> Assignment:
     lengths = np.diff(batch.offsets)
     costs = budget.cost(lengths)
     order = np.lexsort((np.arange(len(lengths)), -lengths))
+    order = order if chosen is None else order[chosen[order]]
     tight = _first_fit(order, lengths, budget.tokens)
     steps = max(1, -(-len(tight) // ranks))
     bins = _balanced(order, lengths, costs, steps * ranks, budget.tokens) or tight

@@ -123,7 +123,7 @@ class AdvantageConfig(Section):
     scale: bool = True
     """Divide by the standard deviation; False is Dr.GRPO."""
     drop_constant: bool = False
-    """Leave groups whose rewards are all equal out of the token count; they have no gradient either way."""
+    """Leave groups whose rewards are all equal out of the update and its token count; they have no gradient either way."""
 
 
 class LossConfig(Section):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rlep.core.types import SequenceBatch
 from rlep.driver.context import Step, Visit
 from rlep.metrics.catalogue import MetricValue
@@ -19,7 +21,7 @@ class Compute:
     scored: int = 0
     """By the learner without gradient: old log-probs, reference log-probs, and candidates for ``replay.selection``."""
     trained: int = 0
-    """By the learner with gradient."""
+    """By the learner with gradient; sequences that are out of the loss are not computed."""
 
     def __add__(self, other: Compute) -> Compute:
         return Compute(self.generated + other.generated, self.scored + other.scored, self.trained + other.trained)
@@ -27,10 +29,12 @@ class Compute:
 
 def compute_of(step: Step, batches: Iterable[SequenceBatch], *, supervised: bool = False) -> Compute:
     """Of a step that made one update on each of ``batches``."""
-    trained = sum(len(batch.tokens) for batch in batches)
-    passes = 0 if supervised else 2 if step.run.config.loss.kl_coef else 1
+    lengths = [(np.diff(batch.offsets), batch.trained) for batch in batches]
+    trained = sum(int(tokens[chosen].sum()) for tokens, chosen in lengths)
+    scored = 0 if supervised else sum(int(tokens.sum()) for tokens, _ in lengths)
+    reference = trained if step.run.config.loss.kl_coef and not supervised else 0
     generated = sum(visit.tokens for visit in step.visits)
-    return Compute(generated, passes * trained + step.candidate_tokens, trained)
+    return Compute(generated, scored + reference + step.candidate_tokens, trained)
 
 
 NO_COMPUTE = Compute()

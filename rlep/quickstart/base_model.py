@@ -32,6 +32,8 @@ NEAR_MISSES = (1, 2, 10)
 SEED = 20250702
 BATCH, WARMUP, LAST_RATE = 96, 50, 0.05
 IGNORED = -100
+Progress = Callable[[str, int], None]
+"""Told the stage's name and how many of its steps are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,13 @@ def demonstration(problem: Problem, generator: np.random.Generator) -> str:
     return guess if name == "guess" else steps[: steps.index(".") + 1] + guess
 
 
-def build_model() -> Any:
-    """An untrained ``Qwen2ForCausalLM`` of 109,888 parameters in fp32."""
+def build_model(vocabulary_size: int = len(VOCABULARY)) -> Any:
+    """An untrained ``Qwen2ForCausalLM`` in fp32; 109,888 parameters with the quickstart's vocabulary."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=len(VOCABULARY),
+        vocab_size=vocabulary_size,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
@@ -112,18 +114,28 @@ def build_model() -> Any:
         return Qwen2ForCausalLM(config)
 
 
-def train_base(
-    progress: Callable[[str, int], None] = lambda stage, done: None, *, stages: Sequence[PretrainStage] = STAGES
-) -> Any:
+def train_base(progress: Progress = lambda stage, done: None, *, stages: Sequence[PretrainStage] = STAGES) -> Any:
     """Train the base from nothing; some minutes on one core. Not bit-identical between kinds of processors."""
+    model, tokenizer = build_model(), build_tokenizer(CONTEXT_LENGTH)
+    pretrain(model, stages, lambda stage, step: _texts(generator_for(SEED, stage, step), stage), tokenizer, progress)
+    return model.eval()
+
+
+def pretrain(
+    model: Any,
+    stages: Sequence[PretrainStage],
+    texts: Callable[[str, int], Sequence[tuple[str, str]]],
+    tokenizer: Any,
+    progress: Progress = lambda stage, done: None,
+) -> None:
+    """Train ``model`` in place by AdamW on the responses of ``texts(stage, step)``: (question, response) of one batch."""
     import torch
 
-    model, tokenizer = build_model(), build_tokenizer(CONTEXT_LENGTH)
     for stage in stages:
         optimizer = torch.optim.AdamW(model.parameters(), lr=stage.peak_rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, steps=stage.steps))
         for step in range(stage.steps):
-            ids, labels = _batch(tokenizer, generator_for(SEED, stage.name, step), lesson=stage.name == "lessons")
+            ids, labels = _padded(tokenizer, texts(stage.name, step))
             logits = model(input_ids=torch.from_numpy(ids)).logits  # [B, T, V]
             loss = torch.nn.functional.cross_entropy(
                 logits[:, :-1].flatten(0, 1), torch.from_numpy(labels)[:, 1:].flatten(), ignore_index=IGNORED
@@ -134,7 +146,6 @@ def train_base(
             optimizer.step()
             schedule.step()
             progress(stage.name, step + 1)
-    return model.eval()
 
 
 def _rate(step: int, steps: int) -> float:
@@ -144,21 +155,26 @@ def _rate(step: int, steps: int) -> float:
     return LAST_RATE + (1 - LAST_RATE) * (1 + cos(pi * (step - WARMUP) / max(1, steps - WARMUP))) / 2
 
 
-def _batch(tokenizer: Any, generator: np.random.Generator, *, lesson: bool) -> tuple[Any, Any]:
-    """One batch of right solutions or of the teacher's demonstrations: ids and labels, int64 ``[B, T]``.
-
-    Padded on the right; only responses have labels.
-    """
-    pairs: list[tuple[list[int], list[int]]] = []
+def _texts(generator: np.random.Generator, stage: str) -> list[tuple[str, str]]:
+    """One batch of right solutions ("lessons") or of the teacher's demonstrations."""
+    pairs: list[tuple[str, str]] = []
     while len(pairs) < BATCH:
         problem = draw_problem(generator)
         if not reserved_for_tasks(problem.key):
-            text = problem.solution if lesson else demonstration(problem, generator)
-            answer = tokenizer.encode(text, add_special_tokens=False)
-            pairs.append((tokenizer.encode(problem.question), [*answer, EOS]))
+            text = problem.solution if stage == "lessons" else demonstration(problem, generator)
+            pairs.append((problem.question, text))
+    return pairs
+
+
+def _padded(tokenizer: Any, texts: Sequence[tuple[str, str]]) -> tuple[Any, Any]:
+    """Ids and labels, int64 ``[B, T]``, padded on the right; only responses have labels."""
+    pairs = [
+        (tokenizer.encode(question), [*tokenizer.encode(response, add_special_tokens=False), EOS])
+        for question, response in texts
+    ]
     length = max(len(question) + len(answer) for question, answer in pairs)
-    ids = np.full((BATCH, length), PAD, dtype=np.int64)
-    labels = np.full((BATCH, length), IGNORED, dtype=np.int64)
+    ids = np.full((len(pairs), length), PAD, dtype=np.int64)
+    labels = np.full((len(pairs), length), IGNORED, dtype=np.int64)
     for row, (question, answer) in enumerate(pairs):
         end = len(question) + len(answer)
         ids[row, :end] = question + answer
@@ -166,10 +182,10 @@ def _batch(tokenizer: Any, generator: np.random.Generator, *, lesson: bool) -> t
     return ids, labels
 
 
-def save_base(directory: Path, model: Any) -> None:
+def save_base(directory: Path, model: Any, vocabulary: Sequence[str] = VOCABULARY) -> None:
     """Write model, config and tokenizer as a Hugging Face directory that transformers and vLLM load."""
     model.save_pretrained(directory)
-    build_tokenizer(CONTEXT_LENGTH).save_pretrained(directory)
+    build_tokenizer(CONTEXT_LENGTH, vocabulary).save_pretrained(directory)
 
 
 def _show(stage: str, done: int) -> None:

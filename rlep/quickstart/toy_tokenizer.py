@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from rlep.quickstart.problems import NAMES, NOUNS
@@ -20,15 +21,15 @@ CHAT_TEMPLATE = (
 """The question, then ``<sep>``: after it comes the answer. Text encoded without the template gets the same ``<sep>``."""
 
 
-def build_tokenizer(context_length: int) -> Any:
-    """A ``PreTrainedTokenizerFast`` over ``VOCABULARY``; text outside it becomes ``<unk>``."""
+def build_tokenizer(context_length: int, vocabulary: Sequence[str] = VOCABULARY) -> Any:
+    """A ``PreTrainedTokenizerFast`` over ``vocabulary``, which begins with ``SPECIAL``; text outside it becomes ``<unk>``."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    longest_first = sorted(VOCABULARY[len(SPECIAL) :], key=len, reverse=True)
+    longest_first = sorted(vocabulary[len(SPECIAL) :], key=len, reverse=True)
     pattern = Regex("|".join(re.escape(token) for token in longest_first))
-    vocabulary = {token: index for index, token in enumerate(VOCABULARY)}
-    backend = Tokenizer(models.WordLevel(vocabulary, SPECIAL[-1]))
+    places = {token: index for index, token in enumerate(vocabulary)}
+    backend = Tokenizer(models.WordLevel(places, SPECIAL[-1]))
     backend.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
     backend.post_processor = processors.TemplateProcessing(single="$A <sep>", special_tokens=[("<sep>", SEP)])
     backend.decoder = decoders.Fuse()

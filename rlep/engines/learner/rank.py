@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from rlep.algorithms.loss import LossSums
 from rlep.algorithms.objective import high_entropy_mask
-from rlep.algorithms.packing import Budget, pack
+from rlep.algorithms.packing import Budget, pack, take
 from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
@@ -307,6 +307,7 @@ class LearnerRank:
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
         frozen = self.options.policy.lora is not None
         weights = sum(math.prod(spec.shape) for spec in self._weights.layout("float32"))
+        batch = take(batch, np.flatnonzero(batch.trained))
         return UpdateCost(
             tokens=len(batch.tokens),
             seconds=seconds,
@@ -322,7 +323,7 @@ class LearnerRank:
         exchange theirs once, with the last.
         """
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
-        plan = pack(batch, self._world, self._budget)[self._rank]
+        plan = pack(batch, self._world, self._budget, batch.trained)[self._rank]  # the others have no gradient
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
             self._policy.set_requires_gradient_sync(last or not self.options.policy.unsharded_gradients)

@@ -271,6 +271,7 @@ def test_model_flops_by_hand(start: Start) -> None:
     adapters = start(policy=PolicyOptions(lora=LoraOptions(2, 4.0))).update(batch, rollout=0)
     assert adapters.cost.model_flops == 4 * weights * tokens + 6 * 2 * 32 * tokens**2
     assert report.cost.tokens == tokens
+    assert start().update(take(ragged_batch(), [0, 3]), rollout=0).cost.tokens == tokens  # sequence 3 is not trained
     assert report.cost.seconds > 0
     assert report.cost.peak_flops == 0  # nobody knows a CPU's
     assert report.cost.peak_memory_bytes > 50 * 2**20  # torch alone is larger

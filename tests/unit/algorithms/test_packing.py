@@ -113,6 +113,18 @@ def test_no_sequence_is_lost_and_ranks_stay_in_step(lengths: list[int], ranks: i
     assert all((a == b).all() for x, y in zip(assignment, again, strict=True) for a, b in zip(x, y, strict=True))
 
 
+def test_only_the_chosen_sequences_are_packed() -> None:
+    # of 8 sequences of 5 tokens three are chosen: 10 tokens to a micro-batch, so that one of 2 ranks has one of them
+    chosen = np.isin(np.arange(8), [1, 4, 6])
+    assignment = pack(batch_of([4] * 8), 2, Budget(tokens=10), chosen)
+    assert sorted(np.concatenate([micro for rank in assignment for micro in rank]).tolist()) == [1, 4, 6]
+    assert sorted(len(micro) for rank in assignment for micro in rank) == [1, 2]
+    assert [[micro.tolist() for micro in rank] for rank in pack(batch_of([4]), 2, Budget(10), chosen[:1])] == [
+        [[]],
+        [[]],
+    ]
+
+
 def test_the_number_of_micro_batches_by_hand() -> None:
     # 8 sequences of 5 tokens, 10 to a micro-batch: 4 micro-batches, 2 on each of 2 ranks
     assert [[len(micro) for micro in rank] for rank in pack(batch_of([4] * 8), 2, Budget(tokens=10))] == [[2, 2]] * 2

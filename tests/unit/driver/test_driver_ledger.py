@@ -55,3 +55,13 @@ async def test_what_a_run_computed_and_solved_is_counted(tmp_path: Path) -> None
         solved |= {one for one, correct in visits if correct}
         assert metrics["prompts/solved"] == len(solved)
     assert sum(metrics["prompts/lost"] for metrics in made) > 0
+
+
+async def test_sequences_out_of_the_loss_are_generated_and_scored_but_not_trained(tmp_path: Path) -> None:
+    config = live_config(run={"steps": 6}, replay={"source": "live", "minimum": 1}, advantage={"drop_constant": True})
+    lived = await trained(tmp_path, config, {})
+    made, batches = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")], lived.scene.learner.batches
+    assert made[-1]["compute/scored_tokens"] == sum(len(batch.tokens) for batch in batches)
+    kept = sum(int(np.diff(batch.offsets)[batch.trained].sum()) for batch in batches)
+    assert made[-1]["compute/trained_tokens"] == kept
+    assert 0 < kept < sum(len(batch.tokens) for batch in batches)

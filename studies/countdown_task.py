@@ -1,0 +1,122 @@
+"""The task of studies/countdown.toml: three numbers, a target, and a tiny base model that plays by the rules and seldom arrives.
+
+    python studies/countdown_task.py runs/countdown-task        (needs rlep[tasks]; about four minutes on one core)
+
+Questions are reasoning-gym's countdown over numbers from 1 to 20, written briefly: ``16 11 2>38``. A response works from left to
+right, ``16+11=27.27*2=54.<answer>(16+11)*2</answer>``, and reasoning-gym's scorer grades the expression.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rlep.core.errors import DataError
+from rlep.core.seeds import generator_for, seed_for
+from rlep.core.types import Message
+from rlep.data.prompt_files import write_verl
+from rlep.data.prompt_rows import PromptRow
+from rlep.quickstart.base_model import BATCH, PretrainStage, build_model, pretrain, save_base
+from rlep.quickstart.toy_tokenizer import SPECIAL, build_tokenizer
+from rlep.services.verifier.gym_tasks import make
+
+SEED = 20260214
+VOCABULARY = (*SPECIAL, *"0123456789", "+", "-", "*", "=", ".", "(", ")", " ", ">", "<answer>", "</answer>")
+CONTEXT = 64
+NUMBERS, LARGEST_NUMBER = 3, 20
+SMALLEST, LARGEST = 10, 99
+"""Targets; and no partial result is larger, none is negative."""
+ARRIVES = 0.03
+"""Share of the teacher's responses that reach their target; the others are legal and end elsewhere."""
+STAGES = (PretrainStage("play", 1000, 4e-3),)
+TRAIN, HELD_OUT = 512, 200
+SETTINGS = {
+    "min_numbers": NUMBERS,
+    "max_numbers": NUMBERS,
+    "min_value": 1,
+    "max_value": LARGEST_NUMBER,
+    "min_target": SMALLEST,
+    "max_target": LARGEST,
+    "operators": ["+", "-", "*"],
+}
+
+
+def reserved(numbers: Sequence[int], target: int) -> bool:
+    """Whether a question may be in the data sets; the base never sees these, a quarter of all."""
+    return seed_for(SEED, "reserved", *sorted(numbers), target) % 4 == 0
+
+
+def question(numbers: Sequence[int], target: int) -> str:
+    """As the policy reads it."""
+    return f"{' '.join(map(str, numbers))}>{target}"
+
+
+def play(numbers: Sequence[int], generator: np.random.Generator) -> tuple[str, int]:
+    """A random legal response, in random order with random operators, and what it arrives at."""
+    order = [int(number) for number in generator.permutation(np.asarray(numbers))]
+    value, expression, steps = order[0], str(order[0]), ""
+    for place, number in enumerate(order[1:]):
+        results = {"+": value + number, "-": value - number, "*": value * number}
+        legal = [sign for sign, result in results.items() if 0 <= result <= LARGEST]
+        sign = legal[int(generator.integers(len(legal)))]
+        steps += f"{value}{sign}{number}={results[sign]}."
+        expression = (f"({expression})" if place else expression) + f"{sign}{number}"
+        value = results[sign]
+    return f"{steps}<answer>{expression}</answer>", value
+
+
+def texts(step: int) -> list[tuple[str, str]]:
+    """One batch of the teacher's questions and responses."""
+    generator, pairs = generator_for(SEED, "play", step), list[tuple[str, str]]()
+    while len(pairs) < BATCH:
+        numbers = [int(number) for number in generator.integers(1, LARGEST_NUMBER + 1, NUMBERS)]
+        response, value = play(numbers, generator)
+        target = value if generator.random() < ARRIVES else int(generator.integers(SMALLEST, LARGEST + 1))
+        if target >= SMALLEST and not reserved(numbers, target):
+            pairs.append((question(numbers, target), response))
+    return pairs
+
+
+def rows(count: int) -> list[PromptRow]:
+    """Questions that no base has seen, each once, with reasoning-gym's entry as reference."""
+    found: dict[tuple[int, ...], PromptRow] = {}
+    for entry in make("countdown", size=10 * count, seed=SEED % 1000, settings=SETTINGS).entries:
+        metadata = json.loads(entry)["metadata"]
+        numbers, target = metadata["numbers"], metadata["target"]
+        if reserved(numbers, target):
+            message = Message("user", question(numbers, target))
+            found.setdefault((*sorted(numbers), target), PromptRow((message,), entry, "countdown"))
+    if len(found) < count:
+        raise DataError(f"countdown gave {len(found)} of {count} questions")
+    return list(found.values())[:count]
+
+
+def show(done: int) -> None:
+    """Say how far the base is, each 100 steps."""
+    if done % 100 == 0:
+        sys.stderr.write(f"base model: {done} of {STAGES[0].steps} steps\n")
+
+
+def main(directory: Path) -> None:
+    """Write ``train.parquet``, ``held-out.parquet`` and ``model/``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    questions = rows(TRAIN + HELD_OUT)
+    write_verl(directory / "train.parquet", questions[:TRAIN], split="train", ability="countdown")
+    write_verl(directory / "held-out.parquet", questions[TRAIN:], split="heldout", ability="countdown")
+    model = build_model(len(VOCABULARY))
+    pretrain(
+        model,
+        STAGES,
+        lambda _, step: texts(step),
+        build_tokenizer(CONTEXT, VOCABULARY),
+        lambda _, done: show(done),
+    )
+    save_base(directory / "model", model.eval(), VOCABULARY)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
