@@ -13,6 +13,9 @@ from typing import Any, Self
 
 from rlep.core.errors import DataError
 
+LONGEST_LINE = 1 << 20
+"""Bytes."""
+
 
 class JsonLines:
     """A JSONL file that one process writes; each line is on disk when ``append`` returns.
@@ -83,14 +86,32 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [_parsed(path, i, raw) for i, raw in enumerate(complete.split(b"\n")) if raw]
 
 
+def last_line(path: Path) -> dict[str, Any]:
+    """The last complete line of a JSONL file, also of one being written; empty where there is none, or no file.
+
+    Lines have at most 1 MiB. DataError where it is not JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+            lines = file.read().rpartition(b"\n")[0].splitlines()
+    except FileNotFoundError:
+        return {}
+    return _parsed(path, -1, lines[-1]) if lines else {}
+
+
 def _parsed(path: Path, index: int, raw: bytes) -> dict[str, Any]:
     try:
         line = json.loads(raw)
     except ValueError as error:
-        raise DataError(f"{path}: line {index + 1} is not JSON: {error}") from error
+        raise DataError(f"{path}: {_place(index)} is not JSON: {error}") from error
     if not isinstance(line, dict):
-        raise DataError(f"{path}: line {index + 1} is not a JSON object")
+        raise DataError(f"{path}: {_place(index)} is not a JSON object")
     return line
+
+
+def _place(index: int) -> str:
+    return "the last line" if index < 0 else f"line {index + 1}"
 
 
 def _step_of(path: Path, index: int, raw: bytes) -> int:

@@ -35,10 +35,11 @@ def conduct(study: Study, base: Base, run: PhaseRunner, *, parallel: int, say: S
         for value in _values(arm):
             phases_of(study.study, _tuned(arm, value), study.study.seeds[0], base.files, base.overrides)
     keep_plan(study, base)
+    budget = study.study.budget
     if study.study.tuning_seeds:
-        run_pipelines(_tuning(study, base), run, parallel=parallel, say=say)
+        run_pipelines(_tuning(study, base), run, budget=budget, parallel=parallel, say=say)
     arms = _chosen(study, base)[0]
-    failed = run_pipelines(_testing(study, arms, base), run, parallel=parallel, say=say)
+    failed = run_pipelines(_testing(study, arms, base), run, budget=budget, parallel=parallel, say=say)
     return found_in(study, base, failed)
 
 

@@ -140,7 +140,7 @@ def _figures(run: ArmRun, budget: float) -> dict[str, Any]:
         "pass": float(last.samples.best.mean()),
         "distinct": float(last.samples.distinct.mean()),
         "lost": run.lost(budget),
-        "curve": [[one.compute, one.step, one.seconds, float(one.samples.accuracy.mean())] for one in run.points],
+        "curve": [[one.compute, one.step, one.seconds, float(one.samples.accuracy.mean())] for one in points],
     }
 
 
@@ -173,14 +173,14 @@ def _caption(found: Found, over: Over) -> str:
 
 def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
     """Accuracy of every arm; each evaluation holds until the next one."""
-    axes = figure.subplots()
+    axes, budget = figure.subplots(), found.study.study.budget
     colours = iter((theme.baseline, theme.rlep, *theme.controls) * len(found.study.arm))
     for arm in found.study.arm:
         style, colour = "--" if arm.control else "-", next(colours)
         drawn = [
             (
-                [getattr(point, over) / _SCALE[over] for point in run.points],
-                [float(point.samples.accuracy.mean()) for point in run.points],
+                [getattr(point, over) / _SCALE[over] for point in run.within(budget)],
+                [float(point.samples.accuracy.mean()) for point in run.within(budget)],
             )
             for run in found.of(arm.name).values()
         ]
@@ -190,7 +190,7 @@ def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
             means = np.mean(drawn, axis=0)
             axes.step(*means, where="post", color=colour, linestyle=style, linewidth=2, label=arm.name)
     if over == "compute":
-        axes.axvline(found.study.study.budget / _SCALE[over], color=theme.faint, linewidth=1)
+        axes.axvline(budget / _SCALE[over], color=theme.faint, linewidth=1)
     axes.set_title(f"Held-out accuracy over {over}")
     axes.set_xlabel(_LABELS[over])
     per_cent(axes, "correct responses")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from rlep.core.errors import DataError
+from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
 from rlep.report.charts import compute_at
 from rlep.report.load import load_run
@@ -55,7 +56,7 @@ class ArmRun:
     questions: tuple[str, ...]
     points: tuple[Point, ...]
     compute: float
-    """All that it took; may be more than the budget."""
+    """All that it took: the budget, and a step or two until it was stopped, or less."""
 
     def within(self, budget: float) -> tuple[Point, ...]:
         """The evaluations that the budget pays for."""
@@ -87,7 +88,7 @@ class ArmRun:
 def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
     """Read the finished runs of an arm's phases.
 
-    Raises DataError naming the file that is missing or says too little, or where the budget pays for no evaluation.
+    Raises DataError naming the file that is missing or says too little.
     """
     compute = seconds = 0.0
     steps = 0
@@ -99,10 +100,13 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
             compute, seconds = compute + tokens, seconds + wall_s
             continue
         run = load_run(phase.directory, taken=set())
-        last = compute_at(run, phase.config.run.steps)
+        made = run.lines[-1].step + 1 if run.lines else 0
+        last = compute_at(run, made)
         if last is None:
-            raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {phase.config.run.steps}")
-        evaluated = {row.step: row.wall_s for row in run.evaluations}
+            raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {made}")
+        if made < phase.config.run.steps and (phase is not phases[-1] or compute + last <= budget):
+            raise DataError(f"{phase.directory}: only {made} of its {phase.config.run.steps} steps are there")
+        evaluated = {row.step: row.wall_s for row in run.evaluations if row.step <= made}
         for step in sorted(evaluated):
             at = compute_at(run, step)
             if at is None:
@@ -114,15 +118,21 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
                 )
             questions = found.questions
             points.append(Point(compute + at, seconds + evaluated[step], steps + step, found))
-        compute, steps = compute + last, steps + phase.config.run.steps
+        compute, steps = compute + last, steps + made
         seconds += run.lines[-1].wall_s if run.lines else 0.0
     if not points:
         raise DataError(f"{phases[-1].directory}: no evaluation; set data.evaluation")
-    if points[0].compute > budget:
-        raise DataError(
-            f"its first evaluation is after {points[0].compute:.4g} tokens of compute, the budget is {budget:.4g}"
-        )
     return ArmRun(questions, tuple(points), compute)
+
+
+def taken_by(phase: PhasePlan) -> float:
+    """Compute that a phase's files say it has taken so far, 0 where there are none."""
+    if phase.command == "collect":
+        path = phase.directory / "collection.json"
+        return _collection(path)[0] if path.exists() else 0.0
+    metrics = last_line(phase.directory / "metrics.jsonl").get("metrics", {})
+    counts = [metrics.get(f"compute/{name}_tokens", 0) for name in ("generated", "scored", "trained")]
+    return float(counts[0] + counts[1] + 3 * counts[2])
 
 
 def _collection(path: Path) -> tuple[float, float]:

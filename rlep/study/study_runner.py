@@ -6,16 +6,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from rlep.study.study_plan import PhasePlan
+from rlep.study.study_results import taken_by
 
 STOP_S = 600.0
 """For a command that is interrupted to write its checkpoint."""
+POLL_S = 1.0
+"""How often a command's compute is looked at."""
 Pipeline = tuple[str, int]
 """Arm and seed."""
 Say = Callable[[str], None]
@@ -39,8 +44,10 @@ class Commands:
         self._ended = False
         self._lock = threading.Lock()
 
-    def __call__(self, plan: PhasePlan) -> str:
+    def __call__(self, plan: PhasePlan, limit: float) -> str:
         """Run one phase; the reason where it fails, else nothing."""
+        if taken_by(plan) > limit:
+            return ""
         log = plan.directory.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "rlep", plan.command, *map(str, plan.files), "--quiet"]
@@ -52,22 +59,31 @@ class Commands:
                 process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
                 self._running.add(process)
             try:
-                code = process.wait(self._seconds)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGINT)
-                try:
-                    process.wait(STOP_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                return f"not complete after {self._seconds / 3600:g} hours (study.phase_hours); see {log}"
+                ended = self._wait(process, plan, limit)
             finally:
                 with self._lock:
                     self._running.discard(process)
-        if code == 0:
+        if ended is not None:
+            return ended and f"{ended}; see {log}"
+        if (code := process.returncode) == 0:
             return ""
         lines = log.read_text(errors="replace").strip().splitlines()
         return f"exit code {code}, {log}: {lines[-1] if lines else 'no output'}"
+
+    def _wait(self, process: subprocess.Popen[bytes], plan: PhasePlan, limit: float) -> str | None:
+        """Wait for the command's end: None if by itself, "" if it was stopped at ``limit``, else why it was stopped."""
+        deadline = time.monotonic() + self._seconds
+        while time.monotonic() < deadline:
+            try:
+                process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                if taken_by(plan) > limit:
+                    _interrupt(process)
+                    return ""
+            else:
+                return None
+        _interrupt(process)
+        return f"not complete after {self._seconds / 3600:g} hours (study.phase_hours)"
 
     def stop(self) -> None:
         """Have every command at work stop as by Ctrl-C: it writes a checkpoint and is continued the next time."""
@@ -77,11 +93,21 @@ class Commands:
                 process.send_signal(signal.SIGINT)
 
 
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """As by Ctrl-C; killed where that does not end it."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class PhaseRunner(Protocol):
     """Runs phases."""
 
-    def __call__(self, plan: PhasePlan) -> str:
-        """Run one phase to its end; the reason where it fails, else nothing."""
+    def __call__(self, plan: PhasePlan, limit: float) -> str:
+        """Run one phase to its end, or until it has taken more compute than ``limit``; the reason where it fails."""
         ...
 
     def stop(self) -> None:
@@ -90,20 +116,29 @@ class PhaseRunner(Protocol):
 
 
 def run_pipelines(
-    pipelines: Mapping[Pipeline, Sequence[PhasePlan]], run: PhaseRunner, *, parallel: int, say: Say
+    pipelines: Mapping[Pipeline, Sequence[PhasePlan]], run: PhaseRunner, *, budget: float, parallel: int, say: Say
 ) -> dict[Pipeline, Failed]:
-    """Run every arm under every seed, ``parallel`` at a time; returns those that failed. Equal phases run once."""
+    """Run every arm under every seed, ``parallel`` at a time; returns those that failed. Equal phases run once.
+
+    An arm's last phase ends where the arm has taken ``budget``.
+    """
     locks = {plan.directory: threading.Lock() for plans in pipelines.values() for plan in plans}
     failed: dict[Pipeline, Failed] = {}
 
     def work(pipeline: Pipeline) -> None:
         arm, seed = pipeline
-        for plan in pipelines[pipeline]:
+        *before, last = pipelines[pipeline]
+        for plan in (*before, last):
             with locks[plan.directory]:
                 if _complete(plan.directory).exists():
                     continue
                 say(f"{arm}, seed {seed}: {plan.command} in {plan.directory}")
-                if reason := run(plan):
+                taken = sum(map(taken_by, before)) if plan is last else -inf
+                if taken >= budget:
+                    reason = f"its earlier phases take {taken:,.0f} of a budget of {budget:,.0f}"
+                else:
+                    reason = run(plan, budget - taken)
+                if reason:
                     failed[pipeline] = Failed(plan.command, reason)
                     say(f"{arm}, seed {seed}: {plan.command} failed: {reason}")
                     return

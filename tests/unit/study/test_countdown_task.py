@@ -10,7 +10,7 @@ import pytest
 from rlep.core.seeds import generator_for
 from rlep.quickstart.toy_tokenizer import build_tokenizer
 from rlep.services.verifier.gym import GymVerifier
-from studies.countdown_task import CONTEXT, VOCABULARY, play, question, reserved, rows, texts
+from studies.tasks.countdown import CONTEXT, VOCABULARY, play, question, reserved, rows, texts
 
 
 def value(node: ast.expr) -> int:

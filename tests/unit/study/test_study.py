@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,15 +14,32 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.core.errors import ConfigError
+from rlep.core.errors import ConfigError, DataError
 from rlep.study.conduct import Base, conduct, found_in
 from rlep.study.study_plan import PhasePlan, Study, phases_of, read_study
 from rlep.study.study_report import Found, comparisons, summary, write_report
-from rlep.study.study_results import read_arm
+from rlep.study.study_results import read_arm, taken_by
+from rlep.study.study_runner import Commands
 
 ROOT = Path(__file__).parents[3]
 STEP = 100
 """Tokens that a made-up step generates, scores and trains on: 500 of compute."""
+COUNTING = """
+import json, os, signal, time
+directory = os.environ["RUN_DIRECTORY"]
+os.makedirs(directory, exist_ok=True)
+step = 0
+try:
+    while True:
+        step += 1
+        counts = {f"compute/{name}_tokens": 100 * step for name in ("generated", "scored", "trained")}
+        with open(f"{directory}/metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": step - 1, "wall_s": 0.0, "metrics": counts}) + "\\n")
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    open(f"{directory}/stopped", "w").write("SIGINT")
+    raise SystemExit(130)
+"""
 
 
 def study_file(home: Path, text: str = "") -> Path:
@@ -58,7 +76,7 @@ name = "rlep"
 [[arm.phase]]
 command = "train"
 name = "phase 1"
-set = {{ "replay.count" = 0 }}
+set = {{ "replay.count" = 0, "run.steps" = 2 }}
 [[arm.phase]]
 command = "collect"
 model = "phase 1"
@@ -89,15 +107,17 @@ class MadeUp:
     fail_rate: float | None = None
     stop_after: int | None = None
     ran: list[str] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
     stopped: bool = False
 
     def stop(self) -> None:
         self.stopped = True
 
-    def __call__(self, plan: PhasePlan) -> str:
+    def __call__(self, plan: PhasePlan, limit: float) -> str:
         if self.stop_after is not None and len(self.ran) >= self.stop_after:
             raise KeyboardInterrupt
         self.ran.append(plan.directory.name)
+        self.limits.append(limit)
         if (
             self.fail == plan.command
             or self.fail_seed == plan.config.run.seed
@@ -156,16 +176,14 @@ def test_the_figures_by_hand(tmp_path: Path) -> None:
     # live: a as above; b all right from step 2 on: 0.5
     assert whole["live"]["area"] == pytest.approx((0.25 + 0.5) / 2)
     assert (whole["live"]["final"], whole["live"]["distinct"]) == (0.5, 1.0)
-    # rlep pays 2000 for phase 1 and 300 for the collection: the budget ends before its second phase
-    assert whole["rlep"]["area"] == pytest.approx(0.125)
-    assert whole["rlep"]["compute"] == 4300
+    # rlep pays 1000 for phase 1 and 300 for the collection: of phase 2 the budget pays for the first evaluation alone.
+    # a: half right, but for the 300 of the collection; b: never
+    assert whole["rlep"]["area"] == pytest.approx(0.5 * 0.85 / 2)
+    assert whole["rlep"]["compute"] == 3300
     assert [point[:3] for point in whole["rlep"]["curve"]] == [
         [0.0, 0, 0.5],
         [1000.0, 2, 2.5],
-        [2000.0, 4, 4.5],
-        [2300.0, 4, 11.5],  # 4 s of phase 1, 7 of the collection
-        [3300.0, 6, 13.5],
-        [4300.0, 8, 15.5],
+        [1300.0, 2, 9.5],  # 2 s of phase 1, 7 of the collection
     ]
     assert not whole["none"]["short"]
     rows = {(row.arm, row.control, row.endpoint): row for row in comparisons(found)}
@@ -173,7 +191,7 @@ def test_the_figures_by_hand(tmp_path: Path) -> None:
     assert rows["live", "none", "area"].paired.p == 0.5
     assert rows["live", "none", "area"].p_holm == 1.0  # two arms: the smaller of both, doubled
     assert rows["live", "more", "area"].p_holm is None
-    assert rows["rlep", "none", "area"].paired.mean == 0.0
+    assert rows["rlep", "none", "area"].paired.mean == pytest.approx(0.2125 - 0.125)
 
 
 def test_compute_counts_the_tokens_of_the_files(tmp_path: Path) -> None:
@@ -188,14 +206,14 @@ def test_compute_counts_the_tokens_of_the_files(tmp_path: Path) -> None:
             last = json.loads((plan.directory / "metrics.jsonl").read_text().splitlines()[-1])["metrics"]
             weights = {"compute/generated_tokens": 1, "compute/scored_tokens": 1, "compute/trained_tokens": 3}
             slow += sum(weight * last[name] for name, weight in weights.items())
-    assert read_arm(plans, 2000).compute == slow == 4300
+    assert read_arm(plans, 2000).compute == slow == 3300
 
 
 def test_equal_phases_run_once_and_complete_ones_not_again(tmp_path: Path) -> None:
     run = MadeUp()
     conducted(study_file(tmp_path), run, parallel=4)
-    # two values × a tuning seed; for each of two seeds: none (which is phase 1 too), more, collect, phase 2, live
-    assert len(run.ran) == 2 + 2 * 5
+    # two values × a tuning seed; for each of two seeds: none, more, phase 1, collect, phase 2, live
+    assert len(run.ran) == 2 + 2 * 6
     assert len({*run.ran}) == len(run.ran)
     again = MadeUp()
     conducted(tmp_path / "study.toml", again)
@@ -228,12 +246,61 @@ def test_an_arm_that_fails_is_reported(tmp_path: Path) -> None:
     assert later.runs.keys() == found.runs.keys()
 
 
+def test_the_last_phase_gets_what_the_others_leave_of_the_budget(tmp_path: Path) -> None:
+    run = MadeUp()
+    conducted(study_file(tmp_path), run)
+    limits = dict(zip(run.ran, run.limits, strict=True))
+    assert (
+        sorted(limits.values()) == [700.0] * 2 + [2000.0] * 8 + [inf] * 4
+    )  # phase 2; the other arms; phase 1, collect
+    dear = study_file(tmp_path / "dear")
+    dear.write_text(dear.read_text().replace("budget = 2000", "budget = 1300"))
+    found = conducted(dear, MadeUp())
+    assert found.failed["rlep", 1].reason == "its earlier phases take 1,300 of a budget of 1,300"
+    assert ("none", 1) in found.runs
+
+
+def test_a_run_that_ends_before_its_last_step_and_the_budget_has_no_result(tmp_path: Path) -> None:
+    study = read_study(study_file(tmp_path))
+    (plan,) = phases_of(study.study, study.arm[0], 1, study.study.base, ())  # type: ignore[arg-type]
+    assert MadeUp()(plan, inf) == ""
+    metrics = plan.directory / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:3]))  # 1,500 of compute
+    assert taken_by(plan) == 1500
+    with pytest.raises(DataError, match="only 3 of its 4 steps are there"):
+        read_arm([plan], 1500)
+    stopped = read_arm([plan], 1499)
+    assert [point.step for point in stopped.within(1499)] == [0, 2]
+
+
+def test_a_command_is_stopped_where_its_compute_passes_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for ``rlep`` counts its steps until SIGINT; it is not even begun where the files pass the limit."""
+    package = tmp_path / "rlep"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(COUNTING)
+    study = read_study(study_file(tmp_path))
+    (plan,) = phases_of(study.study, study.arm[0], 1, study.study.base, ())  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)  # python -m finds the stand-in first
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("RUN_DIRECTORY", str(plan.directory))
+    assert Commands(hours=1)(plan, 1499) == ""
+    assert taken_by(plan) > 1499
+    assert (plan.directory / "stopped").read_text() == "SIGINT"
+    (plan.directory / "stopped").unlink()
+    assert Commands(hours=1)(plan, 1499) == ""
+    assert not (plan.directory / "stopped").exists()
+
+
 def test_an_arm_that_could_not_be_tuned_is_reported_and_not_run(tmp_path: Path) -> None:
     run = MadeUp(fail_seed=9)
     found = conducted(study_file(tmp_path), run)
     assert found.failed.keys() == {("live", 1), ("live", 2)}
     assert "no value of update.lr has a result under every tuning seed" in found.failed["live", 1].reason
-    assert len(run.ran) == 2 + 2 * 4
+    assert len(run.ran) == 2 + 2 * 5
 
 
 def changed(file: Path, old: str, new: str) -> Path:
@@ -314,7 +381,7 @@ set = { "replay.count" = 2 }
     poor = text.replace("budget = 2000", "budget = 299").replace(str(tmp_path / "study"), str(tmp_path / "poor"))
     first = poor.index('[[arm]]\nname = "rlep"'), poor.index('[[arm]]\nname = "live"')
     found = conducted(study_file(tmp_path / "poor", poor[: first[0]] + arm + poor[first[1] :]), MadeUp())
-    assert "first evaluation is after 300 tokens of compute, the budget is 299" in found.failed["sft", 1].reason
+    assert "its earlier phases take 300 of a budget of 299" in found.failed["sft", 1].reason
     assert write_report(found).exists()
 
 

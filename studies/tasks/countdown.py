@@ -1,6 +1,6 @@
 """The task of studies/countdown.toml: three numbers, a target, and a tiny base model that plays by the rules and seldom arrives.
 
-    python studies/countdown_task.py runs/countdown-task        (needs rlep[tasks]; about four minutes on one core)
+    python studies/tasks/countdown.py runs/countdown-task        (needs rlep[tasks]; about four minutes on one core)
 
 Questions are reasoning-gym's countdown over numbers from 1 to 20, written briefly: ``16 11 2>38``. A response works from left to
 right, ``16+11=27.27*2=54.<answer>(16+11)*2</answer>``, and reasoning-gym's scorer grades the expression.
