@@ -1,4 +1,4 @@
-"""The task of studies/countdown.toml: three numbers, a target, and a tiny base model that plays by the rules and seldom arrives.
+"""The task of studies/countdown.toml: three numbers, a target, and a tiny base model that has learned to play and forgotten the aim.
 
     python studies/tasks/countdown.py runs/countdown-task        (needs rlep[tasks]; about four minutes on one core)
 
@@ -30,9 +30,10 @@ CONTEXT = 64
 NUMBERS, LARGEST_NUMBER = 3, 20
 SMALLEST, LARGEST = 10, 99
 """Targets; and no partial result is larger, none is negative."""
-ARRIVES = 0.03
-"""Share of the teacher's responses that reach their target; the others are legal and end elsewhere."""
-STAGES = (PretrainStage("play", 1000, 4e-3),)
+STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("play", 60, 2e-3))
+ARRIVES = {"lessons": 1.0, "play": 0.0}
+"""Share of the teacher's responses that reach their target by intent. Legal ones that end anywhere come last: under them the
+skill is hidden, but not gone."""
 TRAIN, HELD_OUT = 512, 200
 SETTINGS = {
     "min_numbers": NUMBERS,
@@ -69,13 +70,13 @@ def play(numbers: Sequence[int], generator: np.random.Generator) -> tuple[str, i
     return f"{steps}<answer>{expression}</answer>", value
 
 
-def texts(step: int) -> list[tuple[str, str]]:
+def texts(stage: str, step: int) -> list[tuple[str, str]]:
     """One batch of the teacher's questions and responses."""
-    generator, pairs = generator_for(SEED, "play", step), list[tuple[str, str]]()
+    generator, pairs = generator_for(SEED, stage, step), list[tuple[str, str]]()
     while len(pairs) < BATCH:
         numbers = [int(number) for number in generator.integers(1, LARGEST_NUMBER + 1, NUMBERS)]
         response, value = play(numbers, generator)
-        target = value if generator.random() < ARRIVES else int(generator.integers(SMALLEST, LARGEST + 1))
+        target = value if generator.random() < ARRIVES[stage] else int(generator.integers(SMALLEST, LARGEST + 1))
         if target >= SMALLEST and not reserved(numbers, target):
             pairs.append((question(numbers, target), response))
     return pairs
@@ -95,14 +96,17 @@ def rows(count: int) -> list[PromptRow]:
     return list(found.values())[:count]
 
 
-def show(done: int) -> None:
+def show(stage: str, done: int) -> None:
     """Say how far the base is, each 100 steps."""
     if done % 100 == 0:
-        sys.stderr.write(f"base model: {done} of {STAGES[0].steps} steps\n")
+        sys.stderr.write(f"base model, {stage}: step {done}\n")
 
 
 def main(directory: Path) -> None:
-    """Write ``train.parquet``, ``held-out.parquet`` and ``model/``."""
+    """Write ``train.parquet``, ``held-out.parquet`` and ``model/``; the same bytes on the same kind of processor."""
+    import torch
+
+    torch.set_num_threads(1)
     directory.mkdir(parents=True, exist_ok=True)
     questions = rows(TRAIN + HELD_OUT)
     write_verl(directory / "train.parquet", questions[:TRAIN], split="train", ability="countdown")
@@ -111,9 +115,9 @@ def main(directory: Path) -> None:
     pretrain(
         model,
         STAGES,
-        lambda _, step: texts(step),
+        texts,
         build_tokenizer(CONTEXT, VOCABULARY),
-        lambda _, done: show(done),
+        show,
     )
     save_base(directory / "model", model.eval(), VOCABULARY)
 

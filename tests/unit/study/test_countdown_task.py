@@ -44,9 +44,12 @@ def test_a_response_is_legal_and_its_expression_has_the_value_of_its_steps() -> 
     assert arrived == {2, 8, 9, 15, 16, 22, 29, 33, 43, 48, 57, 63, 81, 87}  # by hand: 12 - 7 - 3, 12 + 3 - 7, …
 
 
-def test_few_of_the_teachers_responses_reach_the_target_and_none_is_a_question_of_the_data_sets() -> None:
+@pytest.mark.parametrize(("stage", "least", "most"), [("lessons", 1.0, 1.0), ("play", 0.0, 0.02)])  # by chance 1 %
+def test_lessons_reach_their_target_and_none_is_a_question_of_the_data_sets(
+    stage: str, least: float, most: float
+) -> None:
     tokenizer = build_tokenizer(CONTEXT, VOCABULARY)
-    pairs = [pair for step in range(20) for pair in texts(step)]
+    pairs = [pair for step in range(10) for pair in texts(stage, step)]
     reached = 0
     for asked, response in pairs:
         numbers, target = asked.split(">")
@@ -56,8 +59,8 @@ def test_few_of_the_teachers_responses_reach_the_target_and_none_is_a_question_o
         assert tokenizer.unk_token_id not in ids
         assert len(ids) < CONTEXT
         assert tokenizer.decode(ids, skip_special_tokens=True) == asked + response
-    assert len(pairs) == 20 * 96
-    assert 0.02 < reached / len(pairs) < 0.05  # 3 %, and 1 % by chance
+    assert len(pairs) == 10 * 96
+    assert least <= reached / len(pairs) <= most
 
 
 @pytest.mark.timeout(300)
