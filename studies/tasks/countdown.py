@@ -1,4 +1,4 @@
-"""The task of studies/countdown.toml: three numbers, a target, and a tiny base model that has learned to play and forgotten the aim.
+"""The task of studies/countdown.toml: three numbers, a target, and a tiny base that has learned to play and forgotten the aim.
 
     python studies/tasks/countdown.py runs/countdown-task        (needs rlep[tasks]; about four minutes on one core)
 
