@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the secrets of one deployment in deploy/secrets/ (or in the folder given): the Ray token, the Redis password, and the
-# Redis users file that holds only the password's hash. Existing secrets are kept: remove a file to renew it.
+# Makes the secrets of one deployment in deploy/secrets/ (or in the folder given): the Ray token, the Redis password, the
+# Redis users file that holds only the password's hash, and Grafana's password. Existing secrets are kept: remove a file to renew it.
 set -eu
 umask 077
 
@@ -16,6 +16,7 @@ sha256() {
 
 mkdir -p "$folder"
 [ -s "$folder/ray_token" ] || random >"$folder/ray_token"
+[ -s "$folder/grafana_password" ] || random >"$folder/grafana_password"
 if ! [ -s "$folder/redis_password" ]; then
     random >"$folder/redis_password"
     rm -f "$folder/users.acl"
@@ -32,4 +33,4 @@ EOF
 fi
 # Containers read these files as another user. The folder itself stays closed to everybody else on this machine.
 chmod 700 "$folder"
-chmod 644 "$folder"/ray_token "$folder"/redis_password "$folder"/users.acl
+chmod 644 "$folder"/ray_token "$folder"/redis_password "$folder"/users.acl "$folder"/grafana_password

@@ -21,7 +21,7 @@ class RolloutFilesConfig(Section):
 class TrackingConfig(Section):
     """Where metrics go beside ``metrics.jsonl``, which is always written."""
 
-    sinks: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Extra sinks; each needs the extra of its name installed."""
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ()
+    """Extra sinks; the first three need the extra of their name installed, ``prometheus`` scrapes Ray's own metrics."""
     project: str = "rlep"
     """Project or experiment name in the tracker."""

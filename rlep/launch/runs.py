@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlep.actors.pool_actor import PoolService
+from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
@@ -38,6 +39,7 @@ from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
+from rlep.metrics.catalogue import Tracker
 from rlep.metrics.trackers import open_trackers
 
 
@@ -173,16 +175,16 @@ def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
     )
-    sinks = partial(
-        open_trackers,
-        config.tracking.sinks,
-        directory=config.run.directory,
-        project=config.tracking.project,
-        name=config.run.name,
-    )
-    store = RunDirectory(config.run.directory, config, facts, sinks)
+    store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config))
     store.events.log("data_loaded", None, **facts.data)
     return store
+
+
+def _trackers(config: Config) -> list[Tracker]:
+    run, tracking = config.run, config.tracking
+    files = [sink for sink in tracking.sinks if sink != "prometheus"]
+    opened = open_trackers(files, directory=run.directory, project=tracking.project, name=run.name)
+    return [*opened, *([PrometheusTracker(run.name)] if "prometheus" in tracking.sinks else [])]
 
 
 async def _train(

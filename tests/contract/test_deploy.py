@@ -32,7 +32,7 @@ SCRIPTS = [
 ]
 KUBERNETES = "1.31"
 ROLES = {"generators": "generator", "verifiers": "verifier", "learners": "learner"}
-SECRETS = {"ray_token", "redis_password", "users.acl"}
+SECRETS = {"ray_token", "redis_password", "users.acl", "grafana_password"}
 
 Document = Mapping[str, Any]
 

@@ -4,164 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.core.errors import ConfigError, DataError
-from rlep.study.conduct import Base, conduct, found_in
-from rlep.study.study_plan import PhasePlan, Study, phases_of, read_study
-from rlep.study.study_report import Found, comparisons, summary, write_report
-from rlep.study.study_results import read_arm, taken_by
-from rlep.study.study_runner import Commands
+from rlep.core.errors import ConfigError
+from rlep.study.conduct import found_in
+from rlep.study.study_plan import phases_of, read_study
+from rlep.study.study_report import comparisons, summary, write_report
+from rlep.study.study_results import read_arm
+from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
 ROOT = Path(__file__).parents[3]
-STEP = 100
-"""Tokens that a made-up step generates, scores and trains on: 500 of compute."""
-COUNTING = """
-import json, os, signal, time
-directory = os.environ["RUN_DIRECTORY"]
-os.makedirs(directory, exist_ok=True)
-step = 0
-try:
-    while True:
-        step += 1
-        counts = {f"compute/{name}_tokens": 100 * step for name in ("generated", "scored", "trained")}
-        with open(f"{directory}/metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": step - 1, "wall_s": 0.0, "metrics": counts}) + "\\n")
-        time.sleep(0.05)
-except KeyboardInterrupt:
-    open(f"{directory}/stopped", "w").write("SIGINT")
-    raise SystemExit(130)
-"""
-
-
-def study_file(home: Path, text: str = "") -> Path:
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "base.toml").write_text("[run]\nsteps = 4\n[rollout]\nprompts = 4\nfresh = 4\n[update]\nprompts = 2\n")
-    file = home / "study.toml"
-    file.write_text(
-        text
-        or f"""
-[study]
-name = "small"
-directory = "{home / "study"}"
-base = ["base.toml"]
-budget = 2000
-seeds = [1, 2]
-tuning_seeds = [9]
-
-[[arm]]
-name = "none"
-control = true
-[[arm.phase]]
-command = "train"
-set = {{ "replay.count" = 0 }}
-
-[[arm]]
-name = "more"
-control = true
-[[arm.phase]]
-command = "train"
-set = {{ "replay.count" = 0, "rollout.fresh" = 6 }}
-
-[[arm]]
-name = "rlep"
-[[arm.phase]]
-command = "train"
-name = "phase 1"
-set = {{ "replay.count" = 0, "run.steps" = 2 }}
-[[arm.phase]]
-command = "collect"
-model = "phase 1"
-[[arm.phase]]
-command = "train"
-name = "phase 2"
-pool = "collect"
-set = {{ "replay.count" = 2 }}
-
-[[arm]]
-name = "live"
-tune = {{ "update.lr" = [0.1, 0.2] }}
-[[arm.phase]]
-command = "train"
-set = {{ "replay.count" = 2, "replay.source" = "live" }}
-"""
-    )
-    return file
-
-
-@dataclass
-class MadeUp:
-    """Writes what a run leaves: accuracies by step, higher with ``update.lr = 0.2``."""
-
-    fail: str = ""
-    """Run names' command that fails."""
-    fail_seed: int | None = None
-    fail_rate: float | None = None
-    stop_after: int | None = None
-    ran: list[str] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)
-    stopped: bool = False
-
-    def stop(self) -> None:
-        self.stopped = True
-
-    def __call__(self, plan: PhasePlan, limit: float) -> str:
-        if self.stop_after is not None and len(self.ran) >= self.stop_after:
-            raise KeyboardInterrupt
-        self.ran.append(plan.directory.name)
-        self.limits.append(limit)
-        if (
-            self.fail == plan.command
-            or self.fail_seed == plan.config.run.seed
-            or self.fail_rate == plan.config.update.lr
-        ):
-            return "exit code 1: out of luck"
-        plan.directory.mkdir(parents=True, exist_ok=True)
-        config = plan.config
-        if plan.command == "collect":
-            (plan.directory / "collection.json").write_text(json.dumps({"generated_tokens": 300, "wall_s": 7.0}))
-            return ""
-        right = 2 if config.update.lr == 0.2 else 1 if config.replay.count else 0
-        lines, evaluations = [], []
-        for step in range(config.run.steps + 1):
-            if step:
-                counted = {f"compute/{name}_tokens": STEP * step for name in ("generated", "scored", "trained")}
-                lines.append({"step": step - 1, "wall_s": float(step), "metrics": counted})
-            if step % 2 == 0:
-                evaluations.append(
-                    {"step": step, "wall_s": step + 0.5, "data_source": "x", "questions": 2, "n": 2, "avg": 0.5}
-                )
-                self.samples(plan.directory / "samples" / f"step-{step:06d}.parquet", step, right)
-        for name, rows in (("metrics", lines), ("evaluations", evaluations)):
-            (plan.directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return ""
-
-    @staticmethod
-    def samples(path: Path, step: int, right: int) -> None:
-        """Two questions × 2: of ``b`` ``right`` samples are correct from step 2 on; of ``a`` one, at step 0 alone."""
-        path.parent.mkdir(exist_ok=True)
-        correct = {"a": 1 if step == 0 else 0, "b": min(right, 2) if step else 0}
-        rows = [(name, "correct" if n < correct[name] else "wrong", f"{name}{n}") for name in "ba" for n in range(2)]
-        columns = zip(*rows, strict=True)
-        pq.write_table(pa.table(dict(zip(("prompt_id", "status", "extracted"), map(list, columns), strict=True))), path)
-
-
-def base_of(study: Study) -> Base:
-    assert not isinstance(study.study.base, str)
-    return Base(study.study.base)
-
-
-def conducted(file: Path, run: MadeUp, parallel: int = 1) -> Found:
-    study = read_study(file)
-    return conduct(study, base_of(study), run, parallel=parallel, say=lambda _: None)
 
 
 def test_the_figures_by_hand(tmp_path: Path) -> None:
@@ -244,55 +100,6 @@ def test_an_arm_that_fails_is_reported(tmp_path: Path) -> None:
     later = found_in(study, base_of(study))  # `rlep study report`, from the files
     assert "collection.json does not say what the collection took" in later.failed["rlep", 1].reason
     assert later.runs.keys() == found.runs.keys()
-
-
-def test_the_last_phase_gets_what_the_others_leave_of_the_budget(tmp_path: Path) -> None:
-    run = MadeUp()
-    conducted(study_file(tmp_path), run)
-    limits = dict(zip(run.ran, run.limits, strict=True))
-    assert (
-        sorted(limits.values()) == [700.0] * 2 + [2000.0] * 8 + [inf] * 4
-    )  # phase 2; the other arms; phase 1, collect
-    dear = study_file(tmp_path / "dear")
-    dear.write_text(dear.read_text().replace("budget = 2000", "budget = 1300"))
-    found = conducted(dear, MadeUp())
-    assert found.failed["rlep", 1].reason == "its earlier phases take 1,300 of a budget of 1,300"
-    assert ("none", 1) in found.runs
-
-
-def test_a_run_that_ends_before_its_last_step_and_the_budget_has_no_result(tmp_path: Path) -> None:
-    study = read_study(study_file(tmp_path))
-    (plan,) = phases_of(study.study, study.arm[0], 1, study.study.base, ())  # type: ignore[arg-type]
-    assert MadeUp()(plan, inf) == ""
-    metrics = plan.directory / "metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    metrics.write_text("".join(lines[:3]))  # 1,500 of compute
-    assert taken_by(plan) == 1500
-    with pytest.raises(DataError, match="only 3 of its 4 steps are there"):
-        read_arm([plan], 1500)
-    stopped = read_arm([plan], 1499)
-    assert [point.step for point in stopped.within(1499)] == [0, 2]
-
-
-def test_a_command_is_stopped_where_its_compute_passes_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for ``rlep`` counts its steps until SIGINT; it is not even begun where the files pass the limit."""
-    package = tmp_path / "rlep"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "__main__.py").write_text(COUNTING)
-    study = read_study(study_file(tmp_path))
-    (plan,) = phases_of(study.study, study.arm[0], 1, study.study.base, ())  # type: ignore[arg-type]
-    monkeypatch.chdir(tmp_path)  # python -m finds the stand-in first
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("RUN_DIRECTORY", str(plan.directory))
-    assert Commands(hours=1)(plan, 1499) == ""
-    assert taken_by(plan) > 1499
-    assert (plan.directory / "stopped").read_text() == "SIGINT"
-    (plan.directory / "stopped").unlink()
-    assert Commands(hours=1)(plan, 1499) == ""
-    assert not (plan.directory / "stopped").exists()
 
 
 def test_an_arm_that_could_not_be_tuned_is_reported_and_not_run(tmp_path: Path) -> None:

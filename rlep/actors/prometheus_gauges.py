@@ -1,0 +1,78 @@
+"""``tracking.sinks = ["prometheus"]``: a run's numbers among Ray's own metrics, which Prometheus scrapes from every node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rlep.metrics.series import LAST_STEP, STEP, Series, series_of
+
+SET_AGAIN_S = 5.0
+"""Ray forgets a gauge that nobody set for about 30 s, and a step may take minutes."""
+
+
+class Gauge(Protocol):
+    """``ray.util.metrics.Gauge``."""
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        """Its present value for these labels."""
+        ...
+
+
+NewGauge = Callable[[str, str, tuple[str, ...]], Gauge]
+"""(name, description, label names) → a gauge."""
+
+
+def ray_gauge(name: str, description: str, labels: tuple[str, ...]) -> Gauge:
+    """A gauge of this process; Ray exports it as ``ray_<name>``."""
+    from ray.util.metrics import Gauge as RayGauge
+
+    gauge: Gauge = RayGauge(name, description=description, tag_keys=labels)
+    return gauge
+
+
+class PrometheusTracker:
+    """Keeps every number of the last step set until the run ends; one that a step lacks keeps its last value.
+
+    Nothing here waits for Prometheus: a scrape reads what Ray's agent on this node has collected.
+    """
+
+    def __init__(self, run: str, new_gauge: NewGauge = ray_gauge, *, every_s: float = SET_AGAIN_S) -> None:
+        """``run``: the label that tells runs apart; ``every_s``: how often values are set again."""
+        self._run, self._new_gauge, self._every_s = run, new_gauge, every_s
+        self._gauges: dict[str, Gauge] = {}
+        self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="prometheus", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take over the numbers of a step; entries of lists have no series."""
+        with self._lock:
+            for name, value in metrics.items():
+                if series := series_of(name):
+                    self._put(series, value)
+            self._put(Series(STEP, {}, "Training steps done [steps]"), step + 1)
+            self._put(Series(LAST_STEP, {}, "When the last step was done [s since the epoch]"), time.time())
+            self._set()
+
+    def close(self) -> None:
+        """Set nothing any more; the series end half a minute later."""
+        self._closed.set()
+        self._thread.join()
+
+    def _put(self, series: Series, value: float) -> None:
+        if series.name not in self._gauges:
+            self._gauges[series.name] = self._new_gauge(series.name, series.help, ("run", *series.labels))
+        self._values[series.name, tuple(series.labels.items())] = value
+
+    def _set(self) -> None:
+        for (name, labels), value in self._values.items():
+            self._gauges[name].set(value, {"run": self._run, **dict(labels)})
+
+    def _keep(self) -> None:
+        while not self._closed.wait(self._every_s):
+            with self._lock:
+                self._set()

@@ -1,0 +1,80 @@
+"""Where the phases of an arm end: at the budget, which earlier phases have a part of."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from rlep.core.errors import DataError
+from rlep.study.study_plan import phases_of, read_study
+from rlep.study.study_results import read_arm, taken_by
+from rlep.study.study_runner import Commands
+from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
+
+COUNTING = """
+import json, os, signal, time
+directory = os.environ["RUN_DIRECTORY"]
+os.makedirs(directory, exist_ok=True)
+step = 0
+try:
+    while True:
+        step += 1
+        counts = {f"compute/{name}_tokens": 100 * step for name in ("generated", "scored", "trained")}
+        with open(f"{directory}/metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": step - 1, "wall_s": 0.0, "metrics": counts}) + "\\n")
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    open(f"{directory}/stopped", "w").write("SIGINT")
+    raise SystemExit(130)
+"""
+
+
+def test_the_last_phase_gets_what_the_others_leave_of_the_budget(tmp_path: Path) -> None:
+    run = MadeUp()
+    conducted(study_file(tmp_path), run)
+    limits = dict(zip(run.ran, run.limits, strict=True))
+    assert (
+        sorted(limits.values()) == [700.0] * 2 + [2000.0] * 8 + [inf] * 4
+    )  # phase 2; the other arms; phase 1, collect
+    dear = study_file(tmp_path / "dear")
+    dear.write_text(dear.read_text().replace("budget = 2000", "budget = 1300"))
+    found = conducted(dear, MadeUp())
+    assert found.failed["rlep", 1].reason == "its earlier phases take 1,300 of a budget of 1,300"
+    assert ("none", 1) in found.runs
+
+
+def test_a_run_that_ends_before_its_last_step_and_the_budget_has_no_result(tmp_path: Path) -> None:
+    study = read_study(study_file(tmp_path))
+    (plan,) = phases_of(study.study, study.arm[0], 1, base_of(study).files, ())
+    assert MadeUp()(plan, inf) == ""
+    metrics = plan.directory / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(lines[:3]))  # 1,500 of compute
+    assert taken_by(plan) == 1500
+    with pytest.raises(DataError, match="only 3 of its 4 steps are there"):
+        read_arm([plan], 1500)
+    stopped = read_arm([plan], 1499)
+    assert [point.step for point in stopped.within(1499)] == [0, 2]
+
+
+def test_a_command_is_stopped_where_its_compute_passes_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for ``rlep`` counts its steps until SIGINT; it is not even begun where the files pass the limit."""
+    package = tmp_path / "rlep"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(COUNTING)
+    study = read_study(study_file(tmp_path))
+    (plan,) = phases_of(study.study, study.arm[0], 1, base_of(study).files, ())
+    monkeypatch.chdir(tmp_path)  # python -m finds the stand-in first
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("RUN_DIRECTORY", str(plan.directory))
+    assert Commands(hours=1)(plan, 1499) == ""
+    assert taken_by(plan) > 1499
+    assert (plan.directory / "stopped").read_text() == "SIGINT"
+    (plan.directory / "stopped").unlink()
+    assert Commands(hours=1)(plan, 1499) == ""
+    assert not (plan.directory / "stopped").exists()
