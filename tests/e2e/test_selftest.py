@@ -12,7 +12,19 @@ import pytest
 from tests.small import BASE
 
 MODEL = Path("rlep/quickstart/model").absolute()
-NAMES = ["environment", "attention", "gradients", "state", "longest rows", "network", "generator", "weights"]
+NAMES = [
+    "environment",
+    "attention",
+    "gradients",
+    "state",
+    "longest rows",
+    "memory",
+    "network",
+    "generator",
+    "preemption",
+    "weights",
+    "lost member",
+]
 
 
 @pytest.mark.timeout(900)
