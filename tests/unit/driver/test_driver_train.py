@@ -117,6 +117,7 @@ KILLS += [(3, kill_at) for kill_at in range(1, 110, 13)]
 
 
 @pytest.mark.parametrize(("every", "kill_at"), KILLS)
+@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`")
 async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
     tmp_path: Path, undisturbed: tuple[Path, Scene], every: int, kill_at: int
 ) -> None:
@@ -158,6 +159,7 @@ async def test_killed_twice(tmp_path: Path, undisturbed: tuple[Path, Scene]) -> 
 
 
 @pytest.mark.parametrize("at", ["score/0", "update/0", "publish/0", "update/3", "publish/2", "save/2", "score/7"])
+@pytest.mark.fault(4, outcome="equal", operator="events `actor_lost`, `run_resumed`, `actor_restarted`")
 async def test_a_lost_learner_is_restarted_and_restored(
     tmp_path: Path, undisturbed: tuple[Path, Scene], at: str
 ) -> None:
@@ -182,6 +184,7 @@ async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "torn state", "no manifest"])
 @pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.fault(22, outcome="stated", operator="event `checkpoint_refused`")
 async def test_a_broken_newest_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: tuple[Path, Scene], damage: str, keep: int
 ) -> None:
