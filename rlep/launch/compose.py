@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import platform
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -186,8 +187,10 @@ class RunActors:
         return self._pool("pool", pool_place(self.config), inputs, options, cap=self.config.collection.cap)
 
     def live(self, inputs: Inputs) -> PoolService:
-        """The pool of the run's own responses, for ``replay.source``. A newer driver of the run fences this one's inserts."""
-        options = PoolOptions(minimum=1, read_only=False, precision="float32", writer_epoch=time.time_ns() // 1_000_000)
+        """The pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
+        holder = f"the run in {self.config.run.directory.absolute()} on {platform.node()}"
+        epoch = time.time_ns() // 1_000_000
+        options = PoolOptions(minimum=1, precision="float32", writer_epoch=epoch, holder=holder)
         place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
         return self._pool(LIVE_ACTOR_NAME, place, inputs, options, cap=UNCAPPED)
 

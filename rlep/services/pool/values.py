@@ -76,6 +76,8 @@ class PoolOptions:
     """Names a writer whose incarnations fence each other, e.g. the run."""
     writer_epoch: int | None = None
     """This incarnation's number: once a newer one has opened the pool, this one's inserts are refused. None: unfenced."""
+    holder: str | None = None
+    """Who this is, where one at a time may write: another is refused while this one lives. None: anybody may write."""
     precision: Precision = "float16"
     """How log-probs are stored."""
     deadline: float = 30.0
