@@ -185,6 +185,7 @@ async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["flip", "remove", "torn state", "no manifest"])
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.fault(22, outcome="stated", operator="event `checkpoint_refused`")
+@pytest.mark.fault(30, outcome="stated", operator="event `checkpoint_refused`, which names the file")
 async def test_a_broken_newest_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: tuple[Path, Scene], damage: str, keep: int
 ) -> None:
