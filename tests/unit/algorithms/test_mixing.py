@@ -111,6 +111,16 @@ def test_an_unfit_replay_is_refused(replay: Trajectory, reason: str) -> None:
         mixed(fresh_of(PROMPT, "+-"), [replay])
 
 
+@pytest.mark.fault(20, outcome="stopped", operator="one sentence that names the replay and the setting")
+def test_a_replay_longer_than_any_rollout_is_refused() -> None:
+    replay = trajectory_of(PROMPT, [1, 2, 3])
+    assert len(mixed(fresh_of(PROMPT, "+-"), [replay], max_tokens=3).replays) == 1
+    with pytest.raises(
+        MixingError, match=f"replay {replay.content_id} has 3 tokens, and rollout.max_tokens is 2; raise"
+    ):
+        mixed(fresh_of(PROMPT, "+-"), [replay], max_tokens=2)
+
+
 def test_failed_replays_may_be_allowed_but_truncated_ones_may_not() -> None:
     failed = trajectory_of(PROMPT, status="wrong")
     assert mixed(fresh_of(PROMPT, "+-"), [failed], allow_failed_replays=True).replays == (failed,)
