@@ -257,7 +257,7 @@ class Sampler:
         engine = self._running()
         with engine_errors():
             await engine.check_health()
-            await first_of(engine.is_paused(), self._among_peers.wait())
+            await or_death(engine, first_of(engine.is_paused(), self._among_peers.wait()))
         return SamplerHealth(self.policy_version, len(self._samples))
 
     async def close(self) -> None:
