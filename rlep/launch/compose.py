@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import platform
-import time
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -188,9 +188,8 @@ class RunActors:
 
     def live(self, inputs: Inputs) -> PoolService:
         """The pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
-        holder = f"the run in {self.config.run.directory.absolute()} on {platform.node()}"
-        epoch = time.time_ns() // 1_000_000
-        options = PoolOptions(minimum=1, precision="float32", writer_epoch=epoch, holder=holder)
+        holder = f"{secrets.token_hex(8)} the run in {self.config.run.directory.absolute()} on {platform.node()}"
+        options = PoolOptions(minimum=1, precision="float32", holder=holder)
         place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
         return self._pool(LIVE_ACTOR_NAME, place, inputs, options, cap=UNCAPPED)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.lease import PoolLease
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
+from rlep.services.pool.storage.store import Store
 from rlep.services.pool.values import PoolOptions
 
 
@@ -46,9 +48,11 @@ def open_pool(
             server = EmbeddedRedis(directory).start()
             undo.callback(server.stop)
             url, password_file = server.url, server.password_file
-        if options.holder is not None:  # before the pool is opened, which shuts out older incarnations of the writer
+        if options.holder is not None:
             link = _linked(name, partial(connect, url, password_file=password_file), options.deadline)
-            undo.enter_context(closing(PoolLease(link, name, f"{options.writer_epoch} {options.holder}")))
+            undo.enter_context(closing(PoolLease(link, name, options.holder)))
+            # Counted, not read from a clock: one that was set back would make this the older incarnation.
+            options = replace(options, writer_epoch=1 + Store(link, name).newest_epoch(options.writer))
         pool = Pool.open(url, name, tokenizer_digest=tokenizer_digest, password_file=password_file, options=options)
         undo.callback(pool.close)
         return OpenPool(pool, undo.pop_all())

@@ -28,7 +28,7 @@ from rlep.services.pool import lease
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 lease.LEASE_S = 2.0
-options = PoolOptions(writer="run", writer_epoch=1, holder="the run in /first on here")
+options = PoolOptions(writer="run", holder="1 the run in /first on here")
 with open_pool(sys.argv[1], Path(), "live", tokenizer_digest=sys.argv[2], options=options):
     print("open", flush=True)
     threading.Event().wait()
@@ -41,10 +41,10 @@ class Drivers:
     def __init__(self, server: EmbeddedRedis, keep: ExitStack) -> None:
         self.server, self._keep = server, keep
 
-    def open(self, epoch: int, where: str, deadline: float = 30.0) -> Pool:
+    def open(self, number: int, where: str, deadline: float = 30.0) -> Pool:
         """The pool, open to the end of the test."""
-        holder = f"the run in {where} on here"
-        options = PoolOptions(writer="run", writer_epoch=epoch, holder=holder, deadline=deadline)
+        holder = f"{number} the run in {where} on here"
+        options = PoolOptions(writer="run", holder=holder, deadline=deadline)
         opened = open_pool(self.server.url, Path(), "live", tokenizer_digest=TOKENIZER, options=options)
         return self._keep.enter_context(opened)
 
@@ -88,6 +88,19 @@ def test_the_lease_of_a_killed_driver_ends(drivers: Drivers, trajectory: MakeTra
         assert first.stdout.readline() == "open\n"
         first.kill()
     assert drivers.open(2, "/second").add([trajectory()]).inserted == 1
+
+
+@pytest.mark.fault(17, outcome="equal", operator="nothing")
+def test_a_driver_whose_clock_was_set_back_is_the_newer_one_all_the_same(
+    drivers: Drivers, trajectory: MakeTrajectory
+) -> None:
+    """Incarnations of a writer are counted: one of the year 2100, when they had the time as epoch, is not ahead of them."""
+    options = PoolOptions(writer="run", writer_epoch=4_102_444_800_000)
+    with Pool.open(drivers.server.url, "live", tokenizer_digest=TOKENIZER, options=options) as before:
+        assert before.add([trajectory()]).inserted == 1
+        assert drivers.open(1, "/first").add([trajectory()]).inserted == 1
+        with pytest.raises(PoolError, match="a newer incarnation of this writer has taken over"):
+            before.add([trajectory()])
 
 
 def test_a_redis_that_is_not_there_is_an_error_within_the_deadline(drivers: Drivers) -> None:

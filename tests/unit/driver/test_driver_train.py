@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,23 @@ async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
         again
         == [batch_bytes(batch) for batch in expected.learner.batches][len(expected.learner.batches) - len(again) :]
     )
+
+
+@pytest.mark.fault(17, outcome="equal", operator="`time` in metrics.jsonl and events.jsonl jumps; `wall_s` does not")
+async def test_a_clock_that_jumps_by_an_hour_changes_nothing(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, jumps = time.time, itertools.cycle([0.0, 3600.0, -3600.0])
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    scene = new_scene()
+    await trained(tmp_path, scene)
+    assert untimed(tmp_path) == untimed(undisturbed[0])
+    assert scene.learner.state == undisturbed[1].learner.state
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    walls = [line["wall_s"] for line in lines]
+    assert walls == sorted(walls)
+    assert min(value for line in lines for name, value in line["metrics"].items() if name.startswith("time/")) >= 0
+    assert [line["time"] for line in lines] != sorted(line["time"] for line in lines)  # the clock did jump
 
 
 async def test_the_kills_cover_the_whole_run(undisturbed: tuple[Path, Scene]) -> None:

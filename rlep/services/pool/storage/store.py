@@ -217,6 +217,13 @@ class Store:
         calls = [([self._key(bucket, "state")], [writer, epoch]) for bucket in range(self.buckets)]
         self._link.scripts(f"pool {self.name}: opening for writer {writer} at epoch {epoch}", "fence", calls)
 
+    def newest_epoch(self, writer: str) -> int:
+        """Of this writer's incarnations so far; 0 where there was none, or no pool."""
+        if self.meta() is None:
+            return 0
+        found = self._everywhere("looking for its writer's epoch", "HGET", "state", f"epoch:{writer}")
+        return max(int(epoch or 0) for epoch in found)
+
     def lease(self, holder: str, seconds: float) -> tuple[str, float] | None:
         """Take the pool's lease, renew it, or with 0 seconds give it back.
 
