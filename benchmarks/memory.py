@@ -18,7 +18,6 @@ largest relative error of the plan over all cases, and the gradient bytes of a r
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import multiprocessing
@@ -35,6 +34,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
+from rlep.core.heap import return_freed_memory
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.cpu import acceleration
@@ -55,9 +55,6 @@ SMOL = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 8192,
 }
-RETURNED_BLOCK_BYTES = 16 * 2**10
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Numbers of glibc's options, from malloc.h."""
 
 
 @dataclass(frozen=True)
@@ -117,18 +114,10 @@ def resident(key: str = "VmRSS") -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
-def return_freed_memory(*_: object, **__: object) -> None:
-    """Stands in for ``keep_freed_memory``."""
-    library = ctypes.CDLL(None)
-    library.mallopt(_MMAP_THRESHOLD, RETURNED_BLOCK_BYTES)
-    library.mallopt(_TRIM_THRESHOLD, RETURNED_BLOCK_BYTES)
-    library.malloc_trim(0)
-
-
 def measure(case: Case, model: Path, rank: int, directory: Path) -> None:
     """The body of one rank's process: writes its figures to ``directory``."""
     return_freed_memory()
-    device_state.keep_freed_memory = return_freed_memory  # type: ignore[attr-defined]
+    device_state.keep_freed_memory = lambda *_, **__: return_freed_memory()  # type: ignore[attr-defined]
     options = learner_options(case.config(model))
     update(options, case, TOY, (rank, directory / "warm"), (1,))
     head._spare.clear()

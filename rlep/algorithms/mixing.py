@@ -22,18 +22,20 @@ def mix(
     allow_failed_replays: bool = False,
     require_replays: bool = False,
     vocabulary: int | None = None,
+    max_tokens: int | None = None,
 ) -> Group:
     """Join exactly G fresh and at most M replayed trajectories of one prompt (RLEP, arXiv 2507.07451, section 3.2).
 
     A short pool gives a smaller group and is never padded; ``require_replays`` refuses it instead.
-    Every token id is below ``vocabulary``, the rows of the model's embedding (None: not known).
+    Every token id is below ``vocabulary``, the rows of the model's embedding (None: not known). No replay is longer than
+    ``max_tokens``, as no fresh rollout is: batches, memory and the model's context are planned by it (None: any length).
     Fresh ones may have equal tokens but not equal sample ids; replays are distinct by content.
 
     Raises:
         StaleRolloutError: a token of a fresh one sampled more than ``max_staleness`` versions before
             ``policy_version``, or after it.
         MixingError: wrong counts, another prompt or tokenizer, a token beyond the vocabulary,
-            duplicates, an unverified or truncated replay.
+            duplicates, an unverified, truncated or overlong replay.
     """
     _check_counts(prompt, fresh, replays, fresh_count, max_replays)
     if require_replays and len(replays) < max_replays:
@@ -48,7 +50,7 @@ def mix(
     for trajectory in fresh:
         _check_version(prompt, trajectory, policy_version, max_staleness)
     for trajectory in replays:
-        _check_replay(prompt, trajectory, allow_failed_replays)
+        _check_replay(prompt, trajectory, allow_failed_replays, max_tokens)
     _check_distinct(prompt, "fresh rollouts with sample id", (t.sample_id for t in fresh))
     _check_distinct(prompt, "replays with content id", (t.content_id for t in replays))
     return Group(prompt, policy_version, tuple(fresh), tuple(replays))
@@ -97,7 +99,12 @@ def _check_version(prompt: Prompt, trajectory: Trajectory, policy_version: int, 
             )
 
 
-def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool) -> None:
+def _check_replay(prompt: Prompt, trajectory: Trajectory, allow_failed: bool, max_tokens: int | None) -> None:
+    if max_tokens is not None and len(trajectory.tokens) > max_tokens:
+        raise MixingError(
+            f"prompt {prompt.id}: replay {trajectory.content_id} has {len(trajectory.tokens)} tokens, and "
+            f"rollout.max_tokens is {max_tokens}; raise it, or fill a pool with shorter responses"
+        )
     if trajectory.finish_reason != "stop":
         raise MixingError(f"prompt {prompt.id}: replay {trajectory.content_id} is truncated")
     if not (trajectory.correct or (allow_failed and trajectory.verdict.status == "wrong")):

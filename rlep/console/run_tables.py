@@ -145,7 +145,7 @@ def read_rows(
     name, path = "/".join(parts), run.file(*parts)
     rows: list[Row] = []
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if missing := [column for column in columns if column not in file.schema_arrow.names]:
                 raise DataError(f"{name} has no column {', '.join(missing)}")
             if file.metadata.num_rows > MOST_ROWS:

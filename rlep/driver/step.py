@@ -99,6 +99,7 @@ def mixed(
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
         vocabulary=step.run.vocabulary,
+        max_tokens=config.rollout.max_tokens,
         max_staleness=config.rollout.max_staleness,
         allow_failed_replays=config.replay.failed > 0,
         require_replays=config.replay.require,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
+import platform
+import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -186,8 +187,9 @@ class RunActors:
         return self._pool("pool", pool_place(self.config), inputs, options, cap=self.config.collection.cap)
 
     def live(self, inputs: Inputs) -> PoolService:
-        """The pool of the run's own responses, for ``replay.source``. A newer driver of the run fences this one's inserts."""
-        options = PoolOptions(minimum=1, read_only=False, precision="float32", writer_epoch=time.time_ns() // 1_000_000)
+        """The pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
+        holder = f"{secrets.token_hex(8)} the run in {self.config.run.directory.absolute()} on {platform.node()}"
+        options = PoolOptions(minimum=1, precision="float32", holder=holder)
         place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
         return self._pool(LIVE_ACTOR_NAME, place, inputs, options, cap=UNCAPPED)
 

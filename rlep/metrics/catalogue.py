@@ -171,6 +171,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("evaluation/<data_source>/maj", "share", "maj@n: questions whose most frequent answer is correct"),
     Metric("evaluation/<data_source>/best", "share", "best@n: questions with at least one correct sample"),
     Metric("evaluation/<data_source>/pass/<k>", "share", "pass@k, unbiased, mean over questions"),
+    Metric(
+        "tracking/dropped",
+        "steps",
+        "Steps so far that a tracker refused or did not take in time; only if there are any",
+    ),
     Metric("metrics/nonfinite", "values", "Values of this line that were NaN or infinite and are written as null"),
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlep.core.errors import DataError
 from rlep.core.jsonl import JsonLines, read_lines
 from rlep.metrics.catalogue import EVENTS, MetricValue, Number, Recorded, Tracker, flatten, metric_for
+from rlep.metrics.delivery import Delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class MetricsLine:
 
 
 class MetricsLog(JsonLines):
-    """``metrics.jsonl``: one line per step, steps increasing, plus any trackers."""
+    """``metrics.jsonl``: one line per step, steps increasing, plus any trackers, which never hold it up."""
 
     def __init__(
         self, path: Path, trackers: Sequence[Tracker] = (), *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(path)
-        self._trackers = tuple(trackers)
+        self._trackers = tuple(Delivery(tracker) for tracker in trackers)
         self._clock = clock
         self._last_step = -1
         self._rebase()
@@ -51,6 +52,8 @@ class MetricsLog(JsonLines):
         lost = sum(v is None for value in values.values() for v in (value if isinstance(value, Sequence) else [value]))
         if lost:
             values["metrics/nonfinite"] = lost
+        if dropped := sum(tracker.dropped for tracker in self._trackers):
+            values["tracking/dropped"] = dropped
         self.append({"step": step, "time": round(time.time(), 3), "wall_s": round(self.wall_s, 3), "metrics": values})
         self._last_step = step
         for tracker in self._trackers:

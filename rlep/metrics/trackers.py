@@ -2,7 +2,7 @@
 
 Each package is imported when its tracker is opened. Credentials and servers come from the packages' own environment
 variables (``WANDB_API_KEY``, ``MLFLOW_TRACKING_URI``, …). A resumed run continues the tracker's run: its id is kept in
-the run directory. A server that refuses values costs a warning, not the run: ``metrics.jsonl`` has them.
+the run directory. A tracker that fails or hangs costs a warning, not the run (``delivery``): ``metrics.jsonl`` has the values.
 """
 
 from __future__ import annotations

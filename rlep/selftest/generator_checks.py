@@ -1,32 +1,34 @@
-"""Checks of a generator: seeds, log-probs, and weights from a learner by the configured transport."""
+"""Checks of a generator: seeds, log-probs, and a KV cache that is too small."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 
 import numpy as np
-import torch
 
-from rlep.core.errors import WeightSyncError
-from rlep.core.types import Completion, Int32Array, Request, Sampling
+from rlep.core.plural import counted
+from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
+from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, probe_batch
 from rlep.engines.sampler.engine import Sampler, prepare_environment
-from rlep.engines.sampler.setup import STOCK
-from rlep.engines.weights.shared_memory import SharedMemoryWriter
-from rlep.engines.weights.weight_update import WeightUpdate
+from rlep.engines.sampler.requests import preemptions
+from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions
 from rlep.selftest.learner_checks import make_rank
-from rlep.selftest.outcome import CheckFailed, CheckSkipped
-from rlep.selftest.synthetic import Rig, halves, scored
+from rlep.selftest.outcome import CheckFailed
+from rlep.selftest.synthetic import Rig
 
 REQUESTS, MAX_TOKENS = 24, 12
-LENGTHS = (30, 21, 15, 9)
-"""Of the sequences that are compared, in tokens; cut where the context is shorter."""
+CRAMPED_CONTEXT, CRAMPED_PROMPT = 64, 28
+"""Tokens. A prompt fits into one block of ``BLOCK`` tokens (two of a GPU's 16), and with its response it needs one more."""
+BLOCK, FEW_BLOCKS = 32, 9
+"""A KV cache that is full of prompts; one block of it stays empty."""
 
 
 def generator(rig: Rig, sampler: type[Sampler] = Sampler) -> str:
@@ -35,7 +37,7 @@ def generator(rig: Rig, sampler: type[Sampler] = Sampler) -> str:
 
 
 async def _generator(rig: Rig, kind: type[Sampler]) -> str:
-    async with _started(rig, kind) as sampler:
+    async with started(rig, kind) as sampler:
         sampler.serve_base(0)
         requests, sampling = _requests(rig), Sampling(1.0, 1.0, 0, min(MAX_TOKENS, rig.config.rollout.max_tokens))
         begun = time.perf_counter()
@@ -56,56 +58,51 @@ async def _generator(rig: Rig, kind: type[Sampler]) -> str:
         return f"{same}, log-probs within {difference.mean():.1g} nats, {tokens / seconds:,.0f} tokens/s of two layers"
 
 
-def weights(rig: Rig, learner: type[LearnerRank] = LearnerRank, sampler: type[Sampler] = Sampler) -> str:
-    """A learner's updated weights arrive in the generator, which then has the learner's log-probs."""
-    if rig.sampler().transfer == "nccl" and torch.cuda.device_count() < 2:
-        raise CheckSkipped("NCCL needs two GPUs, one for each side")
-    return asyncio.run(_weights(rig, learner, sampler))
+def preemption(rig: Rig, sampler: type[Sampler] = Sampler, blocks: int = FEW_BLOCKS) -> str:
+    """With too small a KV cache every request is answered once, with log-probs that the learner agrees with."""
+    return asyncio.run(_preemption(rig, sampler, blocks))
 
 
-async def _weights(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> str:
-    transfer = rig.sampler().transfer
-    async with _started(rig, kind) as sampler:
-        if transfer == "nccl":
-            os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-        batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
-        with closing(make_rank(rig, learner, "weights")) as made:
-            made.update(scored(batch, made.score(batch)), rollout=0)
-            update, seconds, difference = await _sent(rig, made, sampler, halves(batch))
-        size = sum(spec.nbytes for spec in update.layout)
-        return (
-            f"{transfer}: {size / 2**20:.1f} MiB in {seconds:.2f} s ({size / 2**30 / seconds:.2f} GiB/s), "
-            f"log-probs within {difference:.1g} nats of the learner's"
+async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
+    cramped = replace(
+        rig.sampler(), max_model_len=CRAMPED_CONTEXT, block_size=BLOCK, kv_cache_blocks=blocks, statistics=True
+    )
+    async with started(rig, kind, cramped) as sampler:
+        sampler.serve_base(0)
+        asked = _requests(rig, CRAMPED_PROMPT)
+        answers = [c async for some in sampler.generate(asked, Sampling(1.0, 1.0, 0, MAX_TOKENS)) for c in some]
+        count = preemptions()
+    if not count:
+        raise CheckFailed(f"vLLM preempted no request with a KV cache of {blocks} blocks, so nothing was seen")
+    times = Counter(answer.request_id for answer in answers)
+    if wrong := [request.id for request in asked if times[request.id] != 1]:
+        raise CheckFailed(
+            f"{len(wrong)} of {len(asked)} requests were not answered once after {counted(count, 'preemption')}, "
+            f"{wrong[0]} {counted(times[wrong[0]], 'time')}"
         )
-
-
-async def _sent(
-    rig: Rig, made: LearnerRank, sampler: Sampler, probes: Sequence[tuple[Int32Array, Int32Array]]
-) -> tuple[WeightUpdate, float, float]:
-    """The update, the seconds it took, and the largest log-prob difference (nats)."""
-    dtype, transfer = rig.sampler().dtype, rig.sampler().transfer
-    if transfer == "shared_memory":
-        update, sending = made.publish(SharedMemoryWriter(rig.shared), 1, probes, dtype), None
-    else:
-        sender = WeightSender("127.0.0.1", transfer, 2, rig.config.generator.transfer_deadline_s)
-        update = made.publish(sender.group, 1, probes, dtype)
-        sending = asyncio.create_task(asyncio.to_thread(made.send, sender, dtype))
-    assert update is not None
-    begun = time.perf_counter()
-    try:
-        await sampler.load_weights(update)
-        if sending is not None:
-            await sending
-        seconds = time.perf_counter() - begun
-        return update, seconds, await sampler.confirm(update)
-    except WeightSyncError as error:
-        raise CheckFailed(str(error)) from None
+    prompts = {request.id: request.tokens for request in asked}
+    with closing(make_rank(rig, LearnerRank, "preemption")) as made:
+        exact = made.score(probe_batch([(prompts[answer.request_id], answer.tokens) for answer in answers]))
+    difference = float(np.abs(exact - np.concatenate([answer.logprobs for answer in answers])).mean())
+    allowed = LOGPROB_TOLERANCE[rig.sampler().dtype]
+    if not difference <= allowed:
+        raise CheckFailed(
+            f"after {counted(count, 'preemption')} log-probs differ from the learner's by {difference:.2g} nats on "
+            f"average, allowed {allowed:g}"
+        )
+    return (
+        f"{counted(count, 'preemption')}, {len(answers)} of {len(asked)} requests answered once, log-probs within "
+        f"{difference:.1g} nats of the learner's"
+    )
 
 
 @asynccontextmanager
-async def _started(rig: Rig, kind: type[Sampler]) -> AsyncIterator[Sampler]:
-    options = rig.sampler()
-    parts = acceleration().engine if options.cpu_acceleration else STOCK
+async def started(
+    rig: Rig, kind: type[Sampler], options: SamplerOptions | None = None, parts: EngineParts | None = None
+) -> AsyncIterator[Sampler]:
+    """A generator in this process with the rig's options and parts or others; none of its weights are served yet."""
+    options = options or rig.sampler()
+    parts = parts or (acceleration().engine if options.cpu_acceleration else STOCK)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     prepare_environment(options, None, parts)
     sampler = kind(rig.model, options, parts)
@@ -116,8 +113,8 @@ async def _started(rig: Rig, kind: type[Sampler]) -> AsyncIterator[Sampler]:
         await sampler.close()
 
 
-def _requests(rig: Rig) -> list[Request]:
-    batch = rig.batch([4] * REQUESTS, seed=1)
+def _requests(rig: Rig, length: int = 4) -> list[Request]:
+    batch = rig.batch([length] * REQUESTS, seed=1)
     prompts = np.split(batch.tokens, batch.offsets[1:-1])
     return [Request(f"r{i}", f"p{i}", prompt, 0, seed=i) for i, prompt in enumerate(prompts)]
 

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
-from rlep.selftest.generator_checks import generator, weights
+from rlep.selftest.generator_checks import generator, preemption
 from rlep.selftest.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
+from rlep.selftest.memory_check import memory
 from rlep.selftest.outcome import Check, Outcome
 from rlep.selftest.synthetic import Rig, build_model
+from rlep.selftest.transfer_checks import lost_member, weights
 
 CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
     (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),
@@ -23,12 +25,15 @@ CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
         longest_rows,
         "lower learner.micro_batch_tokens or rollout.max_tokens, or set learner.activation_checkpointing = true",
     ),
+    (memory, "the plan is too low for this machine: set learner.micro_batch_tokens lower than it says, and report it"),
     (
         network,
         "set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the interface that joins the machines; look at NCCL_DEBUG=INFO",
     ),
     (generator, "vLLM does not work on this machine: run with VLLM_LOGGING_LEVEL=INFO, try generator.eager = true"),
+    (preemption, "vLLM loses requests that it sets back: raise generator.memory_utilization or generator.kv_cache_gib"),
     (weights, "choose another generator.transfer; make room in /dev/shm for two copies of the weights"),
+    (lost_member, "a generator that dies would hold up the run: choose another generator.transfer"),
 )
 """Each check with what to do when it fails."""
 

@@ -61,15 +61,19 @@ class Rig:
         """The longest sequence of the configuration, in tokens."""
         return self.config.data.max_prompt_tokens + self.config.rollout.max_tokens
 
-    def learner(self, **changes: Any) -> LearnerOptions:
-        """The configured learner's options, without a reference policy and schedule, and with these changes."""
-        plain = self.config.model_copy(
+    @property
+    def plain(self) -> Config:
+        """The configuration without a reference policy and schedule."""
+        return self.config.model_copy(
             update={
                 "loss": self.config.loss.model_copy(update={"kl_coef": 0.0}),
                 "update": self.config.update.model_copy(update={"warmup": 0, "schedule": "constant", "lr": 0.01}),
             }
         )
-        return replace(learner_options(plain), **({"replicas": 1} | changes))
+
+    def learner(self, **changes: Any) -> LearnerOptions:
+        """The options of the plain configuration's learner with these changes."""
+        return replace(learner_options(self.plain), **({"replicas": 1} | changes))
 
     def sampler(self) -> SamplerOptions:
         """The configured generator's options, one worker and a share of the GPU."""

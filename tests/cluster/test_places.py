@@ -103,6 +103,7 @@ command_errors(lambda: run_async(connected(), say_stopping))()
 """
 
 
+@pytest.mark.fault(26, outcome="stopped", operator="the command ends in order, without Ray's stack trace")
 def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close() -> None:
     done = subprocess.run([sys.executable, "-c", SLOW_TO_CLOSE], capture_output=True, text=True, check=False)
     assert done.stdout == "closed\n", (done.returncode, done.stderr)

@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rlep.config.schema import Config
 from rlep.driver.run_directory import CHANGEABLE
 from rlep.metrics import catalogue
 from rlep.metrics.catalogue import EVENTS, METRICS
-from scripts import metrics_table
+from scripts import faults_table, metrics_table
 from scripts.config_table import DOCUMENT, document
 
 TEXT = DOCUMENT.read_text(encoding="utf-8")
@@ -51,6 +53,40 @@ def test_the_tables_of_metrics_and_events_are_the_present_ones() -> None:
     text = metrics_table.DOCUMENT.read_text(encoding="utf-8")
     assert metrics_table.document(text) == text, "run: python scripts/metrics_table.py"
     assert text.count("\n| `") == len(METRICS) + len(EVENTS)
+
+
+def test_the_table_of_faults_is_the_present_one() -> None:
+    text = faults_table.DOCUMENT.read_text(encoding="utf-8")
+    assert faults_table.document(text) == text, "run: python scripts/faults_table.py"
+    assert set(map(int, re.findall(r"^\| (\d+) \|", text, re.M))) == faults_table.FAULTS.keys()
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "fault(99, outcome='equal', operator='x')",
+        "fault(1, outcome='fine', operator='x')",
+        "fault(1, outcome='equal', operator='')",
+        "fault(1, outcome='equal')",
+    ],
+)
+def test_a_marker_that_means_nothing_is_refused_by_its_test(tmp_path: Path, marker: str) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_one.py").write_text(f"@pytest.mark.{marker}\ndef test_kill(): ...\n")
+    with pytest.raises(ValueError, match=r"^tests/test_one\.py::test_kill: .*want fault\(NUMBER, outcome="):
+        faults_table.marked_tests(tmp_path)
+
+
+def test_a_marked_test_is_a_row_and_a_fault_without_one_is_said_to_be_untested(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    source = "@pytest.mark.fault(2, outcome='equal', operator='nothing')\nasync def test_kill(): ...\n"
+    (tmp_path / "tests" / "test_one.py").write_text(source)
+    rows = faults_table.table(faults_table.marked_tests(tmp_path)).splitlines()[2:]
+    assert len(rows) == len(faults_table.FAULTS)
+    assert rows[0] == "| 1 | a generator is killed | **not tested** | | |"
+    assert rows[1] == (
+        "| 2 | a verifier is killed | equal to the undisturbed run | nothing | `tests/test_one.py::test_kill` |"
+    )
 
 
 def test_every_metric_and_event_is_recorded_somewhere() -> None:

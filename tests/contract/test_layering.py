@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "services/",
     },
-    "selftest": {"config", "engines", "engines/", "launch"},
+    "selftest": {"config", "driver", "engines", "engines/", "launch"},
     "quickstart": {"data"},
     "cli": set(),
     "cli/pool": set(),

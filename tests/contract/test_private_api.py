@@ -41,7 +41,7 @@ def symbols(module: str, *names: str) -> tuple[Symbol, ...]:
 
 
 _C10D, _DECOMP, _RAY = "torch._C._distributed_c10d", "torch._decomp", "ray._private"
-_OUTPUT = ("new_token_ids", "new_logprobs", "finish_reason", "stop_reason")
+_OUTPUT = ("new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "events")
 _CORE, _GROUP, _TOPK = "vllm.v1.core", "SingleTypeKVCacheManager", "vllm.v1.sample.ops.topk_topp_sampler"
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rlep.core.jsonl import read_lines
 from tests.conftest import shared_segments
 from tests.small import BASE, options, small_task
@@ -35,6 +37,8 @@ def wait_for(home: Path, run: subprocess.Popen[str], lines: int) -> None:
     assert run.poll() is None, (home / "output.txt").read_text()
 
 
+@pytest.mark.fault(5, outcome="stated", operator="event `run_resumed`; the same command continues")
+@pytest.mark.fault(26, outcome="stopped", operator="event `run_interrupted`; exit status 130")
 def test_interrupted_then_killed_then_continued(tmp_path: Path) -> None:
     overrides = [*small_task(tmp_path), f'run.directory="{tmp_path / "run"}"', "run.name=faults", f"run.steps={STEPS}"]
     with start(tmp_path, overrides) as run:

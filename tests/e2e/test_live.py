@@ -75,6 +75,7 @@ def test_later_steps_replay_what_earlier_ones_found(whole: Path) -> None:
         assert set(file["visible_births"].tolist()) <= set(range(STEPS))
 
 
+@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`")
 def test_killed_and_continued(whole: Path, tmp_path: Path) -> None:
     home = tmp_path / "killed"
     overrides = settings(home)

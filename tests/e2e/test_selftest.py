@@ -12,13 +12,25 @@ import pytest
 from tests.small import BASE
 
 MODEL = Path("rlep/quickstart/model").absolute()
-NAMES = ["environment", "attention", "gradients", "state", "longest rows", "network", "generator", "weights"]
+NAMES = [
+    "environment",
+    "attention",
+    "gradients",
+    "state",
+    "longest rows",
+    "memory",
+    "network",
+    "generator",
+    "preemption",
+    "weights",
+    "lost member",
+]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_every_check_passes_on_cpus(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "rlep", "selftest", str(BASE), "--json", "--set", f'model.path="{MODEL}"']
-    done = subprocess.run(words, capture_output=True, text=True, timeout=880, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1780, check=False)
     found = json.loads(done.stdout)
     assert [(check["name"], check["status"]) for check in found["checks"]] == [(name, "ok") for name in NAMES], found
     assert (found["ok"], done.returncode) == (True, 0)

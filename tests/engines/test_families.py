@@ -16,8 +16,8 @@ from rlep.core.types import Float32Array, SequenceBatch
 from rlep.engines.families import FAMILIES
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
-from rlep.selftest.generator_checks import weights
 from rlep.selftest.synthetic import Rig
+from rlep.selftest.transfer_checks import weights
 from tests.small import BASE
 
 pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.timeout(600)]

@@ -288,7 +288,7 @@ def write_whole(path: Path, parts: Sequence[pa.Table]) -> None:
     import pyarrow.parquet as pq
 
     part = path.with_name(f".{path.name}.part")
-    with pq.ParquetWriter(part, parts[0].schema, compression="zstd") as file:
+    with pq.ParquetWriter(part, parts[0].schema, compression="zstd", write_page_checksum=True) as file:
         for table in parts:
             file.write_table(table)
     os.replace(part, path)

@@ -42,6 +42,8 @@ class PartialResponse:
         else:
             self.output.new_token_ids.extend(output.new_token_ids)
             self.output.finish_reason, self.output.stop_reason = output.finish_reason, output.stop_reason
+            if output.events:  # preemptions
+                self.output.events = [*(self.output.events or ()), *output.events]
         if self.scored and logprob is not None and output.new_token_ids:
             self.logprobs.append(logprob)
         if output.finish_reason is None:

@@ -19,7 +19,7 @@ import numpy as np
 from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.core.types import Completion, Float32Array, Int32Array, Request, Sampling
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
-from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, sample, score
+from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
 from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions, prepare_environment, start_engine
 from rlep.engines.sampler.sleep import SleepState
@@ -175,25 +175,28 @@ class Sampler:
                 self._in_flight.change()
             while self._samples and self._in_flight is None:
                 await asyncio.wait(self._samples)
-            keep = self._options.on_update == "keep"
             with engine_errors():
-                # Without its cache a response that continues is prefilled again under the new weights.
-                await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
-                if isinstance(weight_update.source, BroadcastGroup):
-                    self._among_peers.set()
-                try:
-                    async with self._sleep.waking(engine):
-                        await self._weights.load(engine, weight_update)
-                except Exception as error:
-                    if engine.errored:
-                        raise
-                    raise WeightSyncError(
-                        f"loading policy version {weight_update.version} failed and must be repeated: {error}"
-                    ) from error
-                finally:
-                    self._among_peers.clear()
-                await engine.resume_generation()
+                await or_death(engine, self._replace(engine, weight_update))
             self._loaded = weight_update.version
+
+    async def _replace(self, engine: AsyncLLMEngine, weight_update: WeightUpdate) -> None:
+        keep = self._options.on_update == "keep"
+        # Without its cache a response that continues is prefilled again under the new weights.
+        await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
+        if isinstance(weight_update.source, BroadcastGroup):
+            self._among_peers.set()
+        try:
+            async with self._sleep.waking(engine):
+                await self._weights.load(engine, weight_update)
+        except Exception as error:
+            if engine.errored:
+                raise
+            raise WeightSyncError(
+                f"loading policy version {weight_update.version} failed and must be repeated: {error}"
+            ) from error
+        finally:
+            self._among_peers.clear()
+        await engine.resume_generation()
 
     async def sleep(self) -> None:
         """Free the device's memory. Until weights are loaded and confirmed again nothing is served.
@@ -206,7 +209,8 @@ class Sampler:
             while self._samples:
                 await asyncio.wait(self._samples)
             with engine_errors():
-                await self._sleep.fall_asleep(self._running())
+                engine = self._running()
+                await or_death(engine, self._sleep.fall_asleep(engine))
 
     async def confirm(self, weight_update: WeightUpdate) -> float:
         """Serve the loaded version if its log-probs of the probes are the learner's.
@@ -253,7 +257,7 @@ class Sampler:
         engine = self._running()
         with engine_errors():
             await engine.check_health()
-            await first_of(engine.is_paused(), self._among_peers.wait())
+            await or_death(engine, first_of(engine.is_paused(), self._among_peers.wait()))
         return SamplerHealth(self.policy_version, len(self._samples))
 
     async def close(self) -> None:

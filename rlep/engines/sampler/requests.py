@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from vllm.logprobs import FlatLogprobs
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.sampling_params import SamplingParams
+
+Result = TypeVar("Result")
+_HEALTH_S = 1.0
 
 
 async def sample(engine: AsyncLLMEngine, request: Request, sampling: Sampling) -> tuple[Request, CompletionOutput]:
@@ -78,6 +81,17 @@ def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
     raise ActorLost(f"the engine gave up request {request.id}: {output.finish_reason}")
 
 
+def preemptions() -> int:
+    """How often the engine of this process has taken a running request's KV cache for another; it begins that request again.
+
+    Needs ``SamplerOptions.statistics``.
+    """
+    from prometheus_client import REGISTRY
+
+    samples = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+    return sum(int(sample.value) for sample in samples if sample.name == "vllm:num_preemptions_total")
+
+
 @contextmanager
 def engine_errors() -> Iterator[None]:
     """Turn vLLM's errors of a dead engine into ``ActorLost``: such an engine never recovers."""
@@ -85,6 +99,20 @@ def engine_errors() -> Iterator[None]:
         yield
     except engine_death() as error:
         raise ActorLost(f"the vLLM engine died: {error}") from error
+
+
+async def or_death(engine: AsyncLLMEngine, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of ``work``, which calls the engine: vLLM leaves a call unanswered when the engine is killed in it.
+
+    Raises what vLLM raises for a dead engine, seconds after its end.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([task], timeout=_HEALTH_S))[0]:
+            await engine.check_health()
+        return task.result()
+    finally:
+        task.cancel()
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:

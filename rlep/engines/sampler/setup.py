@@ -77,6 +77,8 @@ class SamplerOptions:
     """Tokens of one engine step, prefill and decode together; raised to ``max_model_len`` and ``max_num_seqs``."""
     kv_cache_gib: float = 0.25
     """CPU: size of the KV cache in GiB, allocated at the start."""
+    kv_cache_blocks: int | None = None
+    """Size of the KV cache in blocks, one of which stays empty; None is all that fit its memory."""
     block_size: int = 128
     """CPU: tokens per KV cache block. Prompts shorter than a block cannot share theirs."""
     threads: int = 1
@@ -91,6 +93,8 @@ class SamplerOptions:
     """GPU: no CUDA graphs and no compilation. CPU engines are always eager."""
     seed: int = 0
     """Seed of the engine's own generator; samples use the seed of their request."""
+    statistics: bool = False
+    """vLLM's metrics, which cost time for each token; ``requests.preemptions`` reads them."""
 
 
 def prepare_environment(
@@ -155,6 +159,7 @@ def engine_arguments(model: Path, options: SamplerOptions, parts: EngineParts = 
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_model_len, options.max_num_seqs),
         enforce_eager=cpu or options.enforce_eager,
         kv_cache_memory_bytes=int(options.kv_cache_gib * 2**30) // options.tensor_parallel if cpu else None,
+        num_gpu_blocks_override=options.kv_cache_blocks,
         block_size=options.block_size if cpu else None,
         # Without a full block to share, the prefix cache only costs.
         enable_prefix_caching=options.max_model_len > options.block_size if cpu else True,
@@ -165,7 +170,7 @@ def engine_arguments(model: Path, options: SamplerOptions, parts: EngineParts = 
         distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
         enable_sleep_mode=options.sleeps and not cpu,  # vLLM's CPU worker sleeps without freeing anything
         seed=options.seed,
-        disable_log_stats=True,
+        disable_log_stats=not options.statistics,
         logprobs_mode="raw_logprobs",
         worker_extension_cls=parts.worker_extension,
         weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[options.transfer]),

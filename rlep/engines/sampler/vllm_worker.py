@@ -6,7 +6,7 @@ own ``nccl`` takes part.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +51,8 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
     nbytes: int
     stamp: str
     version: int
+    checksums: dict[str, int]
+    """Of each weight by name, or of none."""
 
     def check(self) -> None:
         """Raise ``WeightSyncError`` unless the file holds exactly what was published."""
@@ -88,7 +90,7 @@ class SharedMemoryEngine(_LayerwiseEngine[SharedMemoryInitInfo, SharedMemoryUpda
         """
         update_info.check()
         self._receiving = update_info
-        self.model.load_weights(_tensors(update_info.path))
+        self.model.load_weights(published_tensors(Path(update_info.path), update_info.checksums, self.device))
 
     def finish_weight_update(self) -> None:
         """Make the kernels use the new weights. Some layers are copied only here, so here the file is checked again.
@@ -154,10 +156,19 @@ class GlooEngine(_LayerwiseEngine[GlooInitInfo, GlooUpdateInfo]):
             member.close()
 
 
-def _tensors(path: str) -> Iterator[tuple[str, torch.Tensor]]:
+def published_tensors(
+    path: Path, checksums: Mapping[str, int], device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each weight of a published file, in host memory, once its checksum was compared on ``device``.
+
+    Raises ``WeightSyncError`` at the first that is not what was published; without ``checksums`` none is compared.
+    """
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
-            yield name, file.get_tensor(name)
+            tensor = file.get_tensor(name)
+            if checksums and int(checksum(tensor.to(device))) != checksums[name]:
+                raise WeightSyncError(f"{name} in {path} is not what was published")
+            yield name, tensor
 
 
 def repack_live_weights(model: torch.nn.Module) -> None:

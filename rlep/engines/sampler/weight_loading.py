@@ -89,9 +89,7 @@ class WeightLoading:
         await engine.update_weights(WeightTransferUpdateRequest(update_info(weight_update)))
         await engine.finish_weight_update(str(weight_update.version))
         if weight_update.checksums:
-            names = [spec.name for spec in weight_update.layout]
-            published = dict(zip(names, weight_update.checksums, strict=True))
-            loaded = Loaded(published, tuple(await engine.collective_rpc("weight_checksums")))
+            loaded = Loaded(_named_checksums(weight_update), tuple(await engine.collective_rpc("weight_checksums")))
             loaded.check_after(self._loaded)
             self._loaded = loaded
 
@@ -141,9 +139,16 @@ def update_info(weight_update: WeightUpdate) -> dict[str, Any]:
             "nbytes": source.nbytes,
             "stamp": source.stamp,
             "version": weight_update.version,
+            "checksums": _named_checksums(weight_update),
         }
     return {
         "names": [spec.name for spec in weight_update.layout],
         "dtype_names": [spec.dtype for spec in weight_update.layout],
         "shapes": [list(spec.shape) for spec in weight_update.layout],
     }
+
+
+def _named_checksums(weight_update: WeightUpdate) -> dict[str, int]:
+    """By the names of the layout; empty where the update comes without."""
+    sums = weight_update.checksums
+    return {spec.name: one for spec, one in zip(weight_update.layout, sums, strict=True)} if sums else {}

@@ -1,4 +1,7 @@
-"""Checksums of weights, the same however they are sharded: they tell whether weights changed from one version to the next."""
+"""Checksums of weights, the same however they are sharded.
+
+They tell whether weights changed from one version to the next, and whether a file holds those that were published.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,15 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """The elements' bit patterns, squared and summed modulo ``MODULUS``: int64 ``[]`` on the tensor's device.
+    """x² + x of the elements' bit patterns x, summed modulo ``MODULUS``: int64 ``[]`` on the tensor's device.
 
-    The squares are there because a plain sum stays the same when one weight rises by as many bits as another falls.
+    A plain sum stays the same when one weight rises by as many bits as another falls, and x² alone where a high bit of an
+    element flips whose low bits are zero. Any one flipped bit changes x² + x: bit k by an odd multiple of 2^k or, the lowest,
+    by one of 2.
     """
     bits = tensor.detach().contiguous().view(-1).view(_BITS[tensor.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in bits.split(_CHUNK):
         wide = part.long()
-        total += wide.mul_(wide).sum()  # modulo 2^64, which MODULUS divides
+        total += wide.addcmul_(wide, wide).sum()  # modulo 2^64, which MODULUS divides
     return total % MODULUS

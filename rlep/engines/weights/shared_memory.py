@@ -3,7 +3,7 @@
 Fresh pages of shared memory cost four times the copy into pages that are there, and a digest of all bytes ten times.
 So the files are written in place, and a stamp in the header guards them: it is taken away before the first byte changes
 and a new one is set after the last. A reader that finds the published stamp before and after it copied has copied
-exactly what was published.
+exactly what was published; it compares each weight's checksum too, for bits that flip in between.
 """
 
 from __future__ import annotations

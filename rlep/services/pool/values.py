@@ -76,6 +76,9 @@ class PoolOptions:
     """Names a writer whose incarnations fence each other, e.g. the run."""
     writer_epoch: int | None = None
     """This incarnation's number: once a newer one has opened the pool, this one's inserts are refused. None: unfenced."""
+    holder: str | None = None
+    """A word that nobody else has, then who this is: ``open_pool`` refuses another holder while this one lives, and gives each
+    opening the writer's next epoch. None: anybody may write."""
     precision: Precision = "float16"
     """How log-probs are stored."""
     deadline: float = 30.0

@@ -65,6 +65,23 @@ def test_a_response_leaves_once_with_all_its_tokens_and_logprobs(scheduler: Any)
     assert scheduler._partial == {}
 
 
+def test_what_happened_to_a_response_leaves_with_it() -> None:
+    from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, FinishReason
+
+    from rlep.engines.cpu.scheduling import PartialResponse
+
+    scheduled, preempted = (
+        EngineCoreEvent.new_event(kind) for kind in (EngineCoreEventType.SCHEDULED, EngineCoreEventType.PREEMPTED)
+    )
+    partial = PartialResponse(scored=False)
+    assert partial.add(EngineCoreOutput("a", [3], events=[scheduled]), None) is None
+    assert partial.add(EngineCoreOutput("a", [4]), None) is None
+    assert partial.add(EngineCoreOutput("a", [5], events=[preempted]), None) is None
+    whole = partial.add(EngineCoreOutput("a", [9], finish_reason=FinishReason.STOP), None)
+    assert whole is not None
+    assert (whole.new_token_ids, whole.events) == ([3, 4, 5, 9], [scheduled, preempted])
+
+
 def test_what_failed_before_its_first_step_is_passed_on(scheduler: Any) -> None:
     (failed,) = step(scheduler, {}, {"broken"}, {})[0].outputs
     assert (failed.request_id, failed.new_token_ids) == ("broken", [])

@@ -6,12 +6,12 @@ import dataclasses
 import itertools
 from collections.abc import AsyncGenerator, Sequence
 
+import numpy as np
 import pytest
 
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler
-from rlep.engines.weights.weight_update import WeightUpdate
-from rlep.selftest.generator_checks import generator, weights
+from rlep.selftest.generator_checks import generator, preemption
 from rlep.selftest.outcome import CheckFailed
 from rlep.selftest.synthetic import Rig
 
@@ -36,14 +36,37 @@ def test_seeds(rig: Rig) -> None:
         generator(rig, Unseeded)
 
 
-class Deaf(Sampler):
-    """Keeps its own weights."""
+class Twice(Sampler):
+    """Gives every response twice."""
 
-    async def load_weights(self, weight_update: WeightUpdate) -> None:
-        """Say that they are loaded."""
-        self._loaded = weight_update.version
+    async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:
+        """As the engine does, and again."""
+        async for some in super().generate(requests, sampling):
+            yield some
+            yield some
 
 
-def test_weights(rig: Rig) -> None:
-    with pytest.raises(CheckFailed, match="policy version 1: log-probs differ from the learner's by"):
-        weights(rig, sampler=Deaf)
+class Shifted(Sampler):
+    """Is off by a hundredth of a nat."""
+
+    async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:
+        """As the engine does, with other log-probs."""
+        async for some in super().generate(requests, sampling):
+            yield [dataclasses.replace(one, logprobs=one.logprobs + np.float32(0.01)) for one in some]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Twice, r"24 of 24 requests were not answered once after \d+ preemptions, r0 2 times"),
+        (Shifted, r"after \d+ preemptions log-probs differ from the learner's by 0.01 nats on average, allowed 0.0001"),
+    ],
+)
+def test_preemption(rig: Rig, broken: type[Sampler], message: str) -> None:
+    with pytest.raises(CheckFailed, match=message):
+        preemption(rig, broken)
+
+
+def test_a_cache_with_room_for_all_is_no_test_of_preemption(rig: Rig) -> None:
+    with pytest.raises(CheckFailed, match="vLLM preempted no request with a KV cache of 64 blocks"):
+        preemption(rig, blocks=64)

@@ -17,7 +17,8 @@ from rlep.engines.learner.attention import packed_attention
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
 from rlep.selftest.learner_checks import attention, gradients, longest_rows, network, state
-from rlep.selftest.outcome import CheckFailed, CheckSkipped
+from rlep.selftest.memory_check import memory
+from rlep.selftest.outcome import CheckFailed, CheckSkipped, call_all_apart
 from rlep.selftest.synthetic import LAYERS, Rig, build_model
 from tests.engines.selftest.conftest import MODEL
 
@@ -89,6 +90,20 @@ class TooLarge(LearnerRank):
 def test_longest_rows(rig: Rig) -> None:
     with pytest.raises(CheckFailed, match=r"two layers do not fit with rows of .* tokens: tried to allocate 20 GiB"):
         longest_rows(rig, TooLarge)
+
+
+class Hoards(LearnerRank):
+    """A rank that takes 200 MiB more in an update than it needs."""
+
+    def update(self, batch: SequenceBatch, *, rollout: int) -> UpdateReport:
+        """Keep them to the end."""
+        self._hoard = torch.ones(200 * 2**18)
+        return super().update(batch, rollout=rollout)
+
+
+def test_memory(rig: Rig) -> None:
+    with pytest.raises(CheckFailed, match=r"MiB planned for two layers, ratio 2\.\d+, allowed 1\.25"):
+        call_all_apart(memory, [(rig, Hoards)], deadline_s=240.0)
 
 
 def alone(_: Tensor) -> None:

@@ -105,6 +105,7 @@ def leaving(group: BroadcastGroup) -> None:
     del link
 
 
+@pytest.mark.fault(23, outcome="stated", operator="`WeightSyncError` that names the weight")
 def test_a_member_that_goes_in_the_middle_is_an_error_that_names_the_weight() -> None:
     with meeting(1) as (sender, threads):
         threads.submit(leaving, sender.group)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,7 @@ KILLS += [(3, kill_at) for kill_at in range(1, 110, 13)]
 
 
 @pytest.mark.parametrize(("every", "kill_at"), KILLS)
+@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`")
 async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
     tmp_path: Path, undisturbed: tuple[Path, Scene], every: int, kill_at: int
 ) -> None:
@@ -139,6 +142,23 @@ async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
     )
 
 
+@pytest.mark.fault(17, outcome="equal", operator="`time` in metrics.jsonl and events.jsonl jumps; `wall_s` does not")
+async def test_a_clock_that_jumps_by_an_hour_changes_nothing(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, jumps = time.time, itertools.cycle([0.0, 3600.0, -3600.0])
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    scene = new_scene()
+    await trained(tmp_path, scene)
+    assert untimed(tmp_path) == untimed(undisturbed[0])
+    assert scene.learner.state == undisturbed[1].learner.state
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    walls = [line["wall_s"] for line in lines]
+    assert walls == sorted(walls)
+    assert min(value for line in lines for name, value in line["metrics"].items() if name.startswith("time/")) >= 0
+    assert [line["time"] for line in lines] != sorted(line["time"] for line in lines)  # the clock did jump
+
+
 async def test_the_kills_cover_the_whole_run(undisturbed: tuple[Path, Scene]) -> None:
     happened = [entry.split()[0] for entry in undisturbed[1].world.happened]
     hit = {happened[kill_at] for every, kill_at in KILLS if every == 1}
@@ -158,6 +178,7 @@ async def test_killed_twice(tmp_path: Path, undisturbed: tuple[Path, Scene]) -> 
 
 
 @pytest.mark.parametrize("at", ["score/0", "update/0", "publish/0", "update/3", "publish/2", "save/2", "score/7"])
+@pytest.mark.fault(4, outcome="equal", operator="events `actor_lost`, `run_resumed`, `actor_restarted`")
 async def test_a_lost_learner_is_restarted_and_restored(
     tmp_path: Path, undisturbed: tuple[Path, Scene], at: str
 ) -> None:
@@ -182,6 +203,8 @@ async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "torn state", "no manifest"])
 @pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.fault(22, outcome="stated", operator="event `checkpoint_refused`")
+@pytest.mark.fault(30, outcome="stated", operator="event `checkpoint_refused`, which names the file")
 async def test_a_broken_newest_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: tuple[Path, Scene], damage: str, keep: int
 ) -> None:

@@ -147,6 +147,7 @@ def test_another_tokenizer_is_accepted_when_told_another_model_never(tmp_path: P
         RunDirectory(tmp_path, told, Facts("train", "other", "new", "data"))
 
 
+@pytest.mark.fault(28, outcome="stopped", operator="one sentence: is this run already running?")
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     store = RunDirectory(tmp_path, config_of(), FACTS)
     with pytest.raises(DataError, match="already running"):

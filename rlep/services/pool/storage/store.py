@@ -5,6 +5,7 @@ needs no more than one bucket)::
 
     rlep:pools                set     names of the pools of this Redis
     rlep:{N}:meta             hash    format, buckets, tokenizer, cap, minimum, vocabulary (once stated), digest (when sealed)
+    rlep:{N}:lease            string  who alone may write it, if anybody; it ends by itself
     rlep:{N/B}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
                                       labels (last number given), epoch:<writer>
     rlep:{N/B}:index          set     ids of prompts that ever had a record or a quarantined one
@@ -215,6 +216,22 @@ class Store:
         """Refuse this writer's older incarnations from now on, in every bucket."""
         calls = [([self._key(bucket, "state")], [writer, epoch]) for bucket in range(self.buckets)]
         self._link.scripts(f"pool {self.name}: opening for writer {writer} at epoch {epoch}", "fence", calls)
+
+    def newest_epoch(self, writer: str) -> int:
+        """Of this writer's incarnations so far; 0 where there was none, or no pool."""
+        if self.meta() is None:
+            return 0
+        found = self._everywhere("looking for its writer's epoch", "HGET", "state", f"epoch:{writer}")
+        return max(int(epoch or 0) for epoch in found)
+
+    def lease(self, holder: str, seconds: float) -> tuple[str, float] | None:
+        """Take the pool's lease, renew it, or with 0 seconds give it back.
+
+        Where somebody else has it: who, and for how many more seconds.
+        """
+        calls = [([f"rlep:{{{self.name}}}:lease"], [holder, int(1000 * seconds)])]
+        (reply,) = self._link.scripts(f"pool {self.name}: taking its lease", "lease", calls)
+        return (reply[0].decode(), reply[1] / 1000) if reply else None
 
     def seal(self) -> None:
         """Close every bucket for inserts and removals."""

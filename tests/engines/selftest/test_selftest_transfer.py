@@ -1,0 +1,80 @@
+"""Each check of weights on their way sees a part that is broken, on a real vLLM and a real learner rank."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from rlep.core.errors import ActorLost
+from rlep.engines.learner.rank import LearnerRank
+from rlep.engines.sampler.engine import Sampler
+from rlep.engines.weights.weight_update import WeightUpdate
+from rlep.selftest.outcome import CheckFailed, call_all_apart
+from rlep.selftest.synthetic import Rig
+from rlep.selftest.transfer_checks import lost_member, weights
+
+pytestmark = pytest.mark.timeout(600)
+DEADLINE_S = 500.0
+
+
+def apart(check: Any, *given: Any) -> str:
+    """The check in a process of its own, as the self-test runs it."""
+    return str(call_all_apart(check, [given], deadline_s=DEADLINE_S)[0])
+
+
+def through(rig: Rig, **settings: Any) -> Rig:
+    """The rig with these settings of the generator."""
+    generator = rig.config.generator.model_copy(update=settings)
+    return dataclasses.replace(rig, config=rig.config.model_copy(update={"generator": generator}))
+
+
+class Deaf(Sampler):
+    """Keeps its own weights."""
+
+    async def load_weights(self, weight_update: WeightUpdate) -> None:
+        """Say that they are loaded."""
+        self._loaded = weight_update.version
+
+
+def test_weights(rig: Rig) -> None:
+    with pytest.raises(CheckFailed, match="policy version 1: log-probs differ from the learner's by"):
+        apart(weights, rig, LearnerRank, Deaf)
+
+
+class Silent(Sampler):
+    """Does not say that its engine died."""
+
+    async def load_weights(self, weight_update: WeightUpdate) -> None:
+        """Pass over the end of the engine."""
+        with suppress(ActorLost):
+            await super().load_weights(weight_update)
+
+
+class Patient(Silent):
+    """Waits for the engine that died."""
+
+    async def load_weights(self, weight_update: WeightUpdate) -> None:
+        """Never return."""
+        await super().load_weights(weight_update)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (Silent, "the generator was killed in a transfer, and the transfer said 'nothing'"),
+        (Patient, "the generator was killed in a transfer, which had not ended after 10 s"),
+    ],
+)
+def test_lost_member(rig: Rig, broken: type[Sampler], message: str) -> None:
+    with pytest.raises(CheckFailed, match=message):
+        apart(lost_member, through(rig, transfer_deadline_s=5.0), LearnerRank, broken)
+
+
+@pytest.mark.fault(1, outcome="stated", operator="`ActorLost` within seconds; the version is sent again")
+def test_a_member_of_a_group_is_lost_and_another_takes_the_next_version(rig: Rig) -> None:
+    assert "killed in a transfer by gloo" in apart(lost_member, through(rig, transfer="gloo"))
