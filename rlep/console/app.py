@@ -17,7 +17,8 @@ from starlette.types import ASGIApp
 
 from rlep.console import pages
 from rlep.console.gate import Gate
-from rlep.console.run_files import RunPlace, find_runs
+from rlep.console.run_files import RunPlace, find_runs, find_studies
+from rlep.console.study_page import study
 from rlep.console.templates_of import rendered
 from rlep.core.errors import DataError
 
@@ -40,6 +41,7 @@ class Console:
         shown: list[tuple[str, Callable[[Request], str]]] = [
             ("/", self._overview),
             ("/compare", self._compare),
+            ("/studies/{study}", self._study),
             ("/runs/{run}", self._run),
             ("/runs/{run}/steps/{step:int}", self._step),
             ("/runs/{run}/steps/{step:int}/groups/{group:int}", self._group),
@@ -53,7 +55,13 @@ class Console:
         ]
 
     def _overview(self, request: Request) -> str:
-        return pages.overview(list(self._runs().values()))
+        return pages.overview(list(self._runs().values()), list(find_studies(self._directories)))
+
+    def _study(self, request: Request) -> str:
+        place = find_studies(self._directories).get(request.path_params["study"])
+        if place is None:
+            raise HTTPException(404, "there is no such study")
+        return study(place)
 
     def _compare(self, request: Request) -> str:
         runs = self._runs()
