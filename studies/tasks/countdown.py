@@ -1,9 +1,9 @@
-"""The task of studies/countdown.toml: three numbers, a target, and a tiny base that has learned to play and forgotten the aim.
+"""The task of studies/countdown-*.toml: some numbers, a target, and a tiny base that has learned to play and forgotten the aim.
 
-    python studies/tasks/countdown.py runs/countdown-task        (needs rlep[tasks]; about four minutes on one core)
+    python studies/tasks/countdown.py 3 runs/countdown-3        (needs rlep[tasks]; about four minutes on one core)
 
-Questions are reasoning-gym's countdown over numbers from 1 to 20, written briefly: ``16 11 2>38``. A response works from left to
-right, ``16+11=27.27*2=54.<answer>(16+11)*2</answer>``, and reasoning-gym's scorer grades the expression.
+Questions are reasoning-gym's countdown with 3 numbers up to 20, or 4 up to 9, written briefly: ``16 11 2>54``. A response works
+from left to right, ``16+11=27.27*2=54.<answer>(16+11)*2</answer>``, and reasoning-gym's scorer grades the expression.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,8 @@ from rlep.services.verifier.gym_tasks import make
 SEED = 20260214
 VOCABULARY = (*SPECIAL, *"0123456789", "+", "-", "*", "=", ".", "(", ")", " ", ">", "<answer>", "</answer>")
 CONTEXT = 64
-NUMBERS, LARGEST_NUMBER = 3, 20
+LARGEST_NUMBER = {3: 20, 4: 9}
+"""By how many numbers there are."""
 SMALLEST, LARGEST = 10, 99
 """Targets; and no partial result is larger, none is negative."""
 STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("play", 60, 2e-3))
@@ -35,15 +37,19 @@ ARRIVES = {"lessons": 1.0, "play": 0.0}
 """Share of the teacher's responses that reach their target by intent. Legal ones that end anywhere come last: under them the
 skill is hidden, but not gone."""
 TRAIN, HELD_OUT = 512, 200
-SETTINGS = {
-    "min_numbers": NUMBERS,
-    "max_numbers": NUMBERS,
-    "min_value": 1,
-    "max_value": LARGEST_NUMBER,
-    "min_target": SMALLEST,
-    "max_target": LARGEST,
-    "operators": ["+", "-", "*"],
-}
+
+
+def settings(count: int) -> dict[str, object]:
+    """Of reasoning-gym's task, with ``count`` numbers."""
+    return {
+        "min_numbers": count,
+        "max_numbers": count,
+        "min_value": 1,
+        "max_value": LARGEST_NUMBER[count],
+        "min_target": SMALLEST,
+        "max_target": LARGEST,
+        "operators": ["+", "-", "*"],
+    }
 
 
 def reserved(numbers: Sequence[int], target: int) -> bool:
@@ -70,11 +76,11 @@ def play(numbers: Sequence[int], generator: np.random.Generator) -> tuple[str, i
     return f"{steps}<answer>{expression}</answer>", value
 
 
-def texts(stage: str, step: int) -> list[tuple[str, str]]:
-    """One batch of the teacher's questions and responses."""
+def texts(count: int, stage: str, step: int) -> list[tuple[str, str]]:
+    """One batch of the teacher's questions with ``count`` numbers, and responses."""
     generator, pairs = generator_for(SEED, stage, step), list[tuple[str, str]]()
     while len(pairs) < BATCH:
-        numbers = [int(number) for number in generator.integers(1, LARGEST_NUMBER + 1, NUMBERS)]
+        numbers = [int(number) for number in generator.integers(1, LARGEST_NUMBER[count] + 1, count)]
         response, value = play(numbers, generator)
         target = value if generator.random() < ARRIVES[stage] else int(generator.integers(SMALLEST, LARGEST + 1))
         if target >= SMALLEST and not reserved(numbers, target):
@@ -82,18 +88,18 @@ def texts(stage: str, step: int) -> list[tuple[str, str]]:
     return pairs
 
 
-def rows(count: int) -> list[PromptRow]:
-    """Questions that no base has seen, each once, with reasoning-gym's entry as reference."""
+def rows(size: int, count: int) -> list[PromptRow]:
+    """``size`` questions with ``count`` numbers that no base has seen, each once; reasoning-gym's entry is the reference."""
     found: dict[tuple[int, ...], PromptRow] = {}
-    for entry in make("countdown", size=10 * count, seed=SEED % 1000, settings=SETTINGS).entries:
+    for entry in make("countdown", size=10 * size, seed=SEED % 1000, settings=settings(count)).entries:
         metadata = json.loads(entry)["metadata"]
         numbers, target = metadata["numbers"], metadata["target"]
         if reserved(numbers, target):
             message = Message("user", question(numbers, target))
             found.setdefault((*sorted(numbers), target), PromptRow((message,), entry, "countdown"))
-    if len(found) < count:
-        raise DataError(f"countdown gave {len(found)} of {count} questions")
-    return list(found.values())[:count]
+    if len(found) < size:
+        raise DataError(f"countdown gave {len(found)} of {size} questions")
+    return list(found.values())[:size]
 
 
 def show(stage: str, done: int) -> None:
@@ -102,25 +108,19 @@ def show(stage: str, done: int) -> None:
         sys.stderr.write(f"base model, {stage}: step {done}\n")
 
 
-def main(directory: Path) -> None:
+def main(count: int, directory: Path) -> None:
     """Write ``train.parquet``, ``held-out.parquet`` and ``model/``; the same bytes on the same kind of processor."""
     import torch
 
     torch.set_num_threads(1)
     directory.mkdir(parents=True, exist_ok=True)
-    questions = rows(TRAIN + HELD_OUT)
+    questions = rows(TRAIN + HELD_OUT, count)
     write_verl(directory / "train.parquet", questions[:TRAIN], split="train", ability="countdown")
     write_verl(directory / "held-out.parquet", questions[TRAIN:], split="heldout", ability="countdown")
     model = build_model(len(VOCABULARY))
-    pretrain(
-        model,
-        STAGES,
-        texts,
-        build_tokenizer(CONTEXT, VOCABULARY),
-        show,
-    )
+    pretrain(model, STAGES, partial(texts, count), build_tokenizer(CONTEXT, VOCABULARY), show)
     save_base(directory / "model", model.eval(), VOCABULARY)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))
