@@ -131,7 +131,7 @@ def _figures(run: ArmRun, budget: float) -> dict[str, Any]:
     points = run.within(budget)
     last = points[-1]
     return {
-        "compute": run.compute,
+        "compute": min(run.compute, budget),  # when it was stopped beyond that is up to the clock
         "reached": last.compute / budget,
         "short": run.compute < SHORT * budget,
         "area": float(run.area(budget).mean()),
