@@ -15,12 +15,15 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from rlep.console import pages
+from rlep.console import pages, pool_pages
 from rlep.console.gate import Gate
+from rlep.console.pool_places import PoolPlaces
+from rlep.console.prompt_page import prompt
 from rlep.console.run_files import RunPlace, find_runs, find_studies
 from rlep.console.study_page import study
 from rlep.console.templates_of import rendered
-from rlep.core.errors import DataError
+from rlep.core.errors import DataError, RlepError
+from rlep.services.pool.values import PoolPlace
 
 LOOK_S = 0.5
 STREAM_S = 600.0
@@ -32,8 +35,9 @@ _STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
 class Console:
     """The routes over some directories, which are searched again for each page."""
 
-    def __init__(self, directories: Sequence[Path]) -> None:
+    def __init__(self, directories: Sequence[Path], pools: Sequence[PoolPlace] = ()) -> None:
         self._directories = tuple(directories)
+        self._pools = PoolPlaces(pools, directories)
         self._streams = 0
 
     def routes(self) -> list[Route]:
@@ -47,6 +51,10 @@ class Console:
             ("/runs/{run}/steps/{step:int}/groups/{group:int}", self._group),
             ("/runs/{run}/prompts/{prompt}", self._prompt),
             ("/runs/{run}/evaluations/{step:int}", self._evaluation),
+            ("/runs/{run}/pool", self._pool_of),
+            ("/pools", self._pool_list),
+            ("/pools/{number:int}/{pool}", self._pool),
+            ("/pools/{number:int}/{pool}/prompts/{prompt}", self._pool_prompt),
         ]
         return [
             *(Route(path, partial(_page, show), methods=["GET"]) for path, show in shown),
@@ -80,11 +88,24 @@ class Console:
         return pages.group(self._place(request), request.path_params["step"], request.path_params["group"])
 
     def _prompt(self, request: Request) -> str:
-        return pages.prompt(self._place(request), request.path_params["prompt"])
+        return prompt(self._place(request), request.path_params["prompt"], self._pools)
 
     def _evaluation(self, request: Request) -> str:
         asked = request.query_params.get("prompt")
         return pages.evaluation(self._place(request), request.path_params["step"], asked, page_of(request))
+
+    def _pool_of(self, request: Request) -> str:
+        return pool_pages.pool_of(self._place(request), self._pools)
+
+    def _pool_list(self, request: Request) -> str:
+        return pool_pages.pools(self._pools)
+
+    def _pool(self, request: Request) -> str:
+        return pool_pages.named_pool(self._pools, request.path_params["number"], request.path_params["pool"])
+
+    def _pool_prompt(self, request: Request) -> str:
+        asked = request.path_params
+        return pool_pages.named_prompt(self._pools, asked["number"], asked["pool"], asked["prompt"])
 
     async def _live(self, request: Request) -> Response:
         """Server-sent events without content: the page asks again for what it shows."""
@@ -117,10 +138,13 @@ class Console:
         return place
 
 
-def console_app(directories: Sequence[Path], knows: Callable[[str], bool]) -> ASGIApp:
-    """The console over run directories, or directories above some; ``knows`` says whether a token is valid."""
-    handlers = {HTTPException: _failed, DataError: _failed}
-    app = Starlette(routes=Console(directories).routes(), exception_handlers=handlers)
+def console_app(directories: Sequence[Path], knows: Callable[[str], bool], pools: Sequence[PoolPlace] = ()) -> ASGIApp:
+    """The console over run directories, or directories above some, and pools of any name at some places.
+
+    ``knows`` says whether a token is valid.
+    """
+    handlers = {HTTPException: _failed, RlepError: _failed}
+    app = Starlette(routes=Console(directories, pools).routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Gate(app, knows, lambda onward, failed: rendered("login.html", onward=onward, failed=failed))
 

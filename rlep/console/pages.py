@@ -15,6 +15,7 @@ from rlep.console.run_files import (
     RunPlace,
     StepLine,
     number_of,
+    or_note,
     read_json,
     read_steps,
     read_tail,
@@ -118,7 +119,7 @@ def run(place: RunPlace, page: int) -> str:
 
 def step(place: RunPlace, number: int, show: str, page: int) -> str:
     """The groups of a step: which of them taught."""
-    groups, notes = _or_note(lambda: run_tables.read_groups(place, number))
+    groups, notes = or_note(lambda: run_tables.read_groups(place, number))
     chosen = [one for one in groups if FILTERS.get(show, FILTERS["all"])(one)]
     if show in ORDERS:
         chosen.sort(key=ORDERS[show])
@@ -144,11 +145,11 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
 
 def group(place: RunPlace, number: int, which: int) -> str:
     """Every response of a group, fresh beside replayed."""
-    groups, notes = _or_note(lambda: run_tables.read_groups(place, number))
+    groups, notes = or_note(lambda: run_tables.read_groups(place, number))
     found = next((one for one in groups if one.number == which), None)
     if found is None and not notes:
         raise DataError(f"step {number} has no group {which}")
-    texts, missing = _or_note(lambda: run_tables.read_texts(place, number, which))
+    texts, missing = or_note(lambda: run_tables.read_texts(place, number, which))
     by_member = {row["member"]: row for row in texts}
     if not texts and not missing:
         missing = ["the texts of this group were not written: see rollouts.groups"]
@@ -170,28 +171,14 @@ def group(place: RunPlace, number: int, which: int) -> str:
     )
 
 
-def prompt(place: RunPlace, prompt_id: str) -> str:
-    """One question over the steps."""
-    found, notes = run_tables.read_prompt(place, prompt_id)
-    if not found:
-        notes.append(f"no step among the newest {run_tables.MOST_STEPS} has this prompt")
-    question = None
-    for number, one in found:
-        texts, _ = _or_note(lambda number=number, one=one: run_tables.read_texts(place, number, one.number))  # type: ignore[misc]
-        if texts:
-            question = texts[0]["question"]
-            break
-    return rendered("prompt.html", run=place.name, prompt=prompt_id, found=found, question=question, notes=notes)
-
-
 def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> str:
     """The questions of an evaluation: those whose answers changed first; of one question every sample."""
     held = run_tables.steps_with(place, "samples")
     before = next((one for one in held if one < number), None)
-    rows, notes = _or_note(lambda: run_tables.read_samples(place, number))
-    earlier, more = _or_note(lambda: run_tables.read_samples(place, before)) if before is not None else ([], [])
+    rows, notes = or_note(lambda: run_tables.read_samples(place, number))
+    earlier, more = or_note(lambda: run_tables.read_samples(place, before)) if before is not None else ([], [])
     samples, damage = (
-        _or_note(lambda: run_tables.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
+        or_note(lambda: run_tables.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
     )
     results = sorted(_results(rows, earlier), key=lambda one: (-abs(one.change), one.prompt_id))
     return rendered(
@@ -286,11 +273,3 @@ def _beside(number: int, held: Sequence[int]) -> tuple[int | None, int | None]:
     return max((one for one in held if one < number), default=None), min(
         (one for one in held if one > number), default=None
     )
-
-
-def _or_note(read: Callable[[], list[Any]]) -> tuple[list[Any], list[str]]:
-    """What a file holds, or why it cannot be shown."""
-    try:
-        return read(), []
-    except DataError as error:
-        return [], [str(error)]

@@ -7,12 +7,12 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlep.core.errors import DataError
+from rlep.core.errors import DataError, RlepError
 
 MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
 """A directory with one of these is a run's."""
@@ -197,3 +197,11 @@ def number_of(value: object) -> float | None:
         return value if math.isfinite(value) else None
     except OverflowError:  # an integer beyond every float
         return None
+
+
+def or_note(read: Callable[[], list[Any]]) -> tuple[list[Any], list[str]]:
+    """What a file or a pool holds, or why it cannot be shown."""
+    try:
+        return read(), []
+    except RlepError as error:
+        return [], [str(error)]

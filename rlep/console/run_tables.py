@@ -134,8 +134,37 @@ def read_prompt(run: RunPlace, prompt: str) -> tuple[list[tuple[int, GroupView]]
     return found, notes
 
 
+def read_correct(run: RunPlace, prompt: str) -> tuple[list[tuple[int, int, int]], list[str]]:
+    """(step, correct, samples) of the newest evaluations that had the prompt, newest first, and notes on damaged files."""
+    found, notes = [], []
+    for step in steps_with(run, "samples")[:MOST_STEPS]:
+        name = ("samples", f"step-{step:06d}.parquet")
+        try:
+            rows = read_rows(run, name, ("status",), only=("prompt_id", prompt))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        if rows:
+            found.append((step, sum(row["status"] == "correct" for row in rows), len(rows)))
+    return found, notes
+
+
+def read_drawn(run: RunPlace, steps: Sequence[int]) -> tuple[list[tuple[int, str, str]], list[str]]:
+    """(step, prompt id, content id) of every replay in these steps, and notes on damaged files."""
+    found, notes = [], []
+    for step in steps:
+        name = ("rollouts", f"step-{step:06d}.parquet")
+        try:
+            rows = read_rows(run, name, ("prompt_id", "content_id"), only=("replayed", True))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        found += [(step, str(row["prompt_id"]), str(row["content_id"])) for row in rows]
+    return found, notes
+
+
 def read_rows(
-    run: RunPlace, parts: tuple[str, str], columns: Sequence[str], only: tuple[str, int | str] | None = None
+    run: RunPlace, parts: tuple[str, str], columns: Sequence[str], only: tuple[str, int | str | bool] | None = None
 ) -> list[Row]:
     """Rows of a Parquet file, where ``only`` = (column, value) holds. Raises ``DataError`` saying what is wrong with it."""
     import pyarrow as pa

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import cache
 from urllib.parse import quote
 
@@ -37,6 +38,11 @@ def figure(value: object, digits: int = 4) -> str:
     return shown(value)
 
 
+def clock(seconds: float) -> str:
+    """Seconds since the epoch as local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(seconds, 0.0), 2**33)))
+
+
 def shade(logprob: float | None) -> str:
     """The class of a token: the less probable, the higher."""
     if logprob is None or math.isnan(logprob):
@@ -53,5 +59,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"shown": shown, "figure": figure, "shade": shade, "part": lambda text: quote(str(text), safe="~")}
+    made.filters |= {"shown": shown, "figure": figure, "shade": shade, "clock": clock}
+    made.filters |= {"part": lambda text: quote(str(text), safe="~"), "link": lambda text: quote(str(text), safe="~/")}
     return made

@@ -14,6 +14,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Trained
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.launch.wings import train_step
+from rlep.services.pool.values import PoolPlace
 from tests.unit.driver.driver_fakes import World, filled_pool, scene_of
 from tests.unit.driver.driver_values import TOKENIZER, config_of, prompt_set, prompts_of
 
@@ -53,9 +54,9 @@ async def write_run(directory: Path, seed: int = 5) -> None:
         store.close()
 
 
-def client_of(*directories: Path, logged_in: bool = True) -> TestClient:
+def client_of(*directories: Path, logged_in: bool = True, pools: Sequence[PoolPlace] = ()) -> TestClient:
     """A browser's requests to a console; redirects are not followed."""
-    app = console_app(directories, lambda token: token == TOKEN)
+    app = console_app(directories, lambda token: token == TOKEN, pools)
     client = TestClient(app, base_url="http://127.0.0.1:7272", follow_redirects=False)
     if logged_in:
         assert client.post("/login", data={"token": TOKEN}).status_code == 303

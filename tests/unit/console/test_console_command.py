@@ -53,7 +53,10 @@ def test_it_listens_on_loopback_only_and_names_a_missing_directory(tmp_path: Pat
     for arguments, reason in (
         ((tmp_path, "--listen", "0.0.0.0:0"), "can be reached from other machines"),
         ((tmp_path / "nowhere",), "there is no such directory"),
+        ((tmp_path, "--pool", tmp_path), "no embedded pool lies there"),
+        ((tmp_path, "--pool", "redis://:canary@127.0.0.1/0"), "holds a password"),
     ):
         done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False, timeout=120)
         assert done.returncode == 2
         assert reason in done.stderr
+        assert "canary" not in done.stderr

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,6 +20,7 @@ from rlep.console.run_files import RunPlace, read_steps
 from rlep.console.templates_of import figure, shade
 from rlep.core.jsonl import read_lines
 from tests.unit.console.console_scene import ATTACK, client_of, write_run
+from tests.unit.console.page_checks import Found, assert_harmless, page
 
 PATHS = (
     "/",
@@ -30,33 +30,8 @@ PATHS = (
     "/runs/runs~a/steps/1?show=wrong",
     "/runs/runs~a/steps/1/groups/2",
     "/runs/runs~a/evaluations/2",
+    "/runs/runs~a/pool",
 )
-
-
-class Found(HTMLParser):
-    """Rows of cells, and the names of all elements and attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.names: set[str] = set()
-        self._cell = False
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names |= {tag, *(name for name, _ in attrs)}
-        if tag == "tr":
-            self.rows.append([])
-        self._cell = self._cell or tag in ("td", "th")
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._cell = self._cell and tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        if self._cell:
-            self.rows[-1][-1] += data
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +45,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(runs: Path) -> TestClient:
     return client_of(runs)
-
-
-def page(client: TestClient, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200, path
-    return answer.text
 
 
 def test_the_curves_table_has_the_numbers_of_metrics_jsonl(client: TestClient, runs: Path) -> None:
@@ -133,15 +102,7 @@ def test_runs_are_compared_by_settings_and_last_values(client: TestClient) -> No
 
 @pytest.mark.parametrize("path", PATHS)
 def test_what_a_model_wrote_is_text(client: TestClient, path: str) -> None:
-    text = page(client, path)
-    names = Found(text).names
-    assert not {name for name in names if name.startswith("on")}
-    assert names & {"img", "iframe", "object", "style"} == set()
-    assert re.findall("<script[^>]*>", text) == ['<script src="/static/console.js" defer>']
-    assert not re.search("[\x00\x1b\u202e\u2066\u200b\ufeff]", text)
-    assert "49\n" not in text
-    for link in re.findall('href="([^"]*)"', text):
-        assert link.startswith(("/", "?")), link
+    assert_harmless(page(client, path))
 
 
 @pytest.mark.parametrize("path", PATHS[2:])
@@ -219,3 +180,42 @@ def test_a_file_that_grew_is_read_again_and_only_its_last_state_is_kept(tmp_path
             lines, notes = read_steps(place)
             assert ([line.step for line in lines], notes) == (list(range(steps)), ())
     assert sum(file == path for file, _ in run_files._READ) == 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "reason"),
+    [
+        (
+            {"url": "grpc://user:canary@evil.example:1", "token_file": "/etc/hostname"},
+            "its pool is at grpc://evil.example:1:",
+        ),
+        ({"url": "redis://evil.example:x"}, "its pool is at an address that cannot be read"),
+        ({"directory": "/etc"}, "its pool is in another directory"),
+        ({"directory": "a" * 5000}, "its pool"),
+        ({}, "no process serves its pool now"),
+    ],
+)
+def test_a_pool_that_only_a_run_names_is_not_asked(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: dict[str, str], reason: str
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("a pool was asked")
+
+    monkeypatch.setattr("rlep.console.pool_pages.census", never)
+    shutil.copytree(runs / "a", tmp_path / "runs" / "a", ignore=shutil.ignore_patterns("checkpoints"))
+    (tmp_path / "runs" / "a" / "config.json").write_text(json.dumps({"run": {"name": "a"}, "pool": pool}))
+    client = client_of(tmp_path / "runs")
+    text = page(client, "/runs/runs~a/pool")
+    assert reason in text
+    assert "canary" not in text
+    assert re.search(r"[1-9]\d* replays in the newest 4 steps", text)
+    first = pq.read_table(tmp_path / "runs" / "a" / "rollouts" / "step-000001.parquet").to_pylist()[0]["prompt_id"]
+    assert reason in page(client, f"/runs/runs~a/prompts/{first}")
+
+
+def test_a_prompt_has_its_evaluations(client: TestClient, runs: Path) -> None:
+    rows = pq.read_table(runs / "a" / "samples" / "step-000002.parquet").to_pylist()
+    name = rows[0]["prompt_id"]
+    correct = [row["status"] == "correct" for row in rows if row["prompt_id"] == name]
+    found = Found(page(client, f"/runs/runs~a/prompts/{name}")).rows
+    assert ["2", f"{sum(correct)} of {len(correct)}"] in found

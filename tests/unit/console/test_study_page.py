@@ -10,7 +10,7 @@ import pytest
 from rlep.console.templates_of import figure
 from rlep.study.study_report import write_report
 from tests.unit.console.console_scene import ATTACK, client_of
-from tests.unit.console.test_console_pages import Found, page
+from tests.unit.console.page_checks import Found, page
 from tests.unit.study.made_up_study import MadeUp, conducted, study_file
 
 

@@ -198,6 +198,11 @@ class PoolClient:
         """Prompts with at least one trajectory, ascending."""
         return self._listed("listing prompts", self._stub.ListPrompts)
 
+    def prompt_page(self, limit: int) -> list[str]:
+        """The first ``limit`` (at most 4096) prompts with at least one trajectory, ascending."""
+        request = pb.ListRequest(pool=self._pool, limit=limit)
+        return list(self._call("listing prompts", lambda **options: self._stub.ListPrompts(request, **options)).names)
+
     def content_ids(self, prompt_id: str) -> list[str]:
         """Content ids of a prompt's trajectories, ascending."""
         request = pb.ListTrajectoriesRequest(pool=self._pool, prompt_id=prompt_id)

@@ -219,16 +219,12 @@ class Store:
 
     def newest_epoch(self, writer: str) -> int:
         """Of this writer's incarnations so far; 0 where there was none, or no pool."""
-        if self.meta() is None:
-            return 0
-        found = self._everywhere("looking for its writer's epoch", "HGET", "state", f"epoch:{writer}")
-        return max(int(epoch or 0) for epoch in found)
+        doing = "looking for its writer's epoch"
+        found = self._everywhere(doing, "HGET", "state", f"epoch:{writer}") if self.meta() else []
+        return max((int(epoch or 0) for epoch in found), default=0)
 
     def lease(self, holder: str, seconds: float) -> tuple[str, float] | None:
-        """Take the pool's lease, renew it, or with 0 seconds give it back.
-
-        Where somebody else has it: who, and for how many more seconds.
-        """
+        """Take the lease, renew it, or with 0 seconds give it back. Another's: who has it, and for how many more seconds."""
         calls = [([f"rlep:{{{self.name}}}:lease"], [holder, int(1000 * seconds)])]
         (reply,) = self._link.scripts(f"pool {self.name}: taking its lease", "lease", calls)
         return (reply[0].decode(), reply[1] / 1000) if reply else None
@@ -269,9 +265,31 @@ class Store:
             found += (sorted(ids) for ids in self._link.many(f"pool {self.name}: reading the index", commands))
         return found
 
+    def questions(self) -> int:
+        """How many prompts ever had a record, quarantined ones included."""
+        return sum(map(int, self._everywhere("counting", "SCARD", "index")))
+
+    def some_prompts(self, about: int) -> list[str]:
+        """Prompts that ever had a record, ascending: all, or about so many, which come first by the server's own hash."""
+        share = -(-2 * about // self.buckets)  # of its table's places, which are half full at least
+        answers = self._everywhere("looking at some prompts", "SSCAN", "index", 0, "COUNT", share)
+        return sorted({prompt_id.decode() for _, prompt_ids in answers for prompt_id in prompt_ids})
+
+    def counts(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[int]:
+        """Per prompt, how many records, or quarantined ones, it has."""
+        key = self._quarantine if quarantined else self._records
+        commands = [("HLEN", key(prompt_id)) for prompt_id in prompt_ids]
+        return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
+
     def pinned(self) -> set[bytes]:
         """Content ids of all pinned records."""
         return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
+
+    def are_pinned(self, prompt_id: str, ids: Sequence[bytes]) -> set[bytes]:
+        """Those of a prompt's records that are pinned."""
+        key = self._key(self._bucket(prompt_id), "pins")
+        found = self._link.many(f"pool {self.name}: reading the pins", [("SISMEMBER", key, one) for one in ids])
+        return {one for one, pinned in zip(ids, found, strict=True) if pinned}
 
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""

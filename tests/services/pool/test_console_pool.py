@@ -1,0 +1,238 @@
+"""The console's pages of pools, over a real Redis and a real pool server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rlep.core.types import Prompt, Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool import census as looks
+from rlep.services.pool.census import redis_census
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.access import Tokens
+from rlep.services.pool.rpc.served_census import census, pool_names
+from rlep.services.pool.values import PoolOptions, PoolPlace
+from tests.services.conftest import MakeTrajectory
+from tests.services.pool.pool_servers import serving
+from tests.unit.console.console_scene import ATTACK, client_of, write_run
+from tests.unit.console.page_checks import Found, assert_harmless, page
+from tests.unit.driver.driver_values import TOKENIZER, answer_of, prompt_set
+
+HELD = (0, 1, 2, 3, 5, 9)
+"""Responses that the pool has for each of six questions."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("home") / "runs"
+    asyncio.run(write_run(directory / "a"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def served(runs: Path) -> Iterator[EmbeddedRedis]:
+    """The run's own pool while a process serves it: what the run drew from, and hostile texts."""
+    with EmbeddedRedis(runs / "a" / "pool") as server:
+        with opened(server, "pool", TOKENIZER) as pool:
+            pool.add([answer_of(prompt, n) for prompt in asked() for n in range(4)])
+            pool.add([hostile(prompt) for prompt in asked()[:1]])
+        yield server
+
+
+def asked() -> tuple[Prompt, ...]:
+    """The questions that the run trains on."""
+    return prompt_set(10, prefix=ATTACK).prompts
+
+
+def hostile(prompt: Prompt) -> Trajectory:
+    verdict, text = Verdict("correct", ATTACK, ATTACK, "1"), np.array([1, 2], np.int32)
+    origin = Provenance(ATTACK, 0, TOKENIZER, Sampling())
+    return Trajectory(prompt.id, text, None, "stop", verdict, origin, 0.0, ATTACK)
+
+
+def opened(server: EmbeddedRedis, name: str, tokenizer: str, **options: object) -> Pool:
+    return Pool.open(
+        server.url,
+        name,
+        tokenizer_digest=tokenizer,
+        password_file=server.password_file,
+        options=PoolOptions(**options),  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def counted(one_redis: EmbeddedRedis, trajectory: MakeTrajectory) -> PoolPlace:
+    """A pool whose questions have ``HELD`` responses; of the first question's one each is removed and quarantined."""
+    with opened(one_redis, "counted", "tok") as pool:
+        made = {
+            f"q{at}": [trajectory(f"q{at}", tokenizer="tok") for _ in range(held or 2)] for at, held in enumerate(HELD)
+        }
+        pool.add([one for several in made.values() for one in several])
+        gone, aside = made["q0"]
+        pool.remove("q0", [gone.content_id])
+        pool.remove("q0", [aside.content_id], quarantine=True)
+        pool.pin("q1", [made["q1"][0].content_id])
+    return PoolPlace(None, one_redis.directory, "counted")
+
+
+def test_a_redis_is_counted(counted: PoolPlace) -> None:
+    with census(counted) as look:
+        counts, (entries, total) = look.counts(), look.entries("q5", 4)
+        assert look.questions(100) == [f"q{at}" for at in range(6)]
+        assert look.responses(["q5", "nobody", "q2"]) == [9, 0, 2]
+        aside, pinned = look.entries("q0", 4)[0], look.entries("q1", 4)[0]
+    assert (counts.trajectories, counts.coverage.questions, counts.coverage.counted) == (20, 6, 6)
+    assert counts.coverage.at_least == {n: sum(held >= n for held in HELD) for n in (1, 2, 4, 8)}
+    assert (counts.coverage.quarantined, counts.by_policy) == (1, {"policy@3": 20})
+    assert (len(entries), total) == (4, 9)
+    assert [(one.quarantined, one.pinned) for one in (*aside, *pinned)] == [(True, False), (False, True)]
+
+
+def test_of_a_large_pool_some_questions_are_counted(counted: PoolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looks, "QUESTIONS", 3)
+    with redis_census(counted) as look:
+        coverage = look.counts().coverage
+    assert (coverage.questions, coverage.counted) == (6, 3)
+    assert coverage.at_least[1] <= 3
+
+
+def test_a_pool_server_says_the_same(counted: PoolPlace, tmp_path: Path, one_redis: EmbeddedRedis) -> None:
+    token_file = tmp_path / "token"
+    Tokens.read(token_file)
+    with serving(one_redis, token_file=token_file) as server:
+        place = PoolPlace(f"grpc://{server.address}", Path(), "counted", token_file)
+        assert "counted" in pool_names(place)
+        with census(place) as look, census(counted) as direct:
+            counts, expected = look.counts(), direct.counts()
+            assert (look.questions(2), look.responses(["q5", "q0"])) == (["q1", "q2"], [9, 0])
+            assert look.entries("q4", 3)[1] == 5
+            assert [one.content_id for one in look.entries("q4", 3)[0]] == [
+                one.content_id for one in direct.entries("q4", 3)[0]
+            ]
+        assert (counts.trajectories, counts.by_policy) == (expected.trajectories, expected.by_policy)
+        assert counts.coverage.at_least == expected.coverage.at_least
+        assert (counts.coverage.questions, counts.coverage.quarantined) == (5, None)  # q0 has none left
+        client = client_of(tmp_path, pools=[place])
+        text = page(client, "/pools/0/counted")
+        assert ["Responses", "20"] in Found(text).rows
+        assert token_file.read_text().strip() not in text + page(client, "/pools")
+    gone = page(client, "/pools")
+    assert "not done within 2 s" in gone
+
+
+def test_a_named_pool_is_shown(counted: PoolPlace, tmp_path: Path, one_redis: EmbeddedRedis) -> None:
+    client = client_of(tmp_path, pools=[PoolPlace(None, one_redis.directory, "pool")])
+    assert '<a href="/pools/0/counted">' in page(client, "/pools")
+    text = page(client, "/pools/0/counted")
+    rows = Found(text).rows
+    assert ["0", "1", "16.7 %"] in rows
+    assert ["2 to 3", "2", "33.3 %"] in rows
+    assert ["8 or more", "1", "16.7 %"] in rows
+    assert [row[1:4] for row in rows if row[0] == "q5"] == [["9", "4", "1: 42 "]]
+    entries = Found(page(client, "/pools/0/counted/prompts/q1")).rows
+    assert [row[-1].strip() for row in entries[1:]] == ["pinned"]
+    assert one_redis.password_file.read_text().strip() not in text
+    for path in ("/pools/0/nothing", "/pools/1/counted", "/pools/0/%2e%2e", "/pools/x/counted"):
+        assert client.get(path).status_code == 404
+
+
+def test_the_pool_of_a_run_that_a_process_serves(runs: Path, served: EmbeddedRedis) -> None:
+    client = client_of(runs)
+    text = page(client, "/runs/runs~a/pool")
+    rows = Found(text).rows
+    assert ["Responses", "41"] in rows
+    replays = Counter[str]()
+    for step in range(4):
+        table = pq.read_table(runs / "a" / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
+        replays.update(row["content_id"] for row in table if row["replayed"])
+    assert f"{replays.total()} replays in the newest 4 steps, {len(replays)} of them different" in text
+    drawn = {row[1]: int(row[2]) for row in rows if len(row) == 4 and row[1] in replays}
+    assert drawn == dict(replays.most_common(20)) or sorted(drawn.values()) == sorted(
+        n for _, n in replays.most_common(20)
+    )
+    newest = pq.read_table(runs / "a" / "rollouts" / "step-000003.parquet").to_pylist()
+    asked_now = {row["prompt_id"] for row in newest}
+    assert ["4 to 7", "10", "100.0 %", str(len(asked_now))] in rows
+    assert_harmless(text)
+    prompt = next(row["prompt_id"] for row in newest if row["replayed"])
+    entries = Found(page(client, f"/runs/runs~a/prompts/{prompt}")).rows
+    times = {row[0]: int(row[3]) for row in entries if re.fullmatch("[0-9a-f]{32}", row[0])}
+    assert {name: count for name, count in times.items() if count} == {
+        name: count for name, count in replays.items() if name in times
+    }
+    assert len(times) in (4, 5)
+
+
+def test_what_is_written_into_a_pool_is_text(runs: Path, served: EmbeddedRedis) -> None:
+    client = client_of(runs, pools=[PoolPlace(None, served.directory, "pool")])
+    first = asked()[0].id
+    for path in (
+        f"/runs/runs~a/prompts/{first}",
+        "/pools/0/pool",
+        f"/pools/0/pool/prompts/{first}",
+        "/runs/runs~a/pool",
+    ):
+        text = page(client, path)
+        assert_harmless(text)
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+
+
+def test_a_damaged_record_is_named(one_redis: EmbeddedRedis, trajectory: MakeTrajectory, tmp_path: Path) -> None:
+    with opened(one_redis, "damaged", "tok") as pool:
+        pool.add([trajectory("q0", tokenizer="tok") for _ in range(2)])
+        first = pool.content_ids("q0")[0]
+        key = pool.store._records("q0")
+        pool.store._link.client.hset(key, bytes.fromhex(first), b"\0\0\0\0damaged")  # type: ignore[arg-type]
+    client = client_of(tmp_path, pools=[PoolPlace(None, one_redis.directory, "pool")])
+    text = page(client, "/pools/0/damaged/prompts/q0")
+    assert "the record is damaged" in text
+    assert "2 responses." in text
+    assert page(client, "/pools/0/damaged")
+
+
+def test_a_look_starts_nothing_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    with EmbeddedRedis(home / "a" / "pool") as server, opened(server, "pool", "tok"):
+        (home / "a" / "config.json").write_text('{"pool": {"name": "pool"}, "run": {"name": "a"}}')
+        before = sorted(os.listdir(home / "a" / "pool"))
+        assert ["Responses", "0"] in Found(page(client_of(home), "/runs/runs~a/pool")).rows
+        assert sorted(os.listdir(home / "a" / "pool")) == before
+    assert "no process serves its pool now" in page(client_of(home), "/runs/runs~a/pool")
+    assert not (home / "a" / "pool" / "redis.sock").exists()
+
+
+def test_a_named_embedded_pool_is_served_until_the_console_ends(tmp_path: Path) -> None:
+    directory, token = tmp_path / "pool", tmp_path / "token"
+    with EmbeddedRedis(directory) as server, opened(server, "of-a-run", "tok"):
+        pass
+    arguments = (tmp_path, "--listen", "127.0.0.1:0", "--token-file", token, "--pool", directory)
+    command = [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+            form = urllib.parse.urlencode({"token": token.read_text().strip(), "next": "/pools"}).encode()
+            with browser.open(f"{address}/login", form, timeout=60) as answer:
+                assert "/pools/0/of-a-run" in answer.read().decode()
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert not (directory / "redis.sock").exists()
