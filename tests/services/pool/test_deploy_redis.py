@@ -165,7 +165,7 @@ def test_secrets_are_private_kept_and_renewed_one_by_one(tmp_path: Path) -> None
         return {path.name: path.read_text() for path in folder.iterdir()}
 
     first = make()
-    assert sorted(first) == ["ray_token", "redis_password", "users.acl"]
+    assert sorted(first) == ["grafana_password", "ray_token", "redis_password", "users.acl"]
     assert oct(os.stat(folder).st_mode)[-3:] == "700"
     assert len(first["ray_token"]) == len(first["redis_password"]) == 64
     assert first["redis_password"] not in first["users.acl"]
