@@ -221,7 +221,7 @@ class Tracker(Protocol):
 @lru_cache(maxsize=4096)
 def metric_for(name: str) -> Metric:
     """The table's row for a name such as ``verifier/status/timeout``; ValueError with the nearest names if none."""
-    for metric, pattern in _patterns():
+    for metric, pattern in patterns():
         if pattern.fullmatch(name):
             return metric
     if (present := present_name(name)) != name:
@@ -239,10 +239,12 @@ def present_name(name: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
+def patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
+    """Each row with an expression for its names; what stands for ``<source>`` is its group ``source``."""
+
     def pattern(name: str) -> str:
         parts = re.split(r"<(\w+)>", name)
-        return "".join(f"(?:{PLACEHOLDERS[p]})" if i % 2 else re.escape(p) for i, p in enumerate(parts))
+        return "".join(f"(?P<{p}>{PLACEHOLDERS[p]})" if i % 2 else re.escape(p) for i, p in enumerate(parts))
 
     return tuple((metric, re.compile(pattern(metric.name))) for metric in METRICS)
 

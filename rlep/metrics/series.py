@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rlep.metrics.catalogue import METRICS, PLACEHOLDERS, Metric
+from rlep.metrics.catalogue import Metric, patterns
 
 LAST_STEP = "rlep_last_step_timestamp_seconds"
 STEP = "rlep_step"
@@ -38,16 +38,7 @@ def label_names(metric: Metric) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def series_of(name: str) -> Series | None:
     """The series of a metric such as ``ratio/max/fresh``; None for an entry of a list, which has none."""
-    for metric, pattern in _patterns():
-        if found := pattern.fullmatch(name):
+    for metric, pattern in patterns():
+        if metric.kind == "number" and (found := pattern.fullmatch(name)):
             return Series(series_name(metric), found.groupdict(), f"{metric.help} [{metric.unit}]")
     return None
-
-
-@lru_cache(maxsize=1)
-def _patterns() -> tuple[tuple[Metric, re.Pattern[str]], ...]:
-    def pattern(name: str) -> str:
-        parts = re.split(r"<(\w+)>", name)
-        return "".join(f"(?P<{p}>{PLACEHOLDERS[p]})" if i % 2 else re.escape(p) for i, p in enumerate(parts))
-
-    return tuple((metric, re.compile(pattern(metric.name))) for metric in METRICS if metric.kind == "number")
