@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlep.console import pages, pool_pages
+from rlep.console.actor_page import actors
 from rlep.console.gate import Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
@@ -49,6 +50,7 @@ class Console:
             ("/runs/{run}/steps/{step:int}/groups/{group:int}", self._group),
             ("/runs/{run}/prompts/{prompt}", self._prompt),
             ("/runs/{run}/evaluations/{step:int}", self._evaluation),
+            ("/runs/{run}/actors", self._actors),
             ("/runs/{run}/pool", self._pool_of),
             ("/pools", self._pool_list),
             ("/pools/{number:int}/{pool}", self._pool),
@@ -85,6 +87,9 @@ class Console:
     def _evaluation(self, request: Request) -> str:
         asked = request.query_params.get("prompt")
         return pages.evaluation(self._place(request), request.path_params["step"], asked, page_of(request))
+
+    def _actors(self, request: Request) -> str:
+        return actors(self._place(request))
 
     def _pool_of(self, request: Request) -> str:
         return pool_pages.pool_of(self._place(request), self._pools)

@@ -91,12 +91,12 @@ def _below(directory: Path, depth: int) -> Iterator[Path]:
             yield from _below(directory / entry.name, depth - 1)
 
 
-def read_json(run: RunPlace, name: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A JSON object of a run, and notes where there is none."""
+def read_json(run: RunPlace, name: str, most: int = LONGEST_LINE) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A JSON object of a run, of at most so many bytes, and notes where there is none."""
     try:
         path = run.file(name)
-        if path.stat().st_size > LONGEST_LINE:
-            return {}, (f"{name} is larger than {LONGEST_LINE} bytes and is not read",)
+        if path.stat().st_size > most:
+            return {}, (f"{name} is larger than {most} bytes and is not read",)
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}, (f"{name} is missing",)

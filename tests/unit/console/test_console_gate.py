@@ -41,7 +41,7 @@ def addresses() -> list[str]:
 
 def test_without_a_session_every_route_is_the_login_page(runs: Path) -> None:
     stranger = client_of(runs, logged_in=False)
-    assert len(addresses()) == 13
+    assert len(addresses()) == 14
     for path in [*addresses(), "/nothing/here", "/docs", "/openapi.json"]:
         answer = stranger.get(path)
         assert answer.status_code == 401, path
