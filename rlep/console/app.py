@@ -20,7 +20,8 @@ from rlep.console.actor_page import actors
 from rlep.console.gate import Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
-from rlep.console.run_files import RunPlace, find_runs
+from rlep.console.run_files import RunPlace, find_runs, find_studies
+from rlep.console.study_pages import studies, study
 from rlep.console.templates_of import rendered
 from rlep.core.errors import DataError, RlepError
 from rlep.services.pool.values import PoolPlace
@@ -52,6 +53,8 @@ class Console:
             ("/runs/{run}/evaluations/{step:int}", self._evaluation),
             ("/runs/{run}/actors", self._actors),
             ("/runs/{run}/pool", self._pool_of),
+            ("/studies", self._studies),
+            ("/studies/{study}", self._study),
             ("/pools", self._pool_list),
             ("/pools/{number:int}/{pool}", self._pool),
             ("/pools/{number:int}/{pool}/prompts/{prompt}", self._pool_prompt),
@@ -93,6 +96,15 @@ class Console:
 
     def _pool_of(self, request: Request) -> str:
         return pool_pages.pool_of(self._place(request), self._pools)
+
+    def _studies(self, request: Request) -> str:
+        return studies(list(find_studies(self._directories).values()))
+
+    def _study(self, request: Request) -> str:
+        found = find_studies(self._directories).get(request.path_params["study"])
+        if found is None:
+            raise HTTPException(404, "there is no such study")
+        return study(found, list(self._runs().values()))
 
     def _pool_list(self, request: Request) -> str:
         return pool_pages.pools(self._pools)

@@ -16,6 +16,8 @@ from rlep.core.errors import DataError, RlepError
 
 MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
 """A directory with one of these is a run's."""
+STUDY_MARKS = ("plan.json", "study.json")
+"""A directory with one of these is a study's; its runs lie below."""
 DEPTH = 3
 """Levels below a given directory that are searched for runs."""
 MOST_RUNS = 2000
@@ -64,9 +66,18 @@ _LOCK = threading.Lock()
 
 def find_runs(directories: Sequence[Path]) -> dict[str, RunPlace]:
     """Name → run, of the directories that are runs and of those below them; links are not followed."""
+    return _found(directories, MARKS)
+
+
+def find_studies(directories: Sequence[Path]) -> dict[str, RunPlace]:
+    """The same of studies."""
+    return _found(directories, STUDY_MARKS)
+
+
+def _found(directories: Sequence[Path], marks: Sequence[str]) -> dict[str, RunPlace]:
     found: dict[str, RunPlace] = {}
     for top in directories:
-        for directory in _below(top, DEPTH):
+        for directory in _below(top, DEPTH, marks):
             parts = [top.resolve().name, *directory.relative_to(top).parts]
             name = base = "~".join(parts)
             number = 2
@@ -78,17 +89,22 @@ def find_runs(directories: Sequence[Path]) -> dict[str, RunPlace]:
     return found
 
 
-def _below(directory: Path, depth: int) -> Iterator[Path]:
+def _below(directory: Path, depth: int, marks: Sequence[str]) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError:
         return
-    if any(entry.name in MARKS and entry.is_file(follow_symlinks=False) for entry in entries):
+    files = {
+        entry.name
+        for entry in entries
+        if entry.name.endswith((".json", ".jsonl")) and entry.is_file(follow_symlinks=False)
+    }
+    if not files.isdisjoint(marks):
         yield directory
-        return
-    for entry in entries if depth else ():
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(directory / entry.name, depth - 1)
+    if depth and files.isdisjoint(MARKS):  # a run holds no others
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(directory / entry.name, depth - 1, marks)
 
 
 def read_json(run: RunPlace, name: str, most: int = LONGEST_LINE) -> tuple[Mapping[str, Any], tuple[str, ...]]:
