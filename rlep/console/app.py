@@ -16,11 +16,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlep.console import pages, pool_pages
+from rlep.console.actor_page import actors
 from rlep.console.gate import Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
 from rlep.console.run_files import RunPlace, find_runs, find_studies
-from rlep.console.study_page import study
+from rlep.console.study_pages import studies, study
 from rlep.console.templates_of import rendered
 from rlep.core.errors import DataError, RlepError
 from rlep.services.pool.values import PoolPlace
@@ -45,13 +46,15 @@ class Console:
         shown: list[tuple[str, Callable[[Request], str]]] = [
             ("/", self._overview),
             ("/compare", self._compare),
-            ("/studies/{study}", self._study),
             ("/runs/{run}", self._run),
             ("/runs/{run}/steps/{step:int}", self._step),
             ("/runs/{run}/steps/{step:int}/groups/{group:int}", self._group),
             ("/runs/{run}/prompts/{prompt}", self._prompt),
             ("/runs/{run}/evaluations/{step:int}", self._evaluation),
+            ("/runs/{run}/actors", self._actors),
             ("/runs/{run}/pool", self._pool_of),
+            ("/studies", self._studies),
+            ("/studies/{study}", self._study),
             ("/pools", self._pool_list),
             ("/pools/{number:int}/{pool}", self._pool),
             ("/pools/{number:int}/{pool}/prompts/{prompt}", self._pool_prompt),
@@ -63,13 +66,7 @@ class Console:
         ]
 
     def _overview(self, request: Request) -> str:
-        return pages.overview(list(self._runs().values()), list(find_studies(self._directories)))
-
-    def _study(self, request: Request) -> str:
-        place = find_studies(self._directories).get(request.path_params["study"])
-        if place is None:
-            raise HTTPException(404, "there is no such study")
-        return study(place)
+        return pages.overview(list(self._runs().values()))
 
     def _compare(self, request: Request) -> str:
         runs = self._runs()
@@ -94,8 +91,20 @@ class Console:
         asked = request.query_params.get("prompt")
         return pages.evaluation(self._place(request), request.path_params["step"], asked, page_of(request))
 
+    def _actors(self, request: Request) -> str:
+        return actors(self._place(request))
+
     def _pool_of(self, request: Request) -> str:
         return pool_pages.pool_of(self._place(request), self._pools)
+
+    def _studies(self, request: Request) -> str:
+        return studies(list(find_studies(self._directories).values()))
+
+    def _study(self, request: Request) -> str:
+        found = find_studies(self._directories).get(request.path_params["study"])
+        if found is None:
+            raise HTTPException(404, "there is no such study")
+        return study(found, list(self._runs().values()))
 
     def _pool_list(self, request: Request) -> str:
         return pool_pages.pools(self._pools)

@@ -81,10 +81,10 @@ class Member:
         return zip((self.text["token_ids"] or ())[:4096], (self.text["logprobs"] or ())[:4096], strict=False)
 
 
-def overview(runs: Sequence[RunPlace], studies: Sequence[str]) -> str:
-    """The list of runs, the last changed first, and the names of studies."""
+def overview(runs: Sequence[RunPlace]) -> str:
+    """The list of runs, the last changed first."""
     lines = sorted((summary_of(one) for one in runs), key=lambda line: line.changed, reverse=True)
-    return rendered("overview.html", runs=lines, studies=studies)
+    return rendered("overview.html", runs=lines)
 
 
 def run(place: RunPlace, page: int) -> str:

@@ -16,8 +16,8 @@ from rlep.core.errors import DataError, RlepError
 
 MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
 """A directory with one of these is a run's."""
-STUDY_MARKS = ("plan.json",)
-"""And with this one a study's."""
+STUDY_MARKS = ("plan.json", "study.json")
+"""A directory with one of these is a study's; its runs lie below."""
 DEPTH = 3
 """Levels below a given directory that are searched for runs."""
 MOST_RUNS = 2000
@@ -70,7 +70,7 @@ def find_runs(directories: Sequence[Path]) -> dict[str, RunPlace]:
 
 
 def find_studies(directories: Sequence[Path]) -> dict[str, RunPlace]:
-    """Name → study, found in the same way."""
+    """The same of studies."""
     return _found(directories, STUDY_MARKS)
 
 
@@ -94,20 +94,25 @@ def _below(directory: Path, depth: int, marks: Sequence[str]) -> Iterator[Path]:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError:
         return
-    if any(entry.name in marks and entry.is_file(follow_symlinks=False) for entry in entries):
+    files = {
+        entry.name
+        for entry in entries
+        if entry.name.endswith((".json", ".jsonl")) and entry.is_file(follow_symlinks=False)
+    }
+    if not files.isdisjoint(marks):
         yield directory
-        return
-    for entry in entries if depth else ():
-        if entry.is_dir(follow_symlinks=False):
-            yield from _below(directory / entry.name, depth - 1, marks)
+    if depth and files.isdisjoint(MARKS):  # a run holds no others
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(directory / entry.name, depth - 1, marks)
 
 
-def read_json(run: RunPlace, name: str) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A JSON object of a run, and notes where there is none."""
+def read_json(run: RunPlace, name: str, most: int = LONGEST_LINE) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A JSON object of a run, of at most so many bytes, and notes where there is none."""
     try:
         path = run.file(name)
-        if path.stat().st_size > LONGEST_LINE:
-            return {}, (f"{name} is larger than {LONGEST_LINE} bytes and is not read",)
+        if path.stat().st_size > most:
+            return {}, (f"{name} is larger than {most} bytes and is not read",)
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}, (f"{name} is missing",)

@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": set(),
     "report": {"metrics"},
     "study": {"config", "report"},
-    "console": {"services/pool", "services/pool/rpc"},
+    "console": {"metrics", "report", "services/pool", "services/pool/rpc", "study"},
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},

@@ -29,7 +29,7 @@ def client(runs: Path) -> TestClient:
 def addresses() -> list[str]:
     """One of every route."""
     values = {"{run}": "runs~a", "{step:int}": "1", "{group:int}": "0", "{prompt}": "x", "{name}": "console.js"}
-    values |= {"{number:int}": "0", "{pool}": "pool"}
+    values |= {"{number:int}": "0", "{pool}": "pool", "{study}": "runs~s"}
     paths = []
     for route in Console([]).routes():
         path = route.path
@@ -41,7 +41,7 @@ def addresses() -> list[str]:
 
 def test_without_a_session_every_route_is_the_login_page(runs: Path) -> None:
     stranger = client_of(runs, logged_in=False)
-    assert len(addresses()) == 14
+    assert len(addresses()) == 16
     for path in [*addresses(), "/nothing/here", "/docs", "/openapi.json"]:
         answer = stranger.get(path)
         assert answer.status_code == 401, path

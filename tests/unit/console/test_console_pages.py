@@ -31,6 +31,7 @@ PATHS = (
     "/runs/runs~a/steps/1/groups/2",
     "/runs/runs~a/evaluations/2",
     "/runs/runs~a/pool",
+    "/runs/runs~a/actors",
 )
 
 

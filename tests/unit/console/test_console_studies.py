@@ -1,0 +1,129 @@
+"""The pages of studies, against a study's own files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.console.console_scene import ATTACK, client_of
+from tests.unit.console.page_checks import Found, assert_harmless, page
+
+
+def seed(area: float, curve: list[list[float]], *, short: bool = False) -> dict[str, Any]:
+    base = {"compute": curve[-1][0], "reached": 0.5, "short": short, "area": area, "final": curve[-1][3]}
+    return base | {"samples": 2, "pass": 0.5, "distinct": 1.25, "lost": 3, "curve": curve}
+
+
+def whole() -> dict[str, Any]:
+    """Two arms; of the second one seed failed."""
+    control = {"1": seed(0.2, [[0, 0, 0, 0.1], [1e6, 4, 60, 0.3]]), "2": seed(0.4, [[0, 0, 0, 0.3], [1e6, 4, 60, 0.5]])}
+    paired = {"by_seed": [0.1], "mean": 0.1, "low": 0.05, "high": 0.15, "p": 1.0}
+    compared = {"arm": "rlep", "control": "none", "endpoint": "area", "seeds": [1], "paired": paired, "p_holm": None}
+    return {
+        "name": ATTACK,
+        "budget": 2e6,
+        "seeds": [1, 2],
+        "best_control": "none",
+        "arms": [
+            {"name": "none", "control": True, "seeds": control, "failed": {}},
+            {
+                "name": "rlep",
+                "control": False,
+                "seeds": {"1": seed(0.3, [[0, 0, 0, 0.1], [2e6, 8, 120, 0.7]], short=True)},
+                "failed": {"2": {"phase": "collect", "reason": ATTACK}},
+            },
+        ],
+        "notes": [ATTACK],
+        "comparisons": [compared],
+    }
+
+
+PLAN = {
+    "study": {"name": "small", "budget": 2e6, "seeds": [1, 2]},
+    "arm": [
+        {"name": "none", "control": True, "phase": [{"command": "train", "set": {"replay.count": 0}}]},
+        {"name": "rlep", "control": False, "phase": [{"command": "collect", "set": {}}, {"command": "sft", "set": {}}]},
+    ],
+}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A study with a run of a phase, and a run that is none of its."""
+    study = tmp_path / "runs" / "s"
+    for run in (study / "phases" / "train-0-1", tmp_path / "runs" / "other"):
+        run.mkdir(parents=True)
+        (run / "events.jsonl").write_text('{"event": "run_finished"}\n')
+    (study / "plan.json").write_text(json.dumps(PLAN))
+    (study / "study.json").write_text(json.dumps(whole()))
+    return tmp_path / "runs"
+
+
+def test_a_study_has_its_arms_seeds_differences_and_curves(home: Path) -> None:
+    client = client_of(home)
+    listed = Found(page(client, "/studies")).rows
+    assert listed[1:] == [["runs~s", "none, rlep", "1, 2", "best control: none"]]
+    text = page(client, "/studies/runs~s")
+    rows = Found(text).rows
+    assert ["none (control)", "2", "30.0", "40.0", "50.0", "1.25", "3.0", ""] in rows  # means over the seeds
+    assert ["rlep", "1, 1 failed", "30.0", "70.0", "50.0", "1.25", "3.0", ""] in rows
+    assert ["none", "2", "40.0", "50.0", "50.0", "1 M", "50 %", ""] in rows
+    assert [row[-1] for row in rows if row[:2] == ["rlep", "1"] and len(row) == 8] == [
+        "its last accuracy is taken for the rest"
+    ]
+    assert ["area", "rlep", "none", "+10.00", "+5.00 … +15.00", "+10.00", "1", ""] in rows
+    assert ["rlep", "collect → sft"] in rows
+    assert [row[:3] for row in rows if row[0].startswith("runs~")] == [["runs~s~phases~train-0-1", "–", "finished"]]
+    assert text.count("<figure>") == 3
+    assert text.count("none: 0.4</li>") == 3  # the mean of the last accuracies, over compute, steps and time
+    assert "All arms at 2 million tokens" in text
+    assert_harmless(text)
+    assert_harmless(page(client, "/studies"))
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 3  # title, note, reason
+
+
+def test_a_study_that_works_has_its_plan(home: Path) -> None:
+    (home / "s" / "study.json").unlink()
+    client = client_of(home)
+    assert ["runs~s", "none, rlep", "1, 2", "planned"] in Found(page(client, "/studies")).rows
+    text = page(client, "/studies/runs~s")
+    assert "study.json is missing: rlep study report writes it" in text
+    assert ["none (control)", "train (replay.count = 0)"] in Found(text).rows
+    assert "/runs/runs~s~phases~train-0-1" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "study.json cannot be read"),
+        ("[]", "study.json is not a JSON object"),
+        ('{"name": "x"}', "study.json does not say its arms"),
+        (
+            '{"arms": [{"name": 1, "control": 0, "seeds": {"1": {}}, "failed": {}}], "budget": "x"}',
+            "does not say its seeds",
+        ),
+        ('{"arms": 7, "comparisons": [[]], "notes": 1}', "study.json does not say its differences"),
+    ],
+)
+def test_a_damaged_study_shows_the_rest(home: Path, content: str, reason: str) -> None:
+    (home / "s" / "study.json").write_text(content)
+    client = client_of(home)
+    text = page(client, "/studies/runs~s")
+    assert reason in text
+    assert ["none (control)", "train (replay.count = 0)"] in Found(text).rows
+    assert page(client, "/studies")
+    (home / "s" / "plan.json").write_text('{"study": 1, "arm": [7, {"phase": 1}, {"phase": [1, {"set": 3}]}]}')
+    assert page(client, "/studies/runs~s")
+    assert page(client, "/studies")
+
+
+def test_no_name_leads_out_of_the_studies(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "study.json").write_text("{}")
+    (home / "linked").symlink_to(tmp_path / "secret")
+    client = client_of(home)
+    for name in ("%2e%2e", "%2e%2e%2fsecret", "runs~linked", "runs~other", "runs~s%00"):
+        assert client.get(f"/studies/{name}").status_code == 404
