@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from rlep.console import pages, pool_pages
 from rlep.console.actor_page import actors
+from rlep.console.data import error_data, metrics_data, runs_data, step_data, steps_data
 from rlep.console.gate import Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
@@ -30,6 +31,7 @@ LOOK_S = 0.5
 STREAM_S = 600.0
 """A browser opens the stream of changes again after so long."""
 MOST_STREAMS = 64
+MOST_NAMES = 256
 _STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
 
 
@@ -59,8 +61,15 @@ class Console:
             ("/pools/{number:int}/{pool}", self._pool),
             ("/pools/{number:int}/{pool}/prompts/{prompt}", self._pool_prompt),
         ]
+        asked: list[tuple[str, Callable[[Request], str]]] = [
+            ("/api/runs", lambda request: runs_data(list(self._runs().values()))),
+            ("/api/runs/{run}/metrics", self._metrics),
+            ("/api/runs/{run}/steps", lambda request: steps_data(self._place(request))),
+            ("/api/runs/{run}/steps/{step:int}", self._step_data),
+        ]
         return [
             *(Route(path, partial(_page, show), methods=["GET"]) for path, show in shown),
+            *(Route(path, partial(_data, say), methods=["GET"]) for path, say in asked),
             Route("/runs/{run}/live", self._live, methods=["GET"]),
             Route("/static/{name}", _static, methods=["GET"]),
         ]
@@ -116,6 +125,14 @@ class Console:
         asked = request.path_params
         return pool_pages.named_prompt(self._pools, asked["number"], asked["pool"], asked["prompt"])
 
+    def _metrics(self, request: Request) -> str:
+        after = request.query_params.get("after", "")
+        names = request.query_params.getlist("name")[:MOST_NAMES]
+        return metrics_data(self._place(request), names, number_in(after, otherwise=-1))
+
+    def _step_data(self, request: Request) -> str:
+        return step_data(self._place(request), request.path_params["step"], page_of(request))
+
     async def _live(self, request: Request) -> Response:
         """Server-sent events without content: the page asks again for what it shows."""
         place = await asyncio.to_thread(self._place, request)
@@ -160,12 +177,20 @@ def console_app(directories: Sequence[Path], knows: Callable[[str], bool], pools
 
 def page_of(request: Request) -> int:
     """``?page=``, from 0; 0 for anything else."""
-    text = request.query_params.get("page", "0")
-    return int(text) if text.isdecimal() and text.isascii() and len(text) <= 6 else 0
+    return number_in(request.query_params.get("page", ""), otherwise=0)
+
+
+def number_in(text: str, *, otherwise: int) -> int:
+    """A number of at most nine digits."""
+    return int(text) if text.isdecimal() and text.isascii() and len(text) <= 9 else otherwise
 
 
 async def _page(show: Callable[[Request], str], request: Request) -> Response:
     return HTMLResponse(await asyncio.to_thread(show, request))
+
+
+async def _data(say: Callable[[Request], str], request: Request) -> Response:
+    return Response(await asyncio.to_thread(say, request), media_type="application/json")
 
 
 async def _static(request: Request) -> Response:
@@ -178,6 +203,8 @@ async def _static(request: Request) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     code = error.status_code if isinstance(error, HTTPException) else 404
     reason = error.detail if isinstance(error, HTTPException) else str(error)
+    if request.url.path.startswith("/api/"):
+        return Response(error_data(code, reason), code, media_type="application/json")
     return HTMLResponse(rendered("failed.html", code=code, reason=reason), code)
 
 

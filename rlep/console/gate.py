@@ -2,7 +2,7 @@
 
 In this order: the Host is one that the console listens on (a rebound DNS name is not), a request of another site is
 refused, and without a session there is the login page and nothing else. The token is exchanged for a cookie by POST, so
-that it stands in no address, no log and no Referer.
+that it stands in no address, no log and no Referer; scripts send it in a header.
 """
 
 from __future__ import annotations
@@ -94,6 +94,11 @@ class Gate:
             return PlainTextResponse("the console only reads: GET", 405)
         if path == "/static/console.css" or self._sessions.holds(request.cookies.get(COOKIE)):
             return None
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self._knows(token.strip()):
+            return None
+        if path.startswith("/api/"):
+            return PlainTextResponse("Authorization: Bearer TOKEN", 401, {"www-authenticate": "Bearer"})
         return self._asked(path + (f"?{request.url.query}" if request.url.query else ""), failed=False)
 
     async def _exchanged(self, request: Request) -> Response:

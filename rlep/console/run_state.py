@@ -28,7 +28,8 @@ class RunLine:
     planned: int | None
     accuracy: float | None
     reward: float | None
-    changed: str
+    changed: float
+    """Seconds since the epoch; 0: never."""
 
 
 def summary_of(place: RunPlace) -> RunLine:
@@ -50,7 +51,7 @@ def summary_of(place: RunPlace) -> RunLine:
         planned=int(planned) if planned.isdecimal() else None,
         accuracy=last.numbers.get("rollout/accuracy") if last else None,
         reward=last.numbers.get("rollout/reward") if last else None,
-        changed=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed)) if changed else "–",
+        changed=changed,
     )
 
 

@@ -39,7 +39,9 @@ def figure(value: object, digits: int = 4) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds since the epoch as local date and time."""
+    """Seconds since the epoch as local date and time; a dash for 0."""
+    if not seconds:
+        return "–"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(seconds, 0.0), 2**33)))
 
 

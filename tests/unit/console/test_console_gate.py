@@ -41,11 +41,12 @@ def addresses() -> list[str]:
 
 def test_without_a_session_every_route_is_the_login_page(runs: Path) -> None:
     stranger = client_of(runs, logged_in=False)
-    assert len(addresses()) == 16
+    assert len(addresses()) == 20
     for path in [*addresses(), "/nothing/here", "/docs", "/openapi.json"]:
         answer = stranger.get(path)
         assert answer.status_code == 401, path
         assert "runs~a" not in answer.text.replace(f'value="{path}"', "")
+        assert ("www-authenticate" in answer.headers) is path.startswith("/api/")
     stranger.cookies.set(COOKIE, "guessed")
     assert stranger.get("/").status_code == 401
 
@@ -133,6 +134,21 @@ def test_the_token_is_in_no_page_and_no_log(runs: Path, caplog: pytest.LogCaptur
     client = client_of(runs)
     pages = [client.get(path).text for path in addresses() if not path.endswith("/live")]
     assert not any(TOKEN in text for text in [*pages, caplog.text])
+
+
+def test_scripts_send_the_token_in_a_header(runs: Path) -> None:
+    stranger = client_of(runs, logged_in=False)
+    right = {"authorization": f"Bearer {TOKEN}"}
+    for path in ("/api/runs", "/runs/runs~a"):
+        answer = stranger.get(path, headers=right)
+        assert answer.status_code == 200
+        assert "set-cookie" not in answer.headers
+        assert stranger.get(path, headers=right | {"host": "evil.example"}).status_code == 400
+        assert stranger.get(path, headers=right | {"origin": "http://evil.example"}).status_code == 403
+        assert stranger.post(path, headers=right).status_code == 405
+        for wrong in (f"Basic {TOKEN}", TOKEN, "Bearer", "Bearer wrong", f"Bearer {TOKEN} {TOKEN}"):
+            assert stranger.get(path, headers={"authorization": wrong}).status_code == 401
+    assert TOKEN not in stranger.get("/api/runs", headers=right).text
 
 
 def test_a_session_ends() -> None:
