@@ -176,24 +176,6 @@ def _parsed(path: Path, size: int, most: int) -> JsonObjects:
     return JsonObjects(tuple(lines), tuple(notes))
 
 
-def read_steps(run: RunPlace, most: int = MOST_BYTES) -> tuple[tuple[StepLine, ...], tuple[str, ...]]:
-    """The numbers of ``metrics.jsonl``, oldest first."""
-    read = read_tail(run, "metrics.jsonl", most)
-    lines = [line for line in map(_step_line, read.lines) if line is not None]
-    return tuple(lines), read.notes
-
-
-def _step_line(line: Mapping[str, Any]) -> StepLine | None:
-    step, metrics = line.get("step"), line.get("metrics")
-    if not isinstance(step, int) or not isinstance(metrics, dict):
-        return None
-    return StepLine(
-        step,
-        number_of(line.get("wall_s")) or 0.0,
-        {name: value for name, raw in metrics.items() if (value := number_of(raw)) is not None},
-    )
-
-
 def number_of(value: object) -> float | None:
     """A finite number as it is, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
