@@ -55,7 +55,7 @@ def line_of(step: int) -> str:
     """A line of ``metrics.jsonl``, about 2.9 kB."""
     names = [name for _, several in CURVES for name in several]
     names += [f"update/something/{number}" for number in range(NAMES - len(names))]
-    values = {name: (step * 7919 + at) % 1000 / 999 for at, name in enumerate(names)}
+    values = {name: round((step * 7919 + at) % 1000 / 999, 6) for at, name in enumerate(names)}
     return json.dumps({"step": step, "time": 1.0e9 + step, "wall_s": 10.0 * step, "metrics": values}) + "\n"
 
 

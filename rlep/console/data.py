@@ -24,13 +24,13 @@ def metrics_data(place: RunPlace, names: Sequence[str], after: int) -> str:
     """Columns of ``metrics.jsonl`` over the steps after ``after``; all columns without ``names``."""
     table, notes = read_steps(place)
     chosen = [at for at, step in enumerate(table.steps) if step > after]
-    columns = table.columns
+    columns, none = dict(table.columns), [math.nan] * len(table)
     return _text(
         {
             "run": place.name,
             "steps": [table.steps[at] for at in chosen],
             "wall_s": [table.wall_s[at] for at in chosen],
-            "metrics": {name: _column(columns.get(name, ()), chosen) for name in names or sorted(columns)},
+            "metrics": {name: _column(columns.get(name, none), chosen) for name in names or sorted(columns)},
             "notes": notes,
         }
     )
@@ -71,8 +71,7 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _column(column: Sequence[float], chosen: Sequence[int]) -> list[float | None]:
-    values = [column[at] if at < len(column) else math.nan for at in chosen]
-    return [None if math.isnan(value) else value for value in values]
+    return [None if math.isnan(column[at]) else column[at] for at in chosen]
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ import math
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,9 @@ MOST_CELLS = 16 * 2**20
 _CHECKED = 256
 """Bytes before the end of what was read that must still be there: else the file was cut and written anew."""
 
+Fields = tuple[int, float, Mapping[str, Any]]
+"""Step, seconds of work so far, and metrics of a line."""
+
 
 @dataclass(slots=True)
 class StepTable:
@@ -29,7 +32,7 @@ class StepTable:
     steps: array[int] = field(default_factory=lambda: array("q"))
     wall_s: array[float] = field(default_factory=lambda: array("d"))
     columns: dict[str, array[float]] = field(default_factory=dict)
-    """Name → values, NaN where a step has none; one that ends early has none from there on."""
+    """Name → values of all steps, NaN where one has none."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -41,27 +44,33 @@ class StepTable:
 
     def line(self, at: int) -> StepLine:
         """One step's numbers."""
-        found = {name: column[at] for name, column in list(self.columns.items()) if at < len(column)}
-        return StepLine(
-            self.steps[at], self.wall_s[at], {name: value for name, value in found.items() if not math.isnan(value)}
-        )
+        found = {name: column[at] for name, column in list(self.columns.items())}
+        numbers = {name: value for name, value in found.items() if not math.isnan(value)}
+        return StepLine(self.steps[at], self.wall_s[at], numbers)
 
     def lines(self, first: int, last: int) -> list[StepLine]:
         """Lines from ``first`` up to, and without, ``last``."""
         return [self.line(at) for at in range(max(0, first), min(last, len(self)))]
 
-    def append(self, line: StepLine) -> None:
-        """Add a step."""
-        held = len(self.steps)
-        for name, value in line.numbers.items():
-            column = self.columns.get(name)
+    def append(self, fields: Fields) -> None:
+        """Add a step; what is no finite number is left out."""
+        step, wall_s, metrics = fields
+        held, columns, added = len(self.steps), self.columns, 0
+        for name, value in metrics.items():
+            number = value if type(value) is float and value - value == 0.0 else number_of(value)  # finite
+            if number is None:
+                continue
+            column = columns.get(name)
             if column is None:
-                column = self.columns[name] = array("d")
-            if len(column) < held:
-                column.extend([math.nan] * (held - len(column)))
-            column.append(value)
-        self.wall_s.append(line.wall_s)
-        self.steps.append(line.step)
+                column = columns[name] = array("d", [math.nan]) * held
+            column.append(number)
+            added += 1
+        if added < len(columns):
+            for column in columns.values():
+                if len(column) == held:
+                    column.append(math.nan)
+        self.wall_s.append(wall_s)
+        self.steps.append(step)
 
 
 @dataclass(slots=True)
@@ -100,8 +109,8 @@ def read_steps(run: RunPlace) -> tuple[StepTable, tuple[str, ...]]:
         return StepTable(), (f"{name} cannot be read: {error}",)
 
 
-def last_step(run: RunPlace) -> StepLine | None:
-    """The newest complete line among the last bytes of ``metrics.jsonl``."""
+def last_step(run: RunPlace, names: Sequence[str]) -> StepLine | None:
+    """These metrics of the newest complete line among the last bytes of ``metrics.jsonl``."""
     try:
         with run.file("metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -109,7 +118,12 @@ def last_step(run: RunPlace) -> StepLine | None:
     except (OSError, ValueError):
         return None
     complete = raw.rpartition(b"\n")[0].split(b"\n")
-    return next((line for line in map(_line_of, reversed(complete)) if line is not None), None)
+    newest = next((line for line in map(_line_of, reversed(complete)) if line is not None), None)
+    if newest is None:
+        return None
+    step, wall_s, metrics = newest
+    numbers = {name: value for name in names if (value := number_of(metrics.get(name))) is not None}
+    return StepLine(step, wall_s, numbers)
 
 
 def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
@@ -154,20 +168,12 @@ def _notes(name: str, kept: _Kept, *, torn: bool) -> Iterator[str]:
         yield f"{name}: {kept.bad} damaged or overlong lines are left out"
 
 
-def _line_of(raw: bytes) -> StepLine | None:
+def _line_of(raw: bytes) -> Fields | None:
     line = _object_of(raw)
     step, metrics = line.get("step"), line.get("metrics")
     if type(step) is not int or not -(2**63) <= step < 2**63 or not isinstance(metrics, dict):
         return None
-    numbers = {name: value for name, held in metrics.items() if (value := _number(held)) is not None}
-    return StepLine(step, _number(line.get("wall_s")) or 0.0, numbers)
-
-
-def _number(value: object) -> float | None:
-    if type(value) is float and value - value == 0.0:  # finite; the common case
-        return value
-    number = number_of(value)
-    return None if number is None else float(number)
+    return step, float(number_of(line.get("wall_s")) or 0.0), metrics
 
 
 def _object_of(raw: bytes) -> dict[str, Any]:

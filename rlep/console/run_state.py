@@ -70,15 +70,16 @@ def summary_of(place: RunPlace) -> RunLine:
 def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _Known:
     config, _ = read_json(place, "config.json")
     manifest, _ = read_json(place, "manifest.json")
-    last, settings = last_step(place), flat(config)
-    planned = settings.get("run.steps", "")
+    last = last_step(place, ("rollout/accuracy", "rollout/reward", "time/step"))
+    settings = settings if isinstance(settings := config.get("run"), dict) else {}
+    planned = settings.get("steps")
     line = RunLine(
         name=place.name,
-        label=settings.get("run.name", place.name),
+        label=str(settings.get("name", place.name)),
         command=str(manifest.get("command", "–")),
         state=_state(read_tail(place, "events.jsonl").lines),
         steps=last.step + 1 if last else 0,
-        planned=int(planned) if planned.isdecimal() and len(planned) < 10 else None,
+        planned=planned if type(planned) is int else None,
         accuracy=last.numbers.get("rollout/accuracy") if last else None,
         reward=last.numbers.get("rollout/reward") if last else None,
         changed=max((held[1] / 1e9 for held in files[:2] if held), default=0.0),

@@ -10,7 +10,7 @@ import pytest
 
 from rlep.console import metric_columns
 from rlep.console.metric_columns import last_step, read_steps
-from rlep.console.run_files import RunPlace, StepLine
+from rlep.console.run_files import RunPlace
 
 
 def line(step: int, numbers: Mapping[str, object]) -> str:
@@ -31,7 +31,7 @@ def test_only_what_was_appended_is_read(place: RunPlace, monkeypatch: pytest.Mon
     read: list[bytes] = []
     parse = metric_columns._line_of
 
-    def counted(raw: bytes) -> StepLine | None:
+    def counted(raw: bytes) -> metric_columns.Fields | None:
         read.append(raw)
         return parse(raw)
 
@@ -77,8 +77,8 @@ def test_what_is_no_line_of_a_step_is_counted(place: RunPlace) -> None:
     table, notes = read_steps(place)
     assert notes == ("metrics.jsonl: 4 damaged or overlong lines are left out",)
     assert table.line(0).numbers == {"a": 0.25}
-    written(place, '{"step": 8, "wall_s": NaN, "metrics": {"a": Infinity, "\\ud800": 1}}\nhalf')
-    found = last_step(place)
+    written(place, '{"step": 8, "wall_s": NaN, "metrics": {"a": Infinity, "\\ud800": 1, "b": 1}}\nhalf')
+    found = last_step(place, ("a", "b"))
     assert found is not None
     assert (found.step, found.wall_s, list(found.numbers.values())) == (8, 0.0, [1.0])
 
