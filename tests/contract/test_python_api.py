@@ -73,7 +73,10 @@ VERBS = {
     "seal": "(self) -> 'str'",
     "stats": "(self) -> 'PoolStats'",
 }
-PAGES = {"export_page": "(self, after: 'str') -> 'tuple[list[Trajectory], str | None]'"}
+PAGES = {
+    "export_page": "(self, after: 'str') -> 'tuple[list[Trajectory], str | None]'",
+    "prompt_page": "(self, limit: 'int') -> 'list[str]'",
+}
 """Of ``PoolClient`` alone."""
 
 
