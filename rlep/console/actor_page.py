@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.console.curves import Curve, picture
+from rlep.console.metric_columns import read_steps
 from rlep.console.run_files import (
     LONGEST_LINE,
     MOST_BYTES,
@@ -15,7 +16,6 @@ from rlep.console.run_files import (
     StepLine,
     number_of,
     read_json,
-    read_steps,
     read_tail,
 )
 from rlep.console.templates_of import rendered
@@ -85,20 +85,21 @@ class LastSteps:
 
 def actors(place: RunPlace) -> str:
     """The page."""
-    lines, notes = read_steps(place)
+    table, notes = read_steps(place)
+    lines = table.lines(len(table) - RECENT, len(table))
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
     end, missing = timeline_end(place)
     newest = lines[-1].numbers if lines else {}
     roles = sorted({name.rpartition("/")[2] for name in newest if re.fullmatch("actors/(alive|restarts)/[a-z]+", name)})
-    stages = [Curve(name, _points(lines, f"time/{name}")) for name in PHASES]
-    restarts = [Curve(role, _points(lines, f"actors/restarts/{role}")) for role in roles]
+    stages = [Curve(name, table.points(f"time/{name}")) for name in PHASES]
+    restarts = [Curve(role, table.points(f"actors/restarts/{role}")) for role in roles]
     return rendered(
         "actors.html",
         run=place.name,
         actors=actor_lines(events.lines),
         roles=[(role, newest.get(f"actors/alive/{role}"), newest.get(f"actors/restarts/{role}")) for role in roles],
         stages=stages_of(lines),
-        recent=min(RECENT, len(lines)),
+        recent=len(lines),
         pictures=[
             one for one in (picture("Seconds of a step by stage", stages), picture("Restarts so far", restarts)) if one
         ],
@@ -127,7 +128,7 @@ def actor_lines(events: Sequence[Mapping[str, Any]]) -> list[ActorLine]:
 
 def stages_of(lines: Sequence[StepLine]) -> list[StageSeconds]:
     """Seconds of the newest step and means of the newest ones, by stage; what they leave is ``waiting``."""
-    recent = [line.numbers for line in lines[-RECENT:] if "time/step" in line.numbers]
+    recent = [line.numbers for line in lines if "time/step" in line.numbers]
     if not recent:
         return []
     parts = [{name: numbers.get(f"time/{name}", 0.0) for name in PHASES} for numbers in recent]
@@ -182,7 +183,3 @@ def _end(steps: Sequence[Span], work: Sequence[Span]) -> LastSteps:
         max(0, len(shown) - MOST_TRACKS),
         breakdown_of(steps[-1], work, {span.actor for span in work}),
     )
-
-
-def _points(lines: Sequence[StepLine], name: str) -> tuple[tuple[float, float], ...]:
-    return tuple((line.step, line.numbers[name]) for line in lines if name in line.numbers)

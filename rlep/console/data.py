@@ -9,8 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 from rlep.console import run_tables
+from rlep.console.metric_columns import read_steps
 from rlep.console.pages import A_PAGE
-from rlep.console.run_files import RunPlace, read_steps
+from rlep.console.run_files import RunPlace
 from rlep.console.run_state import summary_of
 
 
@@ -21,15 +22,15 @@ def runs_data(places: Sequence[RunPlace]) -> str:
 
 def metrics_data(place: RunPlace, names: Sequence[str], after: int) -> str:
     """Columns of ``metrics.jsonl`` over the steps after ``after``; all columns without ``names``."""
-    lines, notes = read_steps(place)
-    lines = tuple(line for line in lines if line.step > after)
-    wanted = list(names) or sorted({name for line in lines for name in line.numbers})
+    table, notes = read_steps(place)
+    chosen = [at for at, step in enumerate(table.steps) if step > after]
+    columns, none = dict(table.columns), [math.nan] * len(table)
     return _text(
         {
             "run": place.name,
-            "steps": [line.step for line in lines],
-            "wall_s": [line.wall_s for line in lines],
-            "metrics": {name: [line.numbers.get(name) for line in lines] for name in wanted},
+            "steps": [table.steps[at] for at in chosen],
+            "wall_s": [table.wall_s[at] for at in chosen],
+            "metrics": {name: _column(columns.get(name, none), chosen) for name in names or sorted(columns)},
             "notes": notes,
         }
     )
@@ -67,6 +68,10 @@ def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
+
+
+def _column(column: Sequence[float], chosen: Sequence[int]) -> list[float | None]:
+    return [None if math.isnan(column[at]) else column[at] for at in chosen]
 
 
 def _text(value: object) -> str:

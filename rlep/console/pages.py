@@ -9,15 +9,14 @@ from typing import Any
 
 from rlep.console import run_tables
 from rlep.console.curves import Curve, picture
+from rlep.console.metric_columns import StepTable, read_steps
 from rlep.console.run_files import (
     LONGEST_LINE,
     JsonObjects,
     RunPlace,
-    StepLine,
     number_of,
     or_note,
     read_json,
-    read_steps,
     read_tail,
 )
 from rlep.console.run_state import flat, summary_of
@@ -89,20 +88,20 @@ def overview(runs: Sequence[RunPlace]) -> str:
 
 def run(place: RunPlace, page: int) -> str:
     """Curves, events, evaluations and steps of a run."""
-    lines, notes = read_steps(place)
+    table, notes = read_steps(place)
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
     evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
     config, missing = read_json(place, "config.json")
-    newest, written = list(reversed(lines)), set(run_tables.steps_with(place, "rollouts"))
+    end, written = len(table) - page * A_PAGE, set(run_tables.steps_with(place, "rollouts"))
     return rendered(
         "run.html",
         run=place.name,
         summary=summary_of(place),
-        pictures=[one for one in (picture(title, _curves(lines, names)) for title, names in CURVES) if one],
-        columns=[name for _, names in CURVES for name in names if any(name in line.numbers for line in lines)],
-        lines=newest[page * A_PAGE : (page + 1) * A_PAGE],
+        pictures=[one for one in (picture(title, curves_of(table, names)) for title, names in CURVES) if one],
+        columns=[name for _, names in CURVES for name in names if name in table.columns],
+        lines=table.lines(end - A_PAGE, end)[::-1],
         page=page,
-        last=max(0, (len(newest) - 1) // A_PAGE),
+        last=max(0, (len(table) - 1) // A_PAGE),
         events=[_event(line) for line in reversed(events.lines[-EVENTS_SHOWN:])],
         evaluations=_evaluation_rows(evaluations),
         written=written,
@@ -200,10 +199,10 @@ def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> st
 
 def compare(chosen: Sequence[RunPlace], names: Sequence[str]) -> str:
     """Runs over common axes, and the keys of their configs that differ."""
-    lines = {place.name: read_steps(place)[0] for place in chosen}
+    tables = {place.name: read_steps(place)[0] for place in chosen}
     pictures = []
     for metric in (name for _, several in CURVES for name in several):
-        curves = [Curve(name, _points(rows, metric)) for name, rows in lines.items()]
+        curves = [Curve(name, table.points(metric)) for name, table in tables.items()]
         if drawn := picture(metric, curves):
             pictures.append(drawn)
     configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
@@ -227,12 +226,9 @@ def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, floa
     return [(low + at * width, low + (at + 1) * width, count) for at, count in enumerate(counts)]
 
 
-def _curves(lines: Sequence[StepLine], names: Sequence[str]) -> list[Curve]:
-    return [Curve(name, _points(lines, name)) for name in names]
-
-
-def _points(lines: Sequence[StepLine], name: str) -> tuple[tuple[float, float], ...]:
-    return tuple((line.step, line.numbers[name]) for line in lines if name in line.numbers)
+def curves_of(table: StepTable, names: Sequence[str]) -> list[Curve]:
+    """A curve over the steps for each of these metrics."""
+    return [Curve(name, table.points(name)) for name in names]
 
 
 def _event(line: Mapping[str, Any]) -> tuple[str, str, str, str]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
+
 from rlep.core.errors import DataError, RlepError
 
 MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
@@ -36,7 +38,10 @@ class RunPlace:
 
     def file(self, *parts: str) -> Path:
         """A file of the run. DataError where it, or a directory on the way, is a link to somewhere else."""
-        path, home = self.directory.joinpath(*parts), self.directory.resolve()
+        path = self.directory.joinpath(*parts)
+        if len(parts) == 1 and not path.is_symlink():
+            return path
+        home = self.directory.resolve()
         if not path.resolve().is_relative_to(home):
             raise DataError(f"{'/'.join(parts)} is a link out of the run directory and is not read")
         return path
@@ -77,8 +82,9 @@ def find_studies(directories: Sequence[Path]) -> dict[str, RunPlace]:
 def _found(directories: Sequence[Path], marks: Sequence[str]) -> dict[str, RunPlace]:
     found: dict[str, RunPlace] = {}
     for top in directories:
+        first = top.resolve().name
         for directory in _below(top, DEPTH, marks):
-            parts = [top.resolve().name, *directory.relative_to(top).parts]
+            parts = [first, *directory.relative_to(top).parts]
             name = base = "~".join(parts)
             number = 2
             while name in found:
@@ -113,7 +119,7 @@ def read_json(run: RunPlace, name: str, most: int = LONGEST_LINE) -> tuple[Mappi
         path = run.file(name)
         if path.stat().st_size > most:
             return {}, (f"{name} is larger than {most} bytes and is not read",)
-        value = json.loads(path.read_bytes())
+        value = from_json(path.read_bytes())
     except FileNotFoundError:
         return {}, (f"{name} is missing",)
     except (OSError, ValueError, RecursionError) as error:
@@ -122,10 +128,12 @@ def read_json(run: RunPlace, name: str, most: int = LONGEST_LINE) -> tuple[Mappi
 
 
 def read_tail(run: RunPlace, name: str, most: int = TAIL_BYTES) -> JsonObjects:
-    """The complete lines among the last ``most`` bytes of a JSON Lines file."""
+    """The complete lines among the last ``most`` bytes of a JSON Lines file; they are kept where they are many."""
     try:
         path = run.file(name)
         held = path.stat()
+        if most <= TAIL_BYTES:
+            return _parsed(path, held.st_size, most)
         return _held(path, held.st_size, held.st_mtime_ns, most)
     except FileNotFoundError:
         return JsonObjects((), (f"{name} is missing",))
@@ -174,24 +182,6 @@ def _parsed(path: Path, size: int, most: int) -> JsonObjects:
     if bad:
         notes.append(f"{path.name}: {bad} damaged or overlong lines are left out")
     return JsonObjects(tuple(lines), tuple(notes))
-
-
-def read_steps(run: RunPlace, most: int = MOST_BYTES) -> tuple[tuple[StepLine, ...], tuple[str, ...]]:
-    """The numbers of ``metrics.jsonl``, oldest first."""
-    read = read_tail(run, "metrics.jsonl", most)
-    lines = [line for line in map(_step_line, read.lines) if line is not None]
-    return tuple(lines), read.notes
-
-
-def _step_line(line: Mapping[str, Any]) -> StepLine | None:
-    step, metrics = line.get("step"), line.get("metrics")
-    if not isinstance(step, int) or not isinstance(metrics, dict):
-        return None
-    return StepLine(
-        step,
-        number_of(line.get("wall_s")) or 0.0,
-        {name: value for name, raw in metrics.items() if (value := number_of(raw)) is not None},
-    )
 
 
 def number_of(value: object) -> float | None:

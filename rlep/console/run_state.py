@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from rlep.console.run_files import TAIL_BYTES, RunPlace, read_json, read_steps, read_tail
-from rlep.core.errors import DataError
+from rlep.console.metric_columns import last_step
+from rlep.console.run_files import MOST_RUNS, RunPlace, read_json, read_tail
 
 LATEST_S = 120.0
 """A run without an end in its events counts as running while its files change at least this often …"""
 STEPS_A_CHANGE = 5
 """… or this many of its own steps."""
+_FILES = ("metrics.jsonl", "events.jsonl", "config.json", "manifest.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,47 +37,73 @@ class RunLine:
     """Seconds since the epoch; 0: never."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What some files said when they had these sizes and times."""
+
+    files: tuple[tuple[int, int, int] | None, ...]
+    line: RunLine
+    """Its state holds while nothing changes; ``running`` for one that has no end in its events."""
+    most_idle_s: float
+
+
+_KNOWN: dict[Path, _Known] = {}
+_LOCK = threading.Lock()
+
+
 def summary_of(place: RunPlace) -> RunLine:
-    """From the configuration and the ends of the logs."""
+    """From the configuration and the ends of the logs, which are read again only where they changed."""
+    files = tuple(_seen(f"{place.directory}/{name}") for name in _FILES)
+    with _LOCK:
+        known = _KNOWN.get(place.directory)
+    if known is None or known.files != files or known.line.name != place.name:
+        known = _read(place, files)
+        with _LOCK:
+            if len(_KNOWN) >= 2 * MOST_RUNS:
+                _KNOWN.clear()
+            _KNOWN[place.directory] = known
+    line = known.line
+    silent = line.state == "running" and time.time() - line.changed >= known.most_idle_s
+    return replace(line, state="silent") if silent else line
+
+
+def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _Known:
     config, _ = read_json(place, "config.json")
     manifest, _ = read_json(place, "manifest.json")
-    lines, _ = read_steps(place, TAIL_BYTES)
-    events = read_tail(place, "events.jsonl").lines
-    last, settings = (lines[-1] if lines else None), flat(config)
-    planned = settings.get("run.steps", "")
-    seconds = last.numbers.get("time/step", 0.0) if last else 0.0
-    changed = _changed(place)
-    return RunLine(
+    last = last_step(place, ("rollout/accuracy", "rollout/reward", "time/step"))
+    settings = settings if isinstance(settings := config.get("run"), dict) else {}
+    planned = settings.get("steps")
+    line = RunLine(
         name=place.name,
-        label=settings.get("run.name", place.name),
+        label=str(settings.get("name", place.name)),
         command=str(manifest.get("command", "–")),
-        state=_state(events, time.time() - changed, max(LATEST_S, STEPS_A_CHANGE * seconds)),
+        state=_state(read_tail(place, "events.jsonl").lines),
         steps=last.step + 1 if last else 0,
-        planned=int(planned) if planned.isdecimal() else None,
+        planned=planned if type(planned) is int else None,
         accuracy=last.numbers.get("rollout/accuracy") if last else None,
         reward=last.numbers.get("rollout/reward") if last else None,
-        changed=changed,
+        changed=max((held[1] / 1e9 for held in files[:2] if held), default=0.0),
     )
+    seconds = last.numbers.get("time/step", 0.0) if last else 0.0
+    return _Known(files, line, max(LATEST_S, STEPS_A_CHANGE * seconds))
 
 
-def _state(events: Sequence[Mapping[str, Any]], idle_s: float, most_s: float) -> str:
+def _seen(path: str) -> tuple[int, int, int] | None:
+    """Size, time of change and inode of a file; None where there is none, or a link."""
+    try:
+        held = os.lstat(path)
+    except OSError:
+        return None
+    return (held.st_size, held.st_mtime_ns, held.st_ino) if stat.S_ISREG(held.st_mode) else None
+
+
+def _state(events: Sequence[Mapping[str, Any]]) -> str:
     ends = {"run_finished": "finished", "run_interrupted": "interrupted", "run_failed": "failed"}
     begun = ("run_started", "run_resumed", "collection_finished", *ends)
     last = next((line["event"] for line in reversed(events) if line.get("event") in begun), None)
     if last == "collection_finished":
         return "finished"
-    return ends.get(str(last)) or ("running" if idle_s < most_s else "silent")
-
-
-def _changed(place: RunPlace) -> float:
-    """When the run last wrote a line, seconds since the epoch; 0: never."""
-    times = [0.0]
-    for name in ("metrics.jsonl", "events.jsonl"):
-        try:
-            times.append(place.file(name).stat().st_mtime)
-        except (OSError, DataError):
-            continue
-    return max(times)
+    return ends.get(str(last), "running")
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

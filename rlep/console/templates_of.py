@@ -30,9 +30,11 @@ def shown(value: object) -> str:
 
 
 def figure(value: object, digits: int = 4) -> str:
-    """A number with so many significant digits; a dash where there is none."""
+    """A number with so many significant digits, a whole one with all; a dash where there is none."""
     if value is None:
         return "–"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
     if isinstance(value, float):
         return f"{value:.{digits}g}"
     return shown(value)

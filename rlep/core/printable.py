@@ -10,4 +10,6 @@ def printable(text: str) -> str:
 
 def marked(text: str) -> str:
     """The same with each such character named, e.g. ``⟨U+202E⟩``."""
+    if text.isprintable():
+        return text
     return "".join(one if one in "\n\t" or one.isprintable() else f"⟨U+{ord(one):04X}⟩" for one in text)

@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from rlep.console import run_files
 from rlep.console.app import Console
 from rlep.console.curves import thinned
 from rlep.console.pages import histogram
-from rlep.console.run_files import RunPlace, read_steps
+from rlep.console.run_files import RunPlace
 from rlep.console.templates_of import figure, shade
 from rlep.core.jsonl import read_lines
 from tests.unit.console.console_scene import ATTACK, client_of, write_run
@@ -170,17 +169,6 @@ def test_curves_keep_their_peaks_and_histograms_count_all() -> None:
     assert (5003.0, 100.0) in kept
     assert [count for _, _, count in histogram([0.0, 0.1, 0.95, 1.0])] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
     assert [shade(value) for value in (None, -0.005, -0.05, -3.0, -9.0)] == ["s0", "s0", "s1", "s4", "s5"]
-
-
-def test_a_file_that_grew_is_read_again_and_only_its_last_state_is_kept(tmp_path: Path) -> None:
-    place, path = RunPlace("a", tmp_path), tmp_path / "metrics.jsonl"
-    for steps in (1, 2, 3):
-        with path.open("a") as file:
-            file.write(json.dumps({"step": steps - 1, "wall_s": 1.0, "metrics": {"rollout/reward": 0.5}}) + "\n")
-        for _ in range(2):
-            lines, notes = read_steps(place)
-            assert ([line.step for line in lines], notes) == (list(range(steps)), ())
-    assert sum(file == path for file, _ in run_files._READ) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""A run's line in the list: its state, and that nothing is read again until a file changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rlep.console import run_state
+from rlep.console.run_files import RunPlace
+from rlep.console.run_state import LATEST_S, STEPS_A_CHANGE, summary_of
+
+
+def written(run: Path, name: str, *lines: object, age_s: float = 0.0) -> None:
+    """Append lines; the file was last changed so long ago."""
+    with (run / name).open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    os.utime(run / name, (time.time() - age_s,) * 2)
+
+
+def step(number: int, seconds: float) -> dict[str, object]:
+    return {"step": number, "metrics": {"time/step": seconds, "rollout/accuracy": 0.25 * number}}
+
+
+def test_a_run_that_writes_nothing_for_long_is_silent(tmp_path: Path) -> None:
+    place = RunPlace("a", tmp_path)
+    written(tmp_path, "events.jsonl", {"event": "run_started"}, age_s=3 * LATEST_S)
+    assert summary_of(place).state == "silent"
+    written(tmp_path, "metrics.jsonl", step(0, 1.0))
+    assert (summary_of(place).state, summary_of(place).steps) == ("running", 1)
+    written(tmp_path, "metrics.jsonl", step(1, 1.0), age_s=2 * LATEST_S)
+    assert (summary_of(place).state, summary_of(place).accuracy) == ("silent", 0.25)
+    written(
+        tmp_path, "metrics.jsonl", step(2, LATEST_S), age_s=(STEPS_A_CHANGE - 1) * LATEST_S
+    )  # its steps take so long
+    assert summary_of(place).state == "running"
+    written(tmp_path, "events.jsonl", {"event": "run_finished"}, age_s=2 * LATEST_S)
+    assert summary_of(place).state == "finished"
+
+
+def test_what_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RunPlace("a", tmp_path)
+    written(tmp_path, "config.json", {"run": {"name": "first", "steps": 8}})
+    written(tmp_path, "metrics.jsonl", step(0, 1.0))
+    before = summary_of(place)
+    assert (before.label, before.planned) == ("first", 8)
+
+    def never(*_: object) -> None:
+        raise AssertionError("a file was read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_state, "_read", never)
+        assert summary_of(place) == before
+    (tmp_path / "config.json").unlink()
+    assert summary_of(place).label == "a"
+    (tmp_path / "config.json").write_text('{"run": {"name": "second", "steps": "8"}}')
+    assert (summary_of(place).label, summary_of(place).planned) == ("second", None)
