@@ -46,7 +46,9 @@ def test_the_runs(client: TestClient, runs: Path) -> None:
         "steps": 4,
         "planned": 4,
     }
-    assert found["changed"] == max((runs / "a" / name).stat().st_mtime for name in ("metrics.jsonl", "events.jsonl"))
+    assert found["changed"] == max(
+        (runs / "a" / name).stat().st_mtime_ns / 1e9 for name in ("metrics.jsonl", "events.jsonl")
+    )
 
 
 def test_the_metrics(client: TestClient, runs: Path) -> None:
