@@ -1,7 +1,7 @@
 """What the console's pages take, with 1,000 runs of 10,000 steps and a pool of a million responses.
 
-``python benchmarks/console.py [--json] [--out FILE]``, about five minutes on two cores. ``rlep console`` runs as a user
-starts it, and is asked over HTTP. Every run has its own configuration and events; the metrics of 10,000 steps, 29 MB, are one
+``python benchmarks/console.py [--json] [--out FILE]``, about two minutes on two cores. ``rlep console`` runs as a user
+starts it, and is asked over HTTP. Every run has its own configuration and events; the metrics of 10,000 steps, 33 MB, are one
 file with 1,000 names, so that they are in the page cache: what a cold disk adds is not measured. The responses of the pool
 have 100 tokens, 20 to a question.
 
@@ -52,7 +52,7 @@ Figure = list[float]
 
 
 def line_of(step: int) -> str:
-    """A line of ``metrics.jsonl``, about 2.9 kB."""
+    """A line of ``metrics.jsonl``, about 3.3 kB."""
     names = [name for _, several in CURVES for name in several]
     names += [f"update/something/{number}" for number in range(NAMES - len(names))]
     values = {name: round((step * 7919 + at) % 1000 / 999, 6) for at, name in enumerate(names)}

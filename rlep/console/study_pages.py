@@ -13,7 +13,7 @@ from rlep.console.templates_of import rendered
 from rlep.study.study_report import arm_rows, comparison_rows
 
 MOST_PHASES = 200
-OVER = (("million tokens of compute", 0, 1e6), ("step", 1, 1.0), ("minute of work", 2, 60.0))
+OVER = (("compute, million tokens", 0, 1e6), ("steps", 1, 1.0), ("minutes of work", 2, 60.0))
 """What the curves are over, its place in a point of a curve, and what it is divided by."""
 
 Cells = Mapping[str, str]
