@@ -206,7 +206,7 @@ def test_generators_in_half_precision_get_half_precision(start: Start, tmp_path:
     wanted = {name: weight.bfloat16() for name, weight in weights_of(learner).items()}
     assert same(load_file(weight_update.source.path), wanted)
     bits = [weight.view(torch.int16).flatten().tolist() for weight in wanted.values()]
-    assert weight_update.checksums == tuple(sum(each * each for each in one) % 2**40 for one in bits)
+    assert weight_update.checksums == tuple(sum(each * each + each for each in one) % 2**40 for one in bits)
 
 
 def test_updates_that_change_no_weight_are_said_when_it_is_published(
