@@ -11,6 +11,7 @@ from rlep.metrics.series import LAST_STEP, STEP, Series, series_of
 
 SET_AGAIN_S = 5.0
 """Ray forgets a gauge that nobody set for about 30 s, and a step may take minutes."""
+_EVALUATION = "rlep_evaluation_"
 
 
 class Gauge(Protocol):
@@ -34,7 +35,7 @@ def ray_gauge(name: str, description: str, labels: tuple[str, ...]) -> Gauge:
 
 
 class PrometheusTracker:
-    """Keeps every number of the last step set until the run ends; one that a step lacks keeps its last value.
+    """Keeps every number of the last step set until the next one, and an evaluation's until the next evaluation.
 
     Nothing here waits for Prometheus: a scrape reads what Ray's agent on this node has collected.
     """
@@ -51,6 +52,7 @@ class PrometheusTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take over the numbers of a step; entries of lists have no series."""
         with self._lock:
+            self._values = {one: value for one, value in self._values.items() if one[0].startswith(_EVALUATION)}
             for name, value in metrics.items():
                 if series := series_of(name):
                     self._put(series, value)

@@ -52,10 +52,10 @@ def test_a_step_sets_each_number_once_under_its_labels() -> None:
     }
 
 
-def test_values_are_set_again_until_the_end_and_a_missing_one_keeps_its_last() -> None:
+def test_values_are_set_again_until_the_end_and_of_missing_ones_only_an_evaluation_is_kept() -> None:
     recorded = Recorded()
     tracker = PrometheusTracker("mine", recorded.gauge, every_s=0.01)
-    tracker.log(0, {"rollout/accuracy": 0.25, "evaluation/all/avg": 0.5})
+    tracker.log(0, {"rollout/accuracy": 0.25, "evaluation/all/avg": 0.5, "metrics/nonfinite": 1.0})
     tracker.log(1, {"rollout/accuracy": 0.75})
     seen = len(recorded.sets)
     wait_until(lambda: len(recorded.sets) >= seen + 8, "the gauges to be set twice more")
@@ -63,4 +63,5 @@ def test_values_are_set_again_until_the_end_and_a_missing_one_keeps_its_last() -
     again = recorded.sets[seen : seen + 8]
     assert [value for name, _, value in again if name == "rlep_rollout_accuracy"] == [0.75, 0.75]
     assert [value for name, _, value in again if name == "rlep_evaluation_avg"] == [0.5, 0.5]
+    assert "rlep_metrics_nonfinite" not in {name for name, _, _ in again}
     assert "prometheus" not in {thread.name for thread in threading.enumerate()}
