@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -170,21 +170,20 @@ def _position(run: RunRecord, point: EvaluationPoint, over: Over) -> float | Non
 
 
 def compute_at(run: RunRecord, step: int) -> float | None:
-    """Generated + scored + 3 × trained tokens of a run's first ``step`` steps; None where they were not recorded.
-
-    A forward pass counts 1 a token, a forward and backward pass 3.
-    """
+    """Compute of a run's first ``step`` steps; None where it was not recorded."""
     if step == 0:
         return 0.0 if any("compute/trained_tokens" in line.numbers for line in run.lines) else None
     for line in run.lines:
         if line.step == step - 1 and "compute/trained_tokens" in line.numbers:
-            numbers = line.numbers
-            return (
-                numbers["compute/generated_tokens"]
-                + numbers["compute/scored_tokens"]
-                + 3 * numbers["compute/trained_tokens"]
-            )
+            return compute_of_line(line.numbers)
     return None
+
+
+def compute_of_line(numbers: Mapping[str, float]) -> float:
+    """Generated + scored + 3 × trained tokens: a forward pass counts 1 a token, a forward and backward pass 3."""
+    return (
+        numbers["compute/generated_tokens"] + numbers["compute/scored_tokens"] + 3 * numbers["compute/trained_tokens"]
+    )
 
 
 def _swatch(colour: str, label: str) -> object:

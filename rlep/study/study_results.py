@@ -13,7 +13,7 @@ import numpy as np
 from rlep.core.errors import DataError
 from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
-from rlep.report.charts import compute_at
+from rlep.report.charts import compute_at, compute_of_line
 from rlep.report.load import load_run
 from rlep.study.study_plan import PhasePlan
 
@@ -131,8 +131,7 @@ def taken_by(phase: PhasePlan) -> float:
         path = phase.directory / "collection.json"
         return _collection(path)[0] if path.exists() else 0.0
     metrics = last_line(phase.directory / "metrics.jsonl").get("metrics", {})
-    counts = [metrics.get(f"compute/{name}_tokens", 0) for name in ("generated", "scored", "trained")]
-    return float(counts[0] + counts[1] + 3 * counts[2])
+    return float(compute_of_line(metrics)) if "compute/trained_tokens" in metrics else 0.0
 
 
 def _collection(path: Path) -> tuple[float, float]:
