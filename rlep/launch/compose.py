@@ -20,6 +20,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
+from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import write_trace
@@ -222,9 +223,12 @@ class RunActors:
         async def start() -> None:
             await role.start()
             write_contact(directory, self.cluster.contact)
+            if self.cluster.home is not None and "prometheus" in self.config.tracking.sinks:
+                write_targets(directory)
 
         self._begin(role, start())
         self._stack.callback(remove_contact, directory)
+        self._stack.callback(remove_targets, directory)
         self._stack.callback(lambda: write_trace(directory / "timeline.json", self.cluster.timeline.spans))
         return role
 
