@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from pyarrow import parquet
 
 from rlep.core.jsonl import read_lines
 from rlep.quickstart.task import build_task
@@ -43,6 +44,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "rlep" / "quickstart" / "base.toml"
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
 PROMPTS, FRESH, REPLAYS, MOST, EVERY = 16, 8, 2, 2, 5
+QUESTIONS = 3 * PROMPTS
+"""So that a question comes again, with replays, every third step."""
 PATIENCE_S, COMMAND_S = 420.0, 300.0
 MARK = "RLEP_CHAOS"
 PROCESSES = {  # what is killed and stopped, by a part of its command line
@@ -302,8 +305,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the runs are ended then, too
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="rlep-chaos-") as home:
-        task = build_task(Path(home) / "task")
-        settings = [f'model.path="{task.model_dir}"', f'data.train="{task.train}"', "data.evaluation=[]"]
+        task, questions = build_task(Path(home) / "task"), Path(home) / "questions.parquet"
+        parquet.write_table(parquet.read_table(task.train).slice(0, QUESTIONS), questions)
+        settings = [f'model.path="{task.model_dir}"', f'data.train="{questions}"', "data.evaluation=[]"]
         chaos, plain = Chaos(Run(Path(home), "faults", settings), seed), Run(Path(home), "plain", settings)
         try:
             chaos.go_on(arguments.minutes)
