@@ -207,7 +207,7 @@ class Chaos:
         """Another driver of the same directory is refused by one sentence."""
         words = [sys.executable, "-m", "rlep", *self.run.command]
         ended = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
-        if ended.returncode != 1 or "running" not in ended.stderr:
+        if not ended.returncode or "already running" not in ended.stderr:
             raise ChaosError(
                 f"a second driver ended with {ended.returncode}: {ended.stdout[-500:]}{ended.stderr[-1500:]}"
             )
