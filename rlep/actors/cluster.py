@@ -14,7 +14,14 @@ from typing import Any
 
 import ray
 from ray.actor import ActorClass, ActorHandle
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+)
 
 from rlep.actors.contact import Contact, write_private
 from rlep.actors.placement import (
@@ -35,6 +42,7 @@ DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 """How deep Ray's sockets lie below its directory; a process has at most seven digits."""
 
 CONNECT_S = 10.0
+TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
 
 Report = Callable[[str, str, str], None]
 """(event, actor, error): how losses and restarts of actors are reported."""
@@ -67,11 +75,13 @@ class Cluster:
         # Ray has read it; the processes that it starts keep its handler.
         os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
         if address:
-            _check_reachable(address)
+            reached = _reachable(address)
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a refused token is a line a second otherwise
             try:
                 ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError) as error:
-                raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
+                what = f"{address!r} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
+                raise PlacementError(what if reached else f"no Ray cluster answers at {address!r}: {error}") from None
             return
         self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
@@ -111,7 +121,12 @@ class Cluster:
             group = PlacementGroup(name, tuple(bundles))
             if self.home is not None:
                 self._claim(name, group.together, group.bundles)
-            create_placement_group(group, f"{self.namespace}.{name}")
+            try:
+                create_placement_group(group, f"{self.namespace}.{name}")
+            except RaySystemError as error:
+                if "already exists" not in str(error):
+                    raise
+                raise PlacementError(self._taken()) from None
             self._groups[name] = group
         return self._groups[name]
 
@@ -133,7 +148,9 @@ class Cluster:
         try:
             handle: ActorHandle[Any] = actor.options(name=name, namespace=self.namespace, **options).remote(*args)
         except ValueError as error:
-            raise PlacementError(f"actor {name} of {self.namespace} is already running: {error}") from None
+            if "already taken" not in str(error):
+                raise
+            raise PlacementError(self._taken()) from None
         try:
             await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
         except DeadlineExceeded:
@@ -147,6 +164,10 @@ class Cluster:
                 ray.kill(handle)
             raise
         return handle
+
+    def _taken(self) -> str:
+        run = self.namespace.removeprefix("rlep-")
+        return f"a run named {run} is in progress on this cluster: choose another run.name"
 
     def shortfall(self, role: ActorConfig) -> str:
         """What an actor of this role needs, and what there is."""
@@ -167,14 +188,17 @@ class Cluster:
             group.release()
 
 
-def _check_reachable(address: str) -> None:
-    """Refuse an address at which nobody listens; Ray itself would try for minutes."""
+def _reachable(address: str) -> bool:
+    """Whether somebody listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
+
+    Raises ``PlacementError`` where nobody does: Ray itself would try for minutes.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
-        return  # ``auto``: Ray looks for the cluster of this machine
+        return False
     try:
         with socket.create_connection((host, int(port)), timeout=CONNECT_S):
-            pass
+            return True
     except OSError as error:
         raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
 

@@ -28,8 +28,9 @@ from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
+from rlep.core.plural import counted
 from rlep.core.types import Prompt
-from rlep.data.prompts import PromptSet, load_prompts
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
@@ -101,6 +102,16 @@ def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) ->
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
     )
+
+
+def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
+    """How many questions hold text that the tokenizer has no tokens for, and the first; no line where there is none."""
+    unknown = tokenizer.unknown_id
+    questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
+    if not questions:
+        return []
+    share = f"{len(questions):,} of {counted(len(found), 'question')}"
+    return [f"{share} hold text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
 def fingerprint(model: Path) -> str:
