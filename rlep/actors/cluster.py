@@ -178,7 +178,8 @@ class Cluster:
         self._roles[name] = together
         if reason := unplaceable(bundles) or crowded(self._roles):
             self.forget(name)
-            raise PlacementError(f"actor {name} cannot be placed: {reason}")
+            hint = "ask for less (cpus and gpus of its section), or give the cluster more (cluster.cpus, larger nodes)"
+            raise PlacementError(f"actor {name} cannot be placed: {reason}; {hint}")
 
     def forget(self, name: str) -> None:
         """Free what an actor that will not be started again, or an empty placement group, had reserved."""

@@ -68,8 +68,8 @@ class PromptReport:
             (len(self.conflicts), f"{counted(len(self.conflicts), 'question')} with conflicting references"),
         ]
         rest = "".join(f", {text}" for count, text in counts if count)
-        longest = f"longest prompt {counted(self.longest, 'token')}"
-        return f"{counted(self.questions, 'question')} from {counted(self.rows, 'row')} ({longest}){rest}"
+        longest = f" (longest prompt {counted(self.longest, 'token')})" if self.longest else ""
+        return f"{counted(self.questions, 'question')} from {counted(self.rows, 'row')}{longest}{rest}"
 
 
 @dataclass(frozen=True)
