@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -11,19 +10,7 @@ from starlette.testclient import TestClient
 
 from rlep.console.app import Console
 from rlep.console.gate import COOKIE, HEADERS, SESSION_S, Sessions
-from tests.unit.console.console_scene import TOKEN, client_of, write_run
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("home") / "runs"
-    asyncio.run(write_run(directory / "a"))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def client(runs: Path) -> TestClient:
-    return client_of(runs)
+from tests.unit.console.console_scene import TOKEN, client_of
 
 
 def addresses() -> list[str]:

@@ -42,11 +42,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def client(runs: Path) -> TestClient:
-    return client_of(runs)
-
-
 def test_the_curves_table_has_the_numbers_of_metrics_jsonl(client: TestClient, runs: Path) -> None:
     found = Found(page(client, "/runs/runs~a")).rows
     head = next(row for row in found if row[0] == "Step" and "rollout/accuracy" in row)
