@@ -18,6 +18,7 @@ from rlep.console.run_files import (
     read_json,
     read_tail,
 )
+from rlep.console.run_state import mark_of
 from rlep.console.templates_of import rendered
 from rlep.metrics.spans import DRIVER, Span, StepBreakdown, breakdown_of, busy_seconds, spans_of, steps_of
 from rlep.report.charts import PHASES
@@ -85,6 +86,7 @@ class LastSteps:
 
 def actors(place: RunPlace) -> str:
     """The page."""
+    seen = mark_of(place)
     table, notes = read_steps(place)
     lines = table.lines(len(table) - RECENT, len(table))
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
@@ -96,6 +98,7 @@ def actors(place: RunPlace) -> str:
     return rendered(
         "actors.html",
         run=place.name,
+        seen=seen,
         actors=actor_lines(events.lines),
         roles=[(role, newest.get(f"actors/alive/{role}"), newest.get(f"actors/restarts/{role}")) for role in roles],
         stages=stages_of(lines),

@@ -22,9 +22,10 @@ from rlep.console.gate import Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
 from rlep.console.run_files import RunPlace, find_runs, find_studies
+from rlep.console.run_state import mark_of
 from rlep.console.study_pages import studies, study
 from rlep.console.templates_of import rendered
-from rlep.core.errors import DataError, RlepError
+from rlep.core.errors import RlepError
 from rlep.services.pool.values import PoolPlace
 
 LOOK_S = 0.5
@@ -138,19 +139,20 @@ class Console:
         place = await asyncio.to_thread(self._place, request)
         if self._streams >= MOST_STREAMS:
             raise HTTPException(503, "too many open pages")
-        return StreamingResponse(self._changes(place), media_type="text/event-stream")
+        seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+        return StreamingResponse(self._changes(place, seen), media_type="text/event-stream")
 
-    async def _changes(self, place: RunPlace) -> AsyncIterator[str]:
+    async def _changes(self, place: RunPlace, seen: str) -> AsyncIterator[str]:
+        """An event for each change since the page was made: what changed before the stream began is not lost."""
         self._streams += 1
         try:
-            seen = await asyncio.to_thread(_state, place)
             yield "retry: 2000\n\n"
             for _ in range(int(STREAM_S / LOOK_S)):
-                await asyncio.sleep(LOOK_S)
-                now = await asyncio.to_thread(_state, place)
+                now = await asyncio.to_thread(mark_of, place)
                 if now != seen:
                     seen = now
-                    yield "event: changed\ndata: \n\n"
+                    yield f"event: changed\nid: {now}\ndata: \n\n"
+                await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
 
@@ -206,15 +208,3 @@ async def _failed(request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/api/"):
         return Response(error_data(code, reason), code, media_type="application/json")
     return HTMLResponse(rendered("failed.html", code=code, reason=reason), code)
-
-
-def _state(place: RunPlace) -> tuple[tuple[int, int], ...]:
-    """Size and time of the files that a page shows."""
-    found = []
-    for name in ("metrics.jsonl", "events.jsonl", "evaluations.jsonl", "rollouts"):
-        try:
-            held = place.file(name).stat()
-            found.append((held.st_size, held.st_mtime_ns))
-        except (OSError, DataError):
-            found.append((0, 0))
-    return tuple(found)

@@ -19,7 +19,7 @@ from rlep.console.run_files import (
     read_json,
     read_tail,
 )
-from rlep.console.run_state import flat, summary_of
+from rlep.console.run_state import flat, mark_of, summary_of
 from rlep.console.run_tables import GroupView, Row
 from rlep.console.templates_of import rendered
 from rlep.core.errors import DataError
@@ -88,6 +88,7 @@ def overview(runs: Sequence[RunPlace]) -> str:
 
 def run(place: RunPlace, page: int) -> str:
     """Curves, events, evaluations and steps of a run."""
+    seen = mark_of(place)
     table, notes = read_steps(place)
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
     evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
@@ -96,6 +97,7 @@ def run(place: RunPlace, page: int) -> str:
     return rendered(
         "run.html",
         run=place.name,
+        seen=seen,
         summary=summary_of(place),
         pictures=[one for one in (picture(title, curves_of(table, names)) for title, names in CURVES) if one],
         columns=[name for _, names in CURVES for name in names if name in table.columns],

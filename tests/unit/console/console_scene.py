@@ -26,7 +26,17 @@ ATTACKS = (
     "{{ 7 * 7 }}",
     "[link](javascript:alert(1))",
     "abc\u202egnp.exe \u2066\u200b\ufeff\x1b[2J\x00",
+    "<script>window.ran = 1</script>",
+    "<img src='//evil.example/a.png' onerror='window.ran = 2'>",
+    "<a href='javascript:window.ran=3' autofocus onfocus='window.ran=3'>more</a>",
+    "</pre></td></table><iframe srcdoc='<script>parent.ran = 4</script>'></iframe>",
+    "<style>@import '//evil.example/a.css'; body { display: none }</style><link rel=prefetch href=//evil.example/b>",
+    "<base href='//evil.example/'><meta http-equiv=refresh content='0;url=//evil.example/'>",
+    "{% for one in ().__class__.__base__.__subclasses__() %}{{ one }}{% endfor %}",
+    "{{ 1331 * 7919 }} ${1331 * 7919} <%= 1331 * 7919 %> #{1331 * 7919}",
+    "</textarea></title></script><details open ontoggle=window.ran=5><form action=//evil.example/><button>",
 )
+"""``window.ran`` is set where a browser takes one of them for code."""
 ATTACK = "\n".join(ATTACKS)
 
 
@@ -34,8 +44,8 @@ def hostile(tokens: Int32Array) -> str:
     return ATTACK
 
 
-async def write_run(directory: Path, seed: int = 5) -> None:
-    """Four steps of four groups; every text that a model could have written is ``ATTACK``."""
+async def write_run(directory: Path, seed: int = 5, error: str | None = ATTACK) -> None:
+    """Four steps of four groups; every text that a model could have written is ``ATTACK``. Without ``error`` it is finished."""
     config = config_of(run={"directory": str(directory), "seed": seed})
     train, held_out = prompt_set(10, prefix=ATTACK), prompts_of(3, prefix=f"held {ATTACK}", source="aime")
     scene = scene_of(config, pool=filled_pool(World(), train.prompts))
@@ -49,7 +59,8 @@ async def write_run(directory: Path, seed: int = 5) -> None:
                 return await make(number, prompts)
 
             await scene.training(train, held_out, store, step).run()
-        store.events.log("run_failed", error=ATTACK)
+        if error is not None:
+            store.events.log("run_failed", error=error)
     finally:
         store.close()
 
