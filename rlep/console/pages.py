@@ -19,7 +19,7 @@ from rlep.console.run_files import (
     read_json,
     read_tail,
 )
-from rlep.console.run_state import flat, mark_of, summary_of
+from rlep.console.run_state import flat, summary_of
 from rlep.console.run_tables import GroupView, Row
 from rlep.console.templates_of import rendered
 from rlep.core.errors import DataError
@@ -86,9 +86,8 @@ def overview(runs: Sequence[RunPlace]) -> str:
     return rendered("overview.html", runs=lines)
 
 
-def run(place: RunPlace, page: int) -> str:
-    """Curves, events, evaluations and steps of a run."""
-    seen = mark_of(place)
+def run(place: RunPlace, page: int, seen: str) -> str:
+    """Curves, events, evaluations and steps of a run; ``seen`` is the ``mark_of`` it before they were read."""
     table, notes = read_steps(place)
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
     evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.unit.console.actors_scene import write_files
 from tests.unit.console.console_scene import TOKEN, write_run
+from tests.unit.console.pool_scene import asked as questions
 from tests.unit.console.pool_scene import fill
 from tests.unit.console.study_scene import write_study
 
@@ -77,7 +78,7 @@ def paths_of(runs: Path) -> dict[str, str]:
         "study": "/studies/runs~s",
         "pools": "/pools",
         "named": "/pools/0/pool",
-        "stored": f"/pools/0/pool/prompts/{taught}",
+        "stored": f"/pools/0/pool/prompts/{questions()[0].id}",
     }
 
 
