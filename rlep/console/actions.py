@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rlep.console.gate import Session
 from rlep.console.run_files import RunPlace
@@ -70,7 +71,7 @@ class Actions:
 
     program: Sequence[str] = (sys.executable, "-m", "rlep")
     deadline_s: float = ACTION_S
-    _changes: dict[str, list[Change]] = field(default_factory=dict)
+    _changes: dict[Path, list[Change]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def offer(self, place: RunPlace, session: Session | None) -> Offer:
@@ -99,7 +100,7 @@ class Actions:
         self._start(place, ("drain", actor))
 
     def _of(self, place: RunPlace) -> list[Change]:
-        return self._changes.get(place.name, [])
+        return self._changes.get(place.directory, [])
 
     def _start(self, place: RunPlace, words: tuple[str, ...]) -> None:
         if reason := _closed(place):
@@ -107,7 +108,7 @@ class Actions:
         if any(not one.ended for one in self._of(place)):
             raise ConfigError("Another command on this run has not ended yet.")
         change = Change((*words, "--run", str(place.directory.absolute())), time.time())
-        self._changes[place.name] = [*self._of(place), change][-MOST_KEPT:]
+        self._changes[place.directory] = [*self._of(place), change][-MOST_KEPT:]
         task = asyncio.get_running_loop().create_task(self._run(change))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

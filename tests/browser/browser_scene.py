@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,7 +17,9 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pyarrow.parquet as pq
+import uvicorn
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
+from starlette.types import ASGIApp
 
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.unit.console.actors_scene import write_files
@@ -23,6 +27,7 @@ from tests.unit.console.console_scene import TOKEN, write_run
 from tests.unit.console.pool_scene import asked as questions
 from tests.unit.console.pool_scene import fill
 from tests.unit.console.study_scene import write_study
+from tests.waiting import wait_until
 
 WAIT_MS = 40_000
 """Longest wait for an event in a browser: far above what any takes on a loaded machine."""
@@ -99,6 +104,22 @@ def serving(runs: Path, private: Path, *options: str | Path) -> Iterator[Served]
             process.wait(timeout=60)
         finally:
             process.kill()
+
+
+@contextmanager
+def serving_here(app: ASGIApp) -> Iterator[str]:
+    """The address of an app that a thread of this process serves for the time of the block."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        options = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(options)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started, "the server's start")
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(60)
 
 
 @contextmanager

@@ -2,15 +2,18 @@
 // Pages work without this: it asks again for a page whose files have changed, and follows links by keys.
 (() => {
   const main = () => document.querySelector("main");
-  const links = "a[href], summary";
+  const links = "a[href], summary, button, pre";
+  const fields = "input:not([type=hidden]), select";
   const replaced = (page) => {
     const open = [...main().querySelectorAll("details")].map((one) => one.open);
     const scrolled = [...main().querySelectorAll("pre, .wide")].map((one) => [one.scrollLeft, one.scrollTop]);
+    const typed = new Map([...main().querySelectorAll(fields)].map((one) => [one.name, one.value]));
     const at = main().contains(document.activeElement) ? document.activeElement : null;
     const same = [...main().querySelectorAll(links)].filter((one) => at && one.getAttribute("href") === at.getAttribute("href"));
     const which = same.indexOf(at);
     main().replaceWith(page.querySelector("main"));
     main().querySelectorAll("details").forEach((one, number) => { one.open = Boolean(open[number]); });
+    main().querySelectorAll(fields).forEach((one) => { if (typed.get(one.name)) one.value = typed.get(one.name); });
     main().querySelectorAll("pre, .wide").forEach((one, number) => { if (scrolled[number]) one.scrollTo(...scrolled[number]); });
     if (which < 0) return;
     const again = [...main().querySelectorAll(links)].filter((one) => one.getAttribute("href") === at.getAttribute("href"));
@@ -60,6 +63,7 @@
   document.addEventListener("keydown", (event) => {
     const relation = keys[event.key];
     if (!relation || event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input, textarea, select, pre")) return;
-    document.querySelector(`a[rel="${relation}"]`)?.click();
+    const found = document.querySelectorAll(`a[rel="${relation}"]`);
+    found[relation === "up" ? found.length - 1 : 0]?.click();
   });
 })();

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,39 +11,22 @@ from starlette.testclient import TestClient
 
 from rlep.console.actions import MOST_OUTPUT, Actions
 from rlep.console.app import Console
+from tests.unit.console.actions_scene import stub_actions, write_working
 from tests.unit.console.console_scene import READER, TOKEN, client_of
 from tests.unit.console.page_checks import page
 from tests.waiting import wait_until
 
-STUB = """
-import pathlib, sys, time
-here = pathlib.Path(sys.argv[0]).parent
-(here / "asked").write_text("\\n".join(sys.argv[1:]))
-print("<script>window.ran = 1</script> \\x1b[2J", "x" * 40_000, "asked for", *sys.argv[1:], flush=True)
-while (here / "wait").exists():
-    time.sleep(0.02)
-sys.exit((here / "refuse").exists())
-"""
-"""Stands for ``rlep``: says what it was asked for, and ends when ``wait`` is gone."""
 ADDRESS = "/runs/runs~a/actors"
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run that takes commands."""
-    run = tmp_path / "runs" / "a"
-    run.mkdir(parents=True)
-    event = '{"time": 1.0, "event": "actor_started", "step": null, "actor": "generator-1"}\n'
-    (run / "events.jsonl").write_text('{"event": "run_started"}\n' + event)
-    (run / "contact.json").write_text("{}")
-    (run / "contact.json").chmod(0o600)
-    return run
+    return write_working(tmp_path / "runs" / "a")
 
 
 @pytest.fixture
 def actions(tmp_path: Path) -> Actions:
-    (tmp_path / "stub.py").write_text(STUB)
-    return Actions((sys.executable, str(tmp_path / "stub.py")))
+    return stub_actions(tmp_path)
 
 
 @pytest.fixture
@@ -70,7 +52,7 @@ def test_the_commands_are_started_and_their_output_is_text(client: TestClient, r
     assert (tmp_path / "asked").read_text().split("\n") == ["scale", "verifiers", "2", "--run", str(run)]
     text = page(client, ADDRESS)
     assert f"rlep scale verifiers 2 --run {run}" in text
-    assert len(re.search("<pre>(.*?)</pre>", text, re.S)[1]) <= MOST_OUTPUT  # type: ignore[index]
+    assert len(re.search("<pre[^>]*>(.*?)</pre>", text, re.S)[1]) <= MOST_OUTPUT  # type: ignore[index]
     assert f"asked for scale verifiers 2 --run {run}" in text
     assert "<script>window" not in text
     (tmp_path / "refuse").touch()
