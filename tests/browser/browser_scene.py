@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 import pyarrow.parquet as pq
 import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
 from starlette.types import ASGIApp
 
@@ -29,7 +30,7 @@ from tests.unit.console.pool_scene import fill
 from tests.unit.console.study_scene import write_study
 from tests.waiting import wait_until
 
-WAIT_MS = 40_000
+WAIT_MS = 180_000
 """Longest wait for an event in a browser: far above what any takes on a loaded machine."""
 HOSTILE = '"><img src=x onerror=window.ran=6> \u202e'
 """A name of a run directory."""
@@ -171,3 +172,20 @@ class Watched:
         texts = self.page.locator("body").inner_text() + self.page.title()
         assert not re.search("[\x00\x1b\u202e\u2066\u200b\ufeff]", texts)
         assert not re.search(f"{1331 * 7919}|<class ", texts)  # no template was filled in
+
+
+def unfold(page: Page) -> None:
+    """Show what is folded away."""
+    for summary in page.locator("summary").all():
+        summary.click()
+
+
+def grave(page: Page) -> list[str]:
+    """What axe-core finds that is serious or critical: rule and element."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {node['failureSummary']} {node['html'][:100]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]

@@ -1,4 +1,4 @@
-"""A browser for each file: Debian's ``chromium-headless-shell``, or ``chromium``."""
+"""For each file a browser, Debian's ``chromium-headless-shell`` or ``chromium``, and a console."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from tests.browser.browser_scene import WAIT_MS
+from tests.browser.browser_scene import WAIT_MS, Served, serving, write_home
 
 REQUIRED = "RLEP_BROWSER_TESTS"
 """Where this is 1 a browser must be there."""
@@ -30,3 +30,12 @@ def browser() -> Iterator[Browser]:
         started = driver.chromium.launch(executable_path=program, args=unconfined, timeout=WAIT_MS)
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A console over ``write_home``, in a process of its own."""
+    home = tmp_path_factory.mktemp("home")
+    runs = write_home(home)
+    with serving(runs, home / "token", "--pool", runs / "a" / "pool") as console:
+        yield console

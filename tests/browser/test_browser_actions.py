@@ -8,8 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from rlep.console.app import console_app
-from tests.browser.browser_scene import Watched, logged_in, serving_here
-from tests.browser.test_browser_pages import grave
+from tests.browser.browser_scene import Watched, grave, logged_in, serving_here
 from tests.unit.console.actions_scene import stub_actions, write_working
 from tests.unit.console.console_scene import role_of
 

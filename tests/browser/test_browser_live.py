@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from rlep.driver.run_directory import Facts, RunDirectory
-from tests.browser.browser_scene import Served, logged_in, paths_of, serving, write_home
+from tests.browser.browser_scene import Served, logged_in, paths_of, serving
 from tests.unit.driver.driver_values import TOKENIZER, config_of
 
 MARK = "document.watched = true"
@@ -29,14 +29,6 @@ with EventLog(Path(sys.argv[1])) as events:
     sys.stdin.read()
 """
 """Holds the lock of a run as its driver does."""
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("home")
-    runs = write_home(home)
-    with serving(runs, home / "token", "--pool", runs / "a" / "pool") as console:
-        yield console
 
 
 @pytest.fixture

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, expect
 from starlette.routing import Match
 
 from rlep.console.app import Console
-from tests.browser.browser_scene import Served, Watched, logged_in, paths_of, serving, write_home
+from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths_of, unfold
 from tests.unit.console.console_scene import ATTACKS
 
 PAGES = (
@@ -36,14 +35,6 @@ REFUSED = """
 })
 """
 """Does in a page what escaping keeps others from; the directives that refuse it."""
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    home = tmp_path_factory.mktemp("home")
-    runs = write_home(home)
-    with serving(runs, home / "token", "--pool", runs / "a" / "pool") as console:
-        yield console
 
 
 @pytest.fixture(scope="module")
@@ -113,20 +104,3 @@ def test_code_that_gets_into_a_page_does_not_run(context: BrowserContext, served
     assert request.value.failure == "csp"
     assert page.evaluate("window.ran") is None
     page.close()
-
-
-def unfold(page: Page) -> None:
-    """Show what is folded away."""
-    for summary in page.locator("summary").all():
-        summary.click()
-
-
-def grave(page: Page) -> list[str]:
-    """What axe-core finds that is serious or critical: rule and element."""
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{one['id']}: {node['failureSummary']} {node['html'][:100]}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"]
-    ]
