@@ -2,22 +2,20 @@
 // Pages work without this: it asks again for a page whose files have changed, and follows links by keys.
 (() => {
   const main = () => document.querySelector("main");
-  const links = "a[href], summary, button, pre";
+  const links = "a[href], summary, button, pre, .wide";
   const fields = "input:not([type=hidden]), select";
   const replaced = (page) => {
     const open = [...main().querySelectorAll("details")].map((one) => one.open);
     const scrolled = [...main().querySelectorAll("pre, .wide")].map((one) => [one.scrollLeft, one.scrollTop]);
     const typed = new Map([...main().querySelectorAll(fields)].map((one) => [one.name, one.value]));
     const at = main().contains(document.activeElement) ? document.activeElement : null;
-    const same = [...main().querySelectorAll(links)].filter((one) => at && one.getAttribute("href") === at.getAttribute("href"));
-    const which = same.indexOf(at);
+    const like = () => [...main().querySelectorAll(links)].filter((one) => one.getAttribute("href") === at.getAttribute("href"));
+    const which = at ? like().indexOf(at) : -1;
     main().replaceWith(page.querySelector("main"));
     main().querySelectorAll("details").forEach((one, number) => { one.open = Boolean(open[number]); });
     main().querySelectorAll(fields).forEach((one) => { if (typed.get(one.name)) one.value = typed.get(one.name); });
     main().querySelectorAll("pre, .wide").forEach((one, number) => { if (scrolled[number]) one.scrollTo(...scrolled[number]); });
-    if (which < 0) return;
-    const again = [...main().querySelectorAll(links)].filter((one) => one.getAttribute("href") === at.getAttribute("href"));
-    again[which]?.focus({ preventScroll: true });
+    if (which >= 0) like()[which]?.focus({ preventScroll: true });
   };
 
   const follow = (address) => {
@@ -46,7 +44,8 @@
       source.onopen = () => { failures = 0; say(""); };
       source.onerror = () => {
         failures += 1;
-        if (source.readyState === EventSource.CLOSED) say("The console ended or asks for its token again: reload this page. What it last read is below.");
+        const closed = source.readyState === EventSource.CLOSED;
+        if (closed) say("The console asks for its token again, or has too many open pages: reload. What it last read is below.");
         else if (failures > 1) say("The console does not answer. What it last read is below; the run does not depend on it.");
       };
     };
@@ -62,7 +61,8 @@
   const keys = { j: "next", k: "prev", ArrowRight: "next", ArrowLeft: "prev", u: "up" };
   document.addEventListener("keydown", (event) => {
     const relation = keys[event.key];
-    if (!relation || event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input, textarea, select, pre")) return;
+    if (!relation || event.ctrlKey || event.altKey || event.metaKey || event.target.matches("input, textarea, select")) return;
+    if (event.key.startsWith("Arrow") && event.target.matches("pre, .wide")) return; // they scroll
     const found = document.querySelectorAll(`a[rel="${relation}"]`);
     found[relation === "up" ? found.length - 1 : 0]?.click();
   });
