@@ -24,6 +24,7 @@ quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, co
 
 test: check  ## every check and every test, those that start clusters and engines last
 	$(PYTEST) -n 2 tests/services
+	$(PYTEST) -n 2 --dist loadfile tests/browser
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
 
 test-real: setup-dev  ## both phases on a real model of 135M parameters, from PyPI; some minutes
