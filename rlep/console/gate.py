@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rlep.console.data import error_data
 from rlep.services.pool.rpc.access import Role
 
 COOKIE = "rlep_console"
@@ -126,7 +127,8 @@ class Gate:
         if kind.lower() == "bearer" and self._knows(token.strip()):
             return None
         if path.startswith("/api/"):
-            return PlainTextResponse("Authorization: Bearer TOKEN", 401, {"www-authenticate": "Bearer"})
+            said = error_data(401, "this needs a known token: Authorization: Bearer TOKEN")
+            return Response(said, 401, {"www-authenticate": "Bearer"}, media_type="application/json")
         return self._asked(path + (f"?{request.url.query}" if request.url.query else ""), failed=False)
 
     async def _exchanged(self, request: Request) -> Response:

@@ -35,6 +35,8 @@ def test_without_a_session_every_route_is_the_login_page(runs: Path) -> None:
         assert answer.status_code == 401, path
         assert "runs~a" not in answer.text.replace(f'value="{path}"', "")
         assert ("www-authenticate" in answer.headers) is path.startswith("/api/")
+        if path.startswith("/api/"):
+            assert answer.json()["code"] == 401
     stranger.cookies.set(COOKIE, "guessed")
     assert stranger.get("/").status_code == 401
 
