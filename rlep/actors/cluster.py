@@ -76,7 +76,6 @@ class Cluster:
         os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
         if address:
             reached = _reachable(address)
-            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a refused token is a line a second otherwise
             try:
                 ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError) as error:

@@ -109,14 +109,17 @@ def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: H
     command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
     collecting = [*command, "collect", str(BASE), *options(collected)]
     with subprocess.Popen(collecting, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True) as job:
-        roles = looked_at(head, job)
-        asked = ask(head, job)
-        refused_while_it_runs(head, tmp_path)
-        assert job.stdout is not None
-        name = job.stdout.readline().split()[1]  # submitted NAME to ADDRESS
-        stop = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head.dashboard, name]
-        subprocess.run(stop, env=os.environ | head.environment, check=True, capture_output=True)
-        output, _ = job.communicate(timeout=300)
+        try:
+            roles = looked_at(head, job)
+            asked = ask(head, job)
+            refused_while_it_runs(head, tmp_path)
+            assert job.stdout is not None
+            name = job.stdout.readline().split()[1]  # submitted NAME to ADDRESS
+            stop = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head.dashboard, name]
+            subprocess.run(stop, env=os.environ | head.environment, check=True, capture_output=True)
+            output, _ = job.communicate(timeout=300)
+        finally:
+            job.kill()  # where a check failed, it would go on for hours
     assert f"job {name}: STOPPED" in output
     assert [role["role"] for role in roles] == ["generator", "verifier", "pool"]
     unknown = rlep("status", "nobody", check=False, **head.environment)
@@ -167,7 +170,6 @@ def refused_while_it_runs(head: Head, tmp_path: Path) -> None:
         assert done.returncode == 1
         assert words in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr
-        assert "gcs_client" not in done.stderr
 
 
 def ask(head: Head, job: subprocess.Popen[str]) -> dict[str, Any]:
