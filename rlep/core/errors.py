@@ -81,5 +81,9 @@ class CheckpointError(RlepError, RuntimeError):
     """A checkpoint that is torn, corrupt, or belongs to another run."""
 
 
+class StaleCheckpoint(CheckpointError):
+    """A checkpoint that a shared file system does not give out now (ESTALE): it may be whole."""
+
+
 class UpdateError(RlepError, RuntimeError):
     """An optimizer update that cannot be applied."""
