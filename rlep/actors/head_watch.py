@@ -6,6 +6,7 @@ Actors that run go on without it, so there is time to write a checkpoint.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -19,25 +20,24 @@ POLL_S = 2.0
 async def watch_head(address: str, deadline_s: float) -> None:
     """Until nothing has listened at ``address`` (``host:port``) for ``deadline_s`` seconds. Raises ``HeadLost``."""
     host, _, port = address.rpartition(":")
-    seen = time.monotonic()
-    while time.monotonic() - seen < deadline_s:
-        if await _listens(host.strip("[]"), int(port)):
-            seen = time.monotonic()
+    away: float | None = None  # since the first attempt that failed: an event loop that stood still proves nothing
+    while away is None or time.monotonic() - away < deadline_s:
         await asyncio.sleep(min(POLL_S, deadline_s / 2))
+        begun = time.monotonic()
+        there = await asyncio.to_thread(_listens, host.strip("[]"), int(port))
+        away = None if there else begun if away is None else away
     raise HeadLost(
         f"Ray's head process at {address} has not answered for {deadline_s:.0f} s (cluster.head_deadline_s); "
         "the same command continues the run"
     )
 
 
-async def _listens(host: str, port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     try:
-        async with asyncio.timeout(POLL_S):
-            _, writer = await asyncio.open_connection(host, port)
-    except OSError:  # a timeout is one
+        with socket.create_connection((host, port), timeout=POLL_S):
+            return True
+    except OSError:
         return False
-    writer.close()
-    return True
 
 
 @asynccontextmanager

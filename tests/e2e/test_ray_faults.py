@@ -33,7 +33,7 @@ LOST_CALLS = {
 def settings(home: Path) -> list[str]:
     """A run of few steps with a checkpoint of each."""
     home.mkdir()
-    own = [f'run.directory="{home / "run"}"', "run.name=ray-faults", f"run.steps={STEPS}", "cluster.head_deadline_s=2"]
+    own = [f'run.directory="{home / "run"}"', "run.name=ray-faults", f"run.steps={STEPS}"]
     return [*small_task(home, train=8, heldout=2), *own]
 
 
@@ -62,7 +62,7 @@ def child_of(run: subprocess.Popen[str], is_it: Callable[[psutil.Process], bool]
 @pytest.mark.fault(6, outcome="stopped", operator="one sentence after `cluster.head_deadline_s`; exit status 1")
 def test_without_its_head_the_run_stops_with_a_checkpoint_and_continues(whole: Path, tmp_path: Path) -> None:
     home = tmp_path / "headless"
-    overrides = settings(home)
+    overrides = [*settings(home), "cluster.head_deadline_s=2"]
     with start(home, overrides) as run:
         wait_for(home, run, 2)
         verifier = child_of(run, lambda one: "ray::VerifierActor" in " ".join(one.cmdline()))
