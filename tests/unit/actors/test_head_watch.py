@@ -20,13 +20,17 @@ async def test_a_head_that_is_gone_ends_the_block_with_its_address_after_it_has_
     with listen("127.0.0.1") as listening:
         port = port_of(listening)
     saved: list[str] = []
-    with pytest.raises(HeadLost, match=rf"Ray's head process at 127\.0\.0\.1:{port} has not answered for 0 s"):
+
+    async def block() -> None:
         async with ended_by(watch_head(f"127.0.0.1:{port}", 0.01)):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 saved.append("checkpoint")
                 raise
+
+    with pytest.raises(HeadLost, match=rf"Ray's head process at 127\.0\.0\.1:{port} has not answered for 0 s"):
+        await block()
     assert saved == ["checkpoint"]
     task = asyncio.current_task()
     assert task is not None
