@@ -24,6 +24,7 @@ quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, co
 
 test: check  ## every check and every test, those that start clusters and engines last
 	$(PYTEST) -n 2 tests/services
+	$(PYTEST) -n 2 --dist loadfile tests/browser
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
 
 test-real: setup-dev  ## both phases on a real model of 135M parameters, from PyPI; some minutes
@@ -44,14 +45,15 @@ format: setup-dev  ## fix what ruff can fix
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-bench: setup-dev  ## every benchmark but the two below and those for a GPU
-	@for script in $(filter-out $(addprefix benchmarks/,quickstart.py soak.py gpu_learner.py),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
+bench: setup-dev  ## every benchmark but those below and those for a GPU
+	@for script in $(filter-out $(addprefix benchmarks/,quickstart.py soak.py chaos.py gpu_learner.py),$(wildcard benchmarks/*.py)); do echo "== $$script"; $(RUN) "$$script" || exit 1; done
 
 bench-quickstart: setup-dev  ## replay against the baseline and the controls, over paired seeds
 	$(RUN) benchmarks/quickstart.py
 
-bench-soak: setup-dev  ## 300 steps while generators and verifiers start, drain and are killed: what grows
+bench-soak: setup-dev  ## a long run whose processes come, go and are killed: what grows; then half an hour of any fault: is its history right
 	$(RUN) benchmarks/soak.py
+	$(RUN) benchmarks/chaos.py
 
 lock: setup-dev  ## resolve requirements/*.txt anew
 	scripts/lock.sh

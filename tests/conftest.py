@@ -13,14 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-KINDS = ("unit", "contract", "services", "cluster", "engines", "e2e", "real")
+KINDS = ("unit", "contract", "services", "browser", "cluster", "engines", "e2e", "real")
 TIMEOUTS = {
+    "browser": 600,
     "cluster": 600,
     "engines": 600,
     "e2e": 900,
     "real": 1800,
 }  # seconds for one test, fixtures included; others: pyproject.toml
-STARTING_PROCESSES = ("services", "cluster", "engines", "e2e", "real")
+STARTING_PROCESSES = ("services", "browser", "cluster", "engines", "e2e", "real")
 EXIT_GRACE = 30.0  # seconds that processes get to end after the last fixture of a file was torn down
 
 SIGHTING_S = 1.0
@@ -134,5 +135,5 @@ def leaves_no_process_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         for process in left:
             process.kill()
         pytest.fail(f"left running after {request.path.name} (now ended):\n  {names}", pytrace=False)
-    if kind_of(request.path) != "services" and (files := shared_segments() - segments):
+    if kind_of(request.path) not in ("services", "browser") and (files := shared_segments() - segments):
         pytest.fail(f"{request.path.name} left in /dev/shm: {', '.join(sorted(files))}", pytrace=False)

@@ -15,7 +15,14 @@ from typing import Any
 
 import ray
 from ray.actor import ActorClass, ActorHandle
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RaySystemError,
+    RayTaskError,
+)
 
 from rlep.actors.contact import Contact, write_private
 from rlep.actors.head_watch import watch_head
@@ -37,6 +44,7 @@ DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 """How deep Ray's sockets lie below its directory; a process has at most seven digits."""
 
 CONNECT_S = 10.0
+TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
 
 SENT_AGAIN = 5
 """Times that Ray makes a call again whose message was lost while the actor lives; what may not be done twice is ``Once``."""
@@ -77,11 +85,13 @@ class Cluster:
         # Ray has read it; the processes that it starts keep its handler.
         os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
         if address:
-            _check_reachable(address)
+            reached = _reachable(address)
+            os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a refused token is a line a second otherwise
             try:
                 ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError) as error:
-                raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
+                what = f"{address!r} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
+                raise PlacementError(what if reached else f"no Ray cluster answers at {address!r}: {error}") from None
             return
         self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
         if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
@@ -129,7 +139,12 @@ class Cluster:
             group = PlacementGroup(name, tuple(bundles))
             if self.home is not None:
                 self._claim(name, group.together, group.bundles)
-            create_placement_group(group, f"{self.namespace}.{name}")
+            try:
+                create_placement_group(group, f"{self.namespace}.{name}")
+            except RaySystemError as error:
+                if "already exists" not in str(error):
+                    raise
+                raise PlacementError(self._taken()) from None
             self._groups[name] = group
         return self._groups[name]
 
@@ -176,8 +191,14 @@ class Cluster:
         try:
             handle: ActorHandle[Any] = actor.options(name=name, namespace=self.namespace, **options).remote(*args)
         except ValueError as error:
-            raise PlacementError(f"actor {name} of {self.namespace} is already running: {error}") from None
+            if "already taken" not in str(error):
+                raise
+            raise PlacementError(self._taken()) from None
         return handle
+
+    def _taken(self) -> str:
+        run = self.namespace.removeprefix("rlep-")
+        return f"a run named {run} is in progress on this cluster: choose another run.name"
 
     def shortfall(self, role: ActorConfig) -> str:
         """What an actor of this role needs, and what there is."""
@@ -188,7 +209,8 @@ class Cluster:
         self._roles[name] = together
         if reason := unplaceable(bundles) or crowded(self._roles):
             self.forget(name)
-            raise PlacementError(f"actor {name} cannot be placed: {reason}")
+            hint = "ask for less (cpus and gpus of its section), or give the cluster more (cluster.cpus, larger nodes)"
+            raise PlacementError(f"actor {name} cannot be placed: {reason}; {hint}")
 
     def forget(self, name: str) -> None:
         """Free what an actor that will not be started again, or an empty placement group, had reserved."""
@@ -198,14 +220,17 @@ class Cluster:
             group.release()
 
 
-def _check_reachable(address: str) -> None:
-    """Refuse an address at which nobody listens; Ray itself would try for minutes."""
+def _reachable(address: str) -> bool:
+    """Whether somebody listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
+
+    Raises ``PlacementError`` where nobody does: Ray itself would try for minutes.
+    """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
-        return  # ``auto``: Ray looks for the cluster of this machine
+        return False
     try:
         with socket.create_connection((host, int(port)), timeout=CONNECT_S):
-            pass
+            return True
     except OSError as error:
         raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
 

@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from rlep.actors.cluster import TOKEN_HINT
 from rlep.actors.job_files import job_files
-from rlep.core.errors import ConfigError, DeadlineExceeded
+from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
 PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE",)
 """Environment variables that the job inherits; they name files on the cluster, and hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
+INTERRUPTED = 130
 
 
 def submit_job(
@@ -30,11 +33,14 @@ def submit_job(
 ) -> int:
     """Run ``rlep ARGUMENTS…`` on a cluster; the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
 
+    Ctrl-C ends following the job, not the job: the status is 130 then.
+
     What of ``working_dir`` goes to the cluster is told to ``note`` first; secrets, runs and pools stay here (``job_files``).
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
         ConfigError: no arguments, no directory ``working_dir``, or no dashboard address.
+        PlacementError: the cluster refuses the token, or there is none.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
     """
     if not arguments:
@@ -48,13 +54,20 @@ def submit_job(
     files = job_files(working_dir)
     for line in files.lines():
         note(line)
-    client = _client(where)
-    runtime = {"working_dir": str(working_dir.absolute()), "excludes": files.excludes, "env_vars": _passed_on()}
-    job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
+    try:
+        client = _client(where)
+        runtime = {"working_dir": str(working_dir.absolute()), "excludes": files.excludes, "env_vars": _passed_on()}
+        job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
+    except AuthenticationError:
+        raise PlacementError(f"the cluster at {where} refuses this token: {TOKEN_HINT}") from None
     echo(f"submitted {job} to {where}")
     if not wait:
         return 0
-    asyncio.run(_follow(client, job, echo))
+    try:
+        asyncio.run(_follow(client, job, echo))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        note(f"job {job} goes on: `ray job logs -f {job}` follows it, `ray job stop {job}` ends it")
+        return INTERRUPTED
     status = _final_status(client, job)
     echo(f"job {job}: {status.value}")
     return 0 if status == JobStatus.SUCCEEDED else 1

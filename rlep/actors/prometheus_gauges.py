@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
+import ray
+
+from rlep.actors.contact import write_private
 from rlep.metrics.series import LAST_STEP, STEP, Series, series_of
 
 SET_AGAIN_S = 5.0
 """Ray forgets a gauge that nobody set for about 30 s, and a step may take minutes."""
+TARGETS = "prometheus.json"
+"""In a run directory, while the run has a Ray of its own: where Prometheus finds it (``file_sd_configs``)."""
 _EVALUATION = "rlep_evaluation_"
 
 
@@ -32,6 +39,18 @@ def ray_gauge(name: str, description: str, labels: tuple[str, ...]) -> Gauge:
 
     gauge: Gauge = RayGauge(name, description=description, tag_keys=labels)
     return gauge
+
+
+def write_targets(directory: Path) -> None:
+    """Name the metrics ports of this Ray's nodes in ``TARGETS``."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    targets = [f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in nodes]
+    write_private(directory / TARGETS, json.dumps([{"targets": targets}]) + "\n")
+
+
+def remove_targets(directory: Path) -> None:
+    """There is nothing to scrape any more."""
+    (directory / TARGETS).unlink(missing_ok=True)
 
 
 class PrometheusTracker:

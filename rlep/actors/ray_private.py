@@ -40,7 +40,10 @@ def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
     except Exception as error:
         if type(error) is not Exception:  # Ray's node raises a bare one after its fixed 30 s
             raise
-        raise PlacementError(f"Ray's node did not start on this machine within its 30 s: {error}") from None
+        raise PlacementError(
+            "Ray's node did not start on this machine within its 30 s: if other processes keep the machine busy, run the "
+            f"command again when they have ended ({error})"
+        ) from None
 
 
 @contextmanager

@@ -338,6 +338,7 @@ def config_schema() -> None:
 
 def main() -> None:
     """Console entry. What the terminal's encoding lacks is shown as ``?``."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each attempt to connect; errors say what came of them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where it was closed
             stream.reconfigure(errors="replace")

@@ -35,10 +35,14 @@ def console(
         list[str] | None,
         typer.Option(metavar="URL|DIR", help="Pools to show: a Redis, a pool server, or an embedded pool's directory."),
     ] = None,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Also scale roles and drain actors of running runs, with an admin token.")
+    ] = False,
     pool_token_file: Annotated[Path | None, typer.Option(help="The token for a pool server (pool.token_file).")] = None,
     pool_ca_file: Annotated[Path | None, typer.Option(help="Authority of its certificate (pool.ca_file).")] = None,
 ) -> None:
-    """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. Changes nothing."""
+    """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. Only --actions can change any."""
+    from rlep.console.actions import Actions
     from rlep.console.app import console_app
     from rlep.core.errors import ConfigError
     from rlep.services.pool.rpc.access import Role, Tokens, is_loopback, split_address
@@ -55,15 +59,15 @@ def console(
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     tokens = Tokens.read(path)
 
-    def knows(token: str) -> bool:
+    def knows(token: str) -> Role:
         caller = tokens.caller(token)
-        return caller is not None and caller.role("") >= Role.READ  # a token of one pool opens no run
+        return Role.NONE if caller is None else caller.role("")  # a token of one pool opens no run
 
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(f"--listen {listen}: {error}") from None
-    _serve(console_app(searched, knows, pools), listening, pools, path)
+    _serve(console_app(searched, knows, pools, Actions() if actions else None), listening, pools, path)
 
 
 def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], token_file: Path) -> None:

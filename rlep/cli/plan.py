@@ -20,7 +20,7 @@ from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.launch.before_start import memory_here, missing_cpus, pool_exists
-from rlep.launch.compose import check_context, read_prompts
+from rlep.launch.compose import check_context, read_prompts, unknown_text
 from rlep.launch.engine_options import check_options
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
@@ -86,7 +86,7 @@ def _prompts(
         found = load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
     else:
         found = read_prompts(config, paths, tokenizer)
-    for line in found.report.bad_rows:
+    for line in [*found.report.lines(), *(unknown_text(found, tokenizer) if tokenizer else [])]:
         typer.echo(line, err=True)
     return found
 

@@ -33,7 +33,7 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
             typer.secho(f"error: {error.filename or 'the system'}: {error.strerror}", fg="red", err=True)
             raise typer.Exit(1) from None
         except (KeyboardInterrupt, asyncio.CancelledError):
-            typer.echo("interrupted; the same command continues the run", err=True)
+            typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return guarded

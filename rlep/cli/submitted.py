@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,13 +25,22 @@ def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Pat
 
     Raises ``ConfigError`` naming the key or path, and what the command line raises for wrong words.
     """
+    commands = vars(typer.main.get_command(app))["commands"]
+    if arguments and arguments[0] not in commands:
+        close = get_close_matches(arguments[0], commands, n=1)
+        raise ConfigError(f"rlep has no command {arguments[0]}" + (f"; did you mean {close[0]}?" if close else ""))
     if not arguments or arguments[0] not in CHECKED:
         return
-    command = vars(typer.main.get_command(app))["commands"][arguments[0]]
+    command = commands[arguments[0]]
     words = command.make_context(arguments[0], list(arguments[1:])).params
     files = words.get("files") or words.get("config") or []
     config = load_config([working_dir / file for file in files], words.get("overrides") or ())
     paths = {"MODEL_DIR": [words["model"]], "DATA": words["data"]} if arguments[0] == "evaluate" else _paths(config)
+    if arguments[0] != "evaluate" and not config.run.directory.is_absolute():
+        raise ConfigError(
+            f"run.directory = {config.run.directory} is relative: a job runs in a copy of {working_dir.absolute()}, which Ray "
+            "removes. Give an absolute path that the cluster's machines share"
+        )
     local = (urlsplit(address).hostname or "") in LOCAL
     for name, found in paths.items():
         for path in found:

@@ -13,7 +13,7 @@ from rlep.core.errors import ConfigError
 from rlep.core.plural import counted
 
 tasks_app = typer.Typer(
-    help="Procedural tasks of reasoning-gym as data sets; needs pip install 'rlep[tasks]'.", no_args_is_help=True
+    help="Procedural tasks of reasoning-gym as data sets; needs rlep's extra named tasks.", no_args_is_help=True
 )
 _SUFFIXES = (".parquet", ".jsonl")
 FORMAT = "Give your final answer between <answer> and </answer>."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Literal, Self, get_args
@@ -27,6 +28,8 @@ SHARED_UTILIZATION = 0.9
 """Most GPU memory for a generator that shares its GPU: a sleeping learner keeps its CUDA context and NCCL's buffers there."""
 
 
+VERIFIER_PROFILES = ("math", "math-bare", "strict-box", "dapo", "exact", "reasoning-gym", "code")
+"""Beside a pattern and a function of one's own."""
 SLOWEST_TOKENS_S = 20.0
 """Tokens a second of one response that is still called alive: a 7B model on a full GPU gives each of its responses about 30."""
 SHORTEST_LEASE_S = 600.0
@@ -120,10 +123,7 @@ class VerifierConfig(ActorConfig):
     """Number of verifier actors."""
     workers: Positive = 1
     """math-verify processes in each actor."""
-    profile: str = Field(
-        "math",
-        pattern=r"^(math|math-bare|strict-box|dapo|exact|reasoning-gym|code|regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-    )
+    profile: str = "math"
     """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
     ``exact``, ``reasoning-gym``, ``code``, ``regex:PATTERN``, ``python:module:function``; see ``docs/reference/verifier.md``."""
     correct_at: float = Field(1.0, gt=0, le=1)
@@ -134,6 +134,16 @@ class VerifierConfig(ActorConfig):
     """Times a dead verifier is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """A verifier that answers no heartbeat for this long while it grades is considered dead and replaced."""
+
+    @field_validator("profile")
+    @classmethod
+    def _known_profile(cls, profile: str) -> str:
+        if profile not in VERIFIER_PROFILES and not re.fullmatch(
+            r"regex:.+|python:[A-Za-z_][\w.]*:[A-Za-z_]\w*", profile
+        ):
+            known = f"{', '.join(VERIFIER_PROFILES)}, regex:PATTERN and python:module:function"
+            raise ConfigError(f"there is no verifier.profile {profile}: there are {known}")
+        return profile
 
     @model_validator(mode="after")
     def _only_functions_give_scores(self) -> Self:

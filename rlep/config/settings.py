@@ -122,7 +122,8 @@ def _read(file: Path) -> Tree:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"config file {file} does not exist") from None
+        hint = f"; an override is given by --set {file}" if "=" in str(file) else ""
+        raise ConfigError(f"config file {file} does not exist{hint}") from None
     except (IsADirectoryError, PermissionError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {file} cannot be read: {error}") from None
 

@@ -1,30 +1,36 @@
-"""The console's routes. Every page is a GET whose state is in its address, and works without a script."""
+"""The console's routes. Every page is a GET whose state is in its address, and works without a script.
+
+Only with ``Actions`` are there routes that take a POST; they start a command and lead back to the page of actors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlep.console import pages, pool_pages
+from rlep.console.actions import Actions
 from rlep.console.actor_page import actors
 from rlep.console.data import error_data, metrics_data, runs_data, step_data, steps_data
-from rlep.console.gate import Gate
+from rlep.console.gate import FORM, SESSION, Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
 from rlep.console.run_files import RunPlace, find_runs, find_studies
+from rlep.console.run_state import mark_of
 from rlep.console.study_pages import studies, study
 from rlep.console.templates_of import rendered
-from rlep.core.errors import DataError, RlepError
+from rlep.core.errors import ConfigError, RlepError
+from rlep.services.pool.rpc.access import Role
 from rlep.services.pool.values import PoolPlace
 
 LOOK_S = 0.5
@@ -38,13 +44,16 @@ _STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
 class Console:
     """The routes over some directories, which are searched again for each page."""
 
-    def __init__(self, directories: Sequence[Path], pools: Sequence[PoolPlace] = ()) -> None:
+    def __init__(
+        self, directories: Sequence[Path], pools: Sequence[PoolPlace] = (), actions: Actions | None = None
+    ) -> None:
         self._directories = tuple(directories)
         self._pools = PoolPlaces(pools, directories)
+        self._actions = actions
         self._streams = 0
 
     def routes(self) -> list[Route]:
-        """All of them; none takes anything but GET."""
+        """All of them; without actions none takes anything but GET."""
         shown: list[tuple[str, Callable[[Request], str]]] = [
             ("/", self._overview),
             ("/compare", self._compare),
@@ -72,7 +81,26 @@ class Console:
             *(Route(path, partial(_data, say), methods=["GET"]) for path, say in asked),
             Route("/runs/{run}/live", self._live, methods=["GET"]),
             Route("/static/{name}", _static, methods=["GET"]),
+            *self._changing(),
         ]
+
+    def _changing(self) -> list[Route]:
+        actions = self._actions
+        if actions is None:
+            return []
+        started = (("scale", actions.scale), ("drain", actions.drain))
+        return [
+            Route(f"/runs/{{run}}/actors/{name}", partial(self._start, start), methods=["POST"])
+            for name, start in started
+        ]
+
+    async def _start(self, start: Callable[[RunPlace, Mapping[str, str]], None], request: Request) -> Response:
+        place = await asyncio.to_thread(self._place, request)
+        try:
+            start(place, request.scope[FORM])
+        except ConfigError as error:
+            return HTMLResponse(rendered("failed.html", code=400, reason=str(error)), 400)
+        return RedirectResponse(f"/runs/{quote(place.name, safe='~')}/actors", 303)
 
     def _overview(self, request: Request) -> str:
         return pages.overview(list(self._runs().values()))
@@ -84,7 +112,8 @@ class Console:
         )
 
     def _run(self, request: Request) -> str:
-        return pages.run(self._place(request), page_of(request))
+        place = self._place(request)
+        return pages.run(place, page_of(request), self._mark(place))
 
     def _step(self, request: Request) -> str:
         show = request.query_params.get("show", "all")
@@ -101,7 +130,9 @@ class Console:
         return pages.evaluation(self._place(request), request.path_params["step"], asked, page_of(request))
 
     def _actors(self, request: Request) -> str:
-        return actors(self._place(request))
+        place = self._place(request)
+        offer = self._actions.offer(place, request.scope[SESSION]) if self._actions else None
+        return actors(place, self._mark(place), offer)
 
     def _pool_of(self, request: Request) -> str:
         return pool_pages.pool_of(self._place(request), self._pools)
@@ -138,21 +169,25 @@ class Console:
         place = await asyncio.to_thread(self._place, request)
         if self._streams >= MOST_STREAMS:
             raise HTTPException(503, "too many open pages")
-        return StreamingResponse(self._changes(place), media_type="text/event-stream")
+        seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
+        return StreamingResponse(self._changes(place, seen), media_type="text/event-stream")
 
-    async def _changes(self, place: RunPlace) -> AsyncIterator[str]:
+    async def _changes(self, place: RunPlace, seen: str) -> AsyncIterator[str]:
+        """An event for each change since the page was made: what changed before the stream began is not lost."""
         self._streams += 1
         try:
-            seen = await asyncio.to_thread(_state, place)
             yield "retry: 2000\n\n"
             for _ in range(int(STREAM_S / LOOK_S)):
-                await asyncio.sleep(LOOK_S)
-                now = await asyncio.to_thread(_state, place)
+                now = await asyncio.to_thread(self._mark, place)
                 if now != seen:
                     seen = now
-                    yield "event: changed\ndata: \n\n"
+                    yield f"event: changed\nid: {now}\ndata: \n\n"
+                await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
+
+    def _mark(self, place: RunPlace) -> str:
+        return mark_of(place, self._actions.mark(place) if self._actions else "")
 
     def _runs(self) -> dict[str, RunPlace]:
         return find_runs(self._directories)
@@ -164,15 +199,24 @@ class Console:
         return place
 
 
-def console_app(directories: Sequence[Path], knows: Callable[[str], bool], pools: Sequence[PoolPlace] = ()) -> ASGIApp:
+def console_app(
+    directories: Sequence[Path],
+    knows: Callable[[str], Role],
+    pools: Sequence[PoolPlace] = (),
+    actions: Actions | None = None,
+) -> ASGIApp:
     """The console over run directories, or directories above some, and pools of any name at some places.
 
-    ``knows`` says whether a token is valid.
+    ``knows`` gives the role of a token, NONE for one that is not valid.
     """
     handlers = {HTTPException: _failed, RlepError: _failed}
-    app = Starlette(routes=Console(directories, pools).routes(), exception_handlers=handlers)
+    app = Starlette(routes=Console(directories, pools, actions).routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Gate(app, knows, lambda onward, failed: rendered("login.html", onward=onward, failed=failed))
+    return Gate(app, knows, _login, acts=actions is not None)
+
+
+def _login(onward: str, failed: bool) -> str:
+    return rendered("login.html", onward=onward, failed=failed)
 
 
 def page_of(request: Request) -> int:
@@ -206,15 +250,3 @@ async def _failed(request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/api/"):
         return Response(error_data(code, reason), code, media_type="application/json")
     return HTMLResponse(rendered("failed.html", code=code, reason=reason), code)
-
-
-def _state(place: RunPlace) -> tuple[tuple[int, int], ...]:
-    """Size and time of the files that a page shows."""
-    found = []
-    for name in ("metrics.jsonl", "events.jsonl", "evaluations.jsonl", "rollouts"):
-        try:
-            held = place.file(name).stat()
-            found.append((held.st_size, held.st_mtime_ns))
-        except (OSError, DataError):
-            found.append((0, 0))
-    return tuple(found)

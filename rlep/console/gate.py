@@ -2,22 +2,28 @@
 
 In this order: the Host is one that the console listens on (a rebound DNS name is not), a request of another site is
 refused, and without a session there is the login page and nothing else. The token is exchanged for a cookie by POST, so
-that it stands in no address, no log and no Referer; scripts send it in a header.
+that it stands in no address, no log and no Referer; scripts send it in a header. Where the console may change runs, a
+POST needs a session of an admin token, and the session's own secret in its form.
 """
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rlep.console.data import error_data
+from rlep.services.pool.rpc.access import Role
 
 COOKIE = "rlep_console"
 SESSION_S = 12 * 3600
@@ -40,30 +46,50 @@ LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 _NEXT = re.compile(r"/(?![/\\])[A-Za-z0-9._~/?=&%+-]*")
 
 
+SESSION, FORM = "rlep.session", "rlep.form"
+"""Keys of a request's scope: its ``Session`` or None, and the fields of an allowed POST."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a cookie stands for."""
+
+    role: Role
+    csrf: str
+    """Stands in this session's forms and nowhere else."""
+    end: float
+
+
 class Sessions:
     """Cookies that are valid now; in memory, so that a new console asks for the token again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._ends = clock, OrderedDict[str, float]()
+        self._clock, self._open = clock, OrderedDict[str, Session]()
 
-    def open(self) -> str:
+    def open(self, role: Role) -> str:
         """A new one; the oldest goes where there are too many."""
         name = secrets.token_urlsafe(32)
-        self._ends[name] = self._clock() + SESSION_S
-        while len(self._ends) > MOST_SESSIONS:
-            self._ends.popitem(last=False)
+        self._open[name] = Session(role, secrets.token_urlsafe(32), self._clock() + SESSION_S)
+        while len(self._open) > MOST_SESSIONS:
+            self._open.popitem(last=False)
         return name
 
-    def holds(self, name: str | None) -> bool:
-        """Whether a cookie is one of them."""
-        return name is not None and self._ends.get(name, 0.0) > self._clock()
+    def of(self, name: str | None) -> Session | None:
+        """What a cookie stands for, if it is one of them."""
+        found = self._open.get(name) if name is not None else None
+        return found if found is not None and found.end > self._clock() else None
 
 
 class Gate:
-    """The layer; ``knows`` says whether a token is valid, ``login`` makes the login page (path to go on to, failed)."""
+    """The layer; ``knows`` gives a token's role, ``login`` makes the login page (path to go on to, failed).
 
-    def __init__(self, app: ASGIApp, knows: Callable[[str], bool], login: Callable[[str, bool], str]) -> None:
-        self._app, self._knows, self._login = app, knows, login
+    With ``acts`` a POST goes through whose session and form allow it.
+    """
+
+    def __init__(
+        self, app: ASGIApp, knows: Callable[[str], Role], login: Callable[[str, bool], str], *, acts: bool = False
+    ) -> None:
+        self._app, self._knows, self._login, self._acts = app, knows, login, acts
         self._sessions = Sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,35 +116,67 @@ class Gate:
         path = request.url.path
         if path == "/login" and request.method == "POST":
             return await self._exchanged(request)
+        session = request.scope[SESSION] = self._sessions.of(request.cookies.get(COOKIE))
+        if request.method == "POST" and self._acts:
+            return await self._unless_allowed(request, session)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("the console only reads: GET", 405)
-        if path == "/static/console.css" or self._sessions.holds(request.cookies.get(COOKIE)):
+        if path == "/static/console.css" or session is not None:
             return None
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and self._knows(token.strip()):
             return None
         if path.startswith("/api/"):
-            return PlainTextResponse("Authorization: Bearer TOKEN", 401, {"www-authenticate": "Bearer"})
+            said = error_data(401, "this needs a known token: Authorization: Bearer TOKEN")
+            return Response(said, 401, {"www-authenticate": "Bearer"}, media_type="application/json")
         return self._asked(path + (f"?{request.url.query}" if request.url.query else ""), failed=False)
 
     async def _exchanged(self, request: Request) -> Response:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST_FORM:
-                return PlainTextResponse("too long", 413)
-        form = parse_qs(body.decode("ascii", "replace"), max_num_fields=4)
-        onward = form.get("next", ["/"])[0]
+        form = await _form_of(request)
+        if form is None:
+            return PlainTextResponse("too long", 413)
+        onward = form.get("next", "/")
         onward = onward if _NEXT.fullmatch(onward) else "/"
-        if not self._knows(form.get("token", [""])[0].strip()):
+        role = self._knows(form.get("token", "").strip())
+        if not role:
             return self._asked(onward, failed=True)
         answer = RedirectResponse(onward, 303)
-        answer.set_cookie(COOKIE, self._sessions.open(), max_age=SESSION_S, httponly=True, samesite="strict")
+        answer.set_cookie(COOKIE, self._sessions.open(role), max_age=SESSION_S, httponly=True, samesite="strict")
         return answer
+
+    async def _unless_allowed(self, request: Request, session: Session | None) -> Response | None:
+        """Why a POST goes no further; None where it may, its fields in the scope."""
+        if session is None:
+            return PlainTextResponse("log in first", 403)
+        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return PlainTextResponse("the request comes from another site", 403)
+        if session.role < Role.ADMIN:
+            return PlainTextResponse("this token may only read", 403)
+        form = await _form_of(request)
+        if form is None:
+            return PlainTextResponse("too long", 413)
+        if not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
+            return PlainTextResponse("the form is not of this session: open its page again", 403)
+        request.scope[FORM] = form
+        return None
 
     def _asked(self, onward: str, *, failed: bool) -> Response:
         onward = onward if _NEXT.fullmatch(onward) else "/"
         return Response(self._login(onward, failed), 401, media_type="text/html")
+
+
+async def _form_of(request: Request) -> Mapping[str, str] | None:
+    """The first value of each field; None where there are too many, or too long ones."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST_FORM:
+            return None
+    try:
+        form = parse_qs(body.decode("ascii", "replace"), max_num_fields=4)
+    except ValueError:
+        return None
+    return {name: values[0] for name, values in form.items()}
 
 
 def refused(headers: Headers) -> str:

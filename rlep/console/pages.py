@@ -86,8 +86,8 @@ def overview(runs: Sequence[RunPlace]) -> str:
     return rendered("overview.html", runs=lines)
 
 
-def run(place: RunPlace, page: int) -> str:
-    """Curves, events, evaluations and steps of a run."""
+def run(place: RunPlace, page: int, seen: str) -> str:
+    """Curves, events, evaluations and steps of a run; ``seen`` is the ``mark_of`` it before they were read."""
     table, notes = read_steps(place)
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
     evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
@@ -96,6 +96,7 @@ def run(place: RunPlace, page: int) -> str:
     return rendered(
         "run.html",
         run=place.name,
+        seen=seen,
         summary=summary_of(place),
         pictures=[one for one in (picture(title, curves_of(table, names)) for title, names in CURVES) if one],
         columns=[name for _, names in CURVES for name in names if name in table.columns],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
+import platform
 import stat
 import threading
 import time
@@ -13,12 +16,15 @@ from typing import Any
 
 from rlep.console.metric_columns import last_step
 from rlep.console.run_files import MOST_RUNS, RunPlace, read_json, read_tail
+from rlep.core.errors import DataError
 
 LATEST_S = 120.0
 """A run without an end in its events counts as running while its files change at least this often …"""
 STEPS_A_CHANGE = 5
 """… or this many of its own steps."""
 _FILES = ("metrics.jsonl", "events.jsonl", "config.json", "manifest.json")
+_FOLLOWED = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl", "rollouts", "timeline.json")
+"""What a page that follows a run shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class _Known:
     line: RunLine
     """Its state holds while nothing changes; ``running`` for one that has no end in its events."""
     most_idle_s: float
+    host: object
+    """The machine of the driver, as the manifest names it."""
 
 
 _KNOWN: dict[Path, _Known] = {}
@@ -63,8 +71,36 @@ def summary_of(place: RunPlace) -> RunLine:
                 _KNOWN.clear()
             _KNOWN[place.directory] = known
     line = known.line
-    silent = line.state == "running" and time.time() - line.changed >= known.most_idle_s
-    return replace(line, state="silent") if silent else line
+    if line.state != "running":
+        return line
+    if known.host == platform.node() and is_abandoned(place.directory):
+        return replace(line, state="dead")
+    return replace(line, state="silent") if time.time() - line.changed >= known.most_idle_s else line
+
+
+def is_abandoned(directory: Path) -> bool:
+    """Whether no process of this machine holds a run's lock, which its driver does; False where that cannot be told.
+
+    The kernel's list of locks is read, and the lock itself not tried: a driver that starts meanwhile would be refused.
+    """
+    try:
+        with (directory / "config.json").open("rb") as other:
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)  # some cluster file systems have no locks
+        return f":{(directory / 'events.jsonl').stat().st_ino} " not in Path("/proc/locks").read_text()
+    except OSError:
+        return False
+
+
+def mark_of(place: RunPlace, more: str = "") -> str:
+    """Changes when the files that a page follows do, or the run's state, or ``more``."""
+    found: list[object] = [summary_of(place).state, more]
+    for name in _FOLLOWED:
+        try:
+            held = place.file(name).stat()
+            found += [held.st_size, held.st_mtime_ns]
+        except (OSError, DataError):
+            found.append(None)
+    return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
 
 
 def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _Known:
@@ -85,7 +121,7 @@ def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _K
         changed=max((held[1] / 1e9 for held in files[:2] if held), default=0.0),
     )
     seconds = last.numbers.get("time/step", 0.0) if last else 0.0
-    return _Known(files, line, max(LATEST_S, STEPS_A_CHANGE * seconds))
+    return _Known(files, line, max(LATEST_S, STEPS_A_CHANGE * seconds), manifest.get("host"))
 
 
 def _seen(path: str) -> tuple[int, int, int] | None:

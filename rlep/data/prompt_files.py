@@ -46,7 +46,7 @@ def read_rows(path: Path, *, candidates: bool = False) -> Iterator[PromptRow]:
             malformed (the message has its row or line number).
     """
     if not path.is_file():
-        raise DataError(f"{path}: no such file")
+        raise DataError(f"{path}: no such file" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
     if path.suffix == ".parquet":
         return _read_parquet(path, candidates=candidates)
     if path.suffix in (".jsonl", ".ndjson"):

@@ -23,7 +23,9 @@ Encode = Callable[[Sequence[Message]], Int32Array]
 MAX_QUESTION_CHARACTERS = 1 << 20
 """A longer question counts as too long without being tokenised."""
 NAMED_ROWS = 10
-"""Bad rows of a file that are named one by one."""
+"""Bad rows of a file, and conflicts, that are named one by one."""
+NAMED_CHARACTERS = 120
+"""Of a question that is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ class PromptReport:
     bad_rows: tuple[str, ...] = ()
     """Rows without a usable question or reference, as lines of text: each file's share, and its first ten rows."""
 
+    def lines(self) -> list[str]:
+        """What a user should look at: bad rows, and questions with more than one reference."""
+        conflicts = [f"  {question[:NAMED_CHARACTERS]}" for question in self.conflicts[:NAMED_ROWS]]
+        if conflicts:
+            head = f"{counted(len(self.conflicts), 'question')} with two or more references, each kept as a prompt of its own:"
+            more = len(self.conflicts) - NAMED_ROWS
+            conflicts = [head, *conflicts, *([f"  and {more:,} more"] if more > 0 else [])]
+        return [*self.bad_rows, *conflicts]
+
     def __str__(self) -> str:
         counts = [
             (self.duplicates, f"{counted(self.duplicates, 'duplicate')} merged"),
@@ -57,8 +68,8 @@ class PromptReport:
             (len(self.conflicts), f"{counted(len(self.conflicts), 'question')} with conflicting references"),
         ]
         rest = "".join(f", {text}" for count, text in counts if count)
-        longest = f"longest prompt {counted(self.longest, 'token')}"
-        return f"{counted(self.questions, 'question')} from {counted(self.rows, 'row')} ({longest}){rest}"
+        longest = f" (longest prompt {counted(self.longest, 'token')})" if self.longest else ""
+        return f"{counted(self.questions, 'question')} from {counted(self.rows, 'row')}{longest}{rest}"
 
 
 @dataclass(frozen=True)

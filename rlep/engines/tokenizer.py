@@ -29,6 +29,12 @@ class Tokenizer:
         """The id of the token that ends a response."""
         return int(self._backend.eos_token_id)
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The id that stands for text that the vocabulary lacks; None where every text has ids of its own (byte-level BPE)."""
+        unknown = self._backend.unk_token_id
+        return None if unknown is None or unknown == self.eos_id else int(unknown)
+
     @cached_property
     def digest(self) -> str:
         """Hash (32 hex digits) of what each token id stands for, and of the EOS.
@@ -150,4 +156,6 @@ def vocabulary_size(model_dir: Path) -> int | None:
 
 def _check_directory(model_dir: Path) -> None:
     if not model_dir.is_dir():
-        raise ModelError(f"{model_dir}: no such model directory")
+        raise ModelError(
+            f"{model_dir}: no such model directory; rlep downloads none (`hf download ORG/MODEL --local-dir DIR` does)"
+        )

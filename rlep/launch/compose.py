@@ -21,6 +21,7 @@ from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
+from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import write_trace
@@ -28,8 +29,9 @@ from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
+from rlep.core.plural import counted
 from rlep.core.types import Prompt
-from rlep.data.prompts import PromptSet, load_prompts
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
@@ -101,6 +103,16 @@ def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) ->
         max_tokens=config.data.max_prompt_tokens,
         max_bad_rows=config.data.max_bad_rows,
     )
+
+
+def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
+    """How many questions hold text that the tokenizer has no tokens for, and the first; no line where there is none."""
+    unknown = tokenizer.unknown_id
+    questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
+    if not questions:
+        return []
+    share = f"{len(questions):,} of {counted(len(found), 'question')}"
+    return [f"{share} hold text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
 def fingerprint(model: Path) -> str:
@@ -223,9 +235,12 @@ class RunActors:
         async def start() -> None:
             await role.start()
             write_contact(directory, self.cluster.contact)
+            if self.cluster.home is not None and "prometheus" in self.config.tracking.sinks:
+                write_targets(directory)
 
         self._begin(role, start())
         self._stack.callback(remove_contact, directory)
+        self._stack.callback(remove_targets, directory)
         self._stack.callback(lambda: write_trace(directory / "timeline.json", self.cluster.timeline.spans))
         return role
 

@@ -34,7 +34,7 @@ from rlep.launch.before_start import (
     memory_advice,
     pool_exists,
 )
-from rlep.launch.compose import Inputs, read_inputs, run_actors
+from rlep.launch.compose import Inputs, read_inputs, run_actors, unknown_text
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
@@ -155,10 +155,10 @@ def _trained(
 
 
 def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
-    """The inputs; names the rows that are left out, and says where the evaluation is not held out."""
+    """The inputs; names rows to look at, and says where the evaluation is not held out."""
     inputs = read_inputs(config, train=train)
     for found in (inputs.train, inputs.evaluation):
-        for line in () if found is None else found.report.bad_rows:
+        for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
             progress.note(line)
     known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
     if both := sum(prompt.id in known for prompt in inputs.held_out):

@@ -158,5 +158,5 @@ def _imported(module: str, extra: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != extra:
             raise
         raise ConfigError(
-            f"tracking.sinks has {extra!r}, which is not installed: pip install 'rlep[{extra}]'"
+            f"tracking.sinks has {extra!r}, which is not installed: in rlep's checkout, pip install -e '.[{extra}]'"
         ) from error

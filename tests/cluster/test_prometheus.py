@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from urllib.request import urlopen
 
 import ray
 
-from rlep.actors.prometheus_gauges import PrometheusTracker
+from rlep.actors.prometheus_gauges import PrometheusTracker, remove_targets, write_targets
 from rlep.actors.ray_private import start_private_cluster
 from rlep.core.paths import private_directory
 from tests.waiting import wait_until
@@ -20,8 +21,10 @@ def test_numbers_of_a_step_are_scraped_from_rays_port(tmp_path: Path) -> None:
     try:
         tracker = PrometheusTracker("scraped", every_s=1.0)
         tracker.log(41, {"ratio/max/replay": 2.5, "evaluation/AIME 24/avg": 0.125, "group/replays/0": 3.0})
-        (node,) = ray.nodes()
-        url = f"http://127.0.0.1:{node['MetricsExportPort']}/metrics"
+        write_targets(tmp_path)
+        ((target,),) = [one["targets"] for one in json.loads((tmp_path / "prometheus.json").read_text())]
+        assert target.startswith("127.0.0.1:")
+        url = f"http://{target}/metrics"
         found: dict[str, float] = {}
 
         def scraped() -> bool:
@@ -36,6 +39,8 @@ def test_numbers_of_a_step_are_scraped_from_rays_port(tmp_path: Path) -> None:
 
         wait_until(scraped, "the run's numbers on Ray's metrics port")
         tracker.close()
+        remove_targets(tmp_path)
+        assert list(tmp_path.iterdir()) == []
     finally:
         ray.shutdown()
     assert found.pop("ray_rlep_last_step_timestamp_seconds") > 1.7e9

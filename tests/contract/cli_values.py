@@ -10,7 +10,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.launch.compose import read_inputs
 
 MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
-ROWS = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
+ROWS = [{"problem": f"{n} + 1", "answer": str(n + 1)} for n in range(4)]
 
 
 def jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:

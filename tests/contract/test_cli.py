@@ -92,6 +92,18 @@ def test_plan_names_the_rows_that_are_left_out(config: str, overrides: list[str]
     ]
 
 
+def test_plan_names_conflicts_and_text_without_tokens(config: str, overrides: list[str], tmp_path: Path) -> None:
+    odd = [{"problem": "1 + 1", "answer": "3"}, {"problem": "What is 5 + 1?", "answer": "6"}]
+    path = jsonl(tmp_path / "own.jsonl", [*ROWS, *odd])
+    result = CliRunner().invoke(app, arguments("plan", config, [*overrides, f'data.train="{path}"']))
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "1 question with two or more references, each kept as a prompt of its own:",
+        "  1 + 1",
+        "1 of 6 questions hold text that the tokenizer does not know, e.g. What is 5 + 1?",
+    ]
+
+
 def test_an_empty_file_has_no_rows(config: str, overrides: list[str], tmp_path: Path) -> None:
     path = jsonl(tmp_path / "empty.jsonl", [])
     message = mistake(arguments("train", config, [*overrides, f'data.train="{path}"']))
@@ -112,7 +124,7 @@ def test_more_prompts_a_step_than_questions_is_refused(command: str, config: str
 @pytest.mark.parametrize("command", ["train", "collect"])
 def test_a_missing_model_is_named(command: str, config: str, overrides: list[str], tmp_path: Path) -> None:
     message = mistake(arguments(command, config, [*overrides, f'model.path="{tmp_path / "gone"}"']))
-    assert message == f"{tmp_path / 'gone'}: no such model directory"
+    assert message.startswith(f"{tmp_path / 'gone'}: no such model directory; rlep downloads none (`hf download ")
 
 
 @pytest.mark.parametrize(
@@ -265,9 +277,8 @@ def test_plan_of_another_file_than_a_collection_is_refused(config: str, override
 def test_evaluate_names_a_missing_model_and_writes_nothing(tmp_path: Path) -> None:
     data = jsonl(tmp_path / "held.jsonl", ROWS)
     out = tmp_path / "out"
-    assert mistake(["evaluate", str(tmp_path / "gone"), str(data), "--out", str(out)]).endswith(
-        "gone: no such model directory"
-    )
+    message = mistake(["evaluate", str(tmp_path / "gone"), str(data), "--out", str(out)])
+    assert message.startswith(f"{tmp_path / 'gone'}: no such model directory")
     assert not out.exists()
 
 

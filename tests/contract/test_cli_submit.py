@@ -18,7 +18,8 @@ def project(tmp_path: Path) -> Path:
     """A working directory with a config, a model directory and data, all named by relative paths."""
     (tmp_path / "model").mkdir()
     (tmp_path / "train.jsonl").write_text(json.dumps({"problem": "1 + 1?", "answer": "2"}) + "\n")
-    (tmp_path / "own.toml").write_text('[model]\npath = "model"\n[data]\ntrain = "train.jsonl"\n')
+    run = '[run]\ndirectory = "/shared/run"\n'
+    (tmp_path / "own.toml").write_text(f'{run}[model]\npath = "model"\n[data]\ntrain = "train.jsonl"\n')
     return tmp_path
 
 
@@ -37,6 +38,12 @@ def test_what_is_right_is_submitted(project: Path, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["trian", "own.toml"], "rlep has no command trian; did you mean train?"),
+        (
+            ["train", "own.toml", "--set", "run.directory=runs/mine"],
+            "run.directory = runs/mine is relative: a job runs in a copy of {project}, which Ray removes. "
+            "Give an absolute path that the cluster's machines share",
+        ),
         (["train", "gone.toml"], "config file {project}/gone.toml does not exist"),
         (["sft", "own.toml", "--set", "rollout.promts=3"], "unknown key rollout.promts; did you mean rollout.prompts?"),
         (

@@ -111,6 +111,7 @@ def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: H
     with subprocess.Popen(collecting, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True) as job:
         roles = looked_at(head, job)
         asked = ask(head, job)
+        refused_while_it_runs(head, tmp_path)
         assert job.stdout is not None
         name = job.stdout.readline().split()[1]  # submitted NAME to ADDRESS
         stop = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head.dashboard, name]
@@ -144,6 +145,29 @@ def looked_at(head: Head, job: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
     wait_until(seen, "the first job's status")
     return roles
+
+
+def refused_while_it_runs(head: Head, tmp_path: Path) -> None:
+    """A second run of the same name, and three commands without the cluster's token: a sentence each."""
+    address = head.environment["RAY_ADDRESS"]
+    settings = [*small_task(tmp_path), f'run.directory="{tmp_path / "second"}"', f'cluster.address="{address}"']
+    second = rlep("train", BASE, *options([*settings, "run.name=shared"]), check=False, **head.environment)
+    said = "a run named shared is in progress on this cluster: choose another run.name"
+    assert (second.returncode, second.stderr.splitlines()[-1]) == (1, f"error: {said}")
+
+    (tmp_path / "wrong").write_text(secrets.token_hex(32))
+    (tmp_path / "wrong").chmod(0o600)
+    stranger = Head(head.dashboard, head.environment | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "wrong")})
+    sent = submit(stranger, "pool", "stats", "--attach", "shared", check=False)
+    run = rlep("train", BASE, *options([*settings, "run.name=other"]), check=False, **stranger.environment)
+    for done, words in (
+        (sent, "refuses this token: set RAY_AUTH_MODE=token"),
+        (run, "refuses the connection: set RAY_AUTH"),
+    ):
+        assert done.returncode == 1
+        assert words in done.stderr.splitlines()[-1], done.stderr
+        assert "Traceback" not in done.stderr
+        assert "gcs_client" not in done.stderr
 
 
 def ask(head: Head, job: subprocess.Popen[str]) -> dict[str, Any]:

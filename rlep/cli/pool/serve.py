@@ -24,6 +24,8 @@ def serve(embedded: Path | None, url: str | None, options: ServerOptions) -> Non
     if (embedded is None) == (url is None):
         raise ConfigError("where the pools lie: give either --embedded DIRECTORY or --redis URL")
     with _redis(embedded, url) as client, PoolServer(client, options) as server:
+        if options.token_file is None:
+            typer.echo("without --token-file everybody on this machine may read and change these pools", err=True)
         asyncio.run(_until_signalled(server.address))
 
 

@@ -11,6 +11,7 @@ class Letters:
     """The port of ``interchange_texts.Texts``."""
 
     digest = "letters"
+    unknown_id = ord("?")
 
     def encode_response(self, text: str) -> Int32Array:
         return np.array([*map(ord, text), 0], np.int32)

@@ -15,23 +15,20 @@ from collections.abc import Iterator
 from http.cookiejar import CookieJar
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rlep.core.types import Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool import census as looks
 from rlep.services.pool.census import redis_census
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.access import Tokens
 from rlep.services.pool.rpc.served_census import census, pool_names
-from rlep.services.pool.values import PoolOptions, PoolPlace
+from rlep.services.pool.values import PoolPlace
 from tests.services.conftest import MakeTrajectory
 from tests.services.pool.pool_servers import serving
-from tests.unit.console.console_scene import ATTACK, client_of, write_run
+from tests.unit.console.console_scene import client_of, write_run
 from tests.unit.console.page_checks import Found, assert_harmless, page
-from tests.unit.driver.driver_values import TOKENIZER, answer_of, prompt_set
+from tests.unit.console.pool_scene import asked, fill, opened
 
 HELD = (0, 1, 2, 3, 5, 9)
 """Responses that the pool has for each of six questions."""
@@ -48,31 +45,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(runs: Path) -> Iterator[EmbeddedRedis]:
     """The run's own pool while a process serves it: what the run drew from, and hostile texts."""
     with EmbeddedRedis(runs / "a" / "pool") as server:
-        with opened(server, "pool", TOKENIZER) as pool:
-            pool.add([answer_of(prompt, n) for prompt in asked() for n in range(4)])
-            pool.add([hostile(prompt) for prompt in asked()[:1]])
+        fill(server)
         yield server
-
-
-def asked() -> tuple[Prompt, ...]:
-    """The questions that the run trains on."""
-    return prompt_set(10, prefix=ATTACK).prompts
-
-
-def hostile(prompt: Prompt) -> Trajectory:
-    verdict, text = Verdict("correct", ATTACK, ATTACK, "1"), np.array([1, 2], np.int32)
-    origin = Provenance(ATTACK, 0, TOKENIZER, Sampling())
-    return Trajectory(prompt.id, text, None, "stop", verdict, origin, 0.0, ATTACK)
-
-
-def opened(server: EmbeddedRedis, name: str, tokenizer: str, **options: object) -> Pool:
-    return Pool.open(
-        server.url,
-        name,
-        tokenizer_digest=tokenizer,
-        password_file=server.password_file,
-        options=PoolOptions(**options),  # type: ignore[arg-type]
-    )
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import shutil
@@ -15,19 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from rlep.core.jsonl import read_lines
-from tests.unit.console.console_scene import ATTACK, client_of, write_run
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("home") / "runs"
-    asyncio.run(write_run(directory / "a"))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def client(runs: Path) -> TestClient:
-    return client_of(runs)
+from tests.unit.console.console_scene import ATTACK, client_of
 
 
 def asked(client: TestClient, path: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -11,19 +10,8 @@ from starlette.testclient import TestClient
 
 from rlep.console.app import Console
 from rlep.console.gate import COOKIE, HEADERS, SESSION_S, Sessions
-from tests.unit.console.console_scene import TOKEN, client_of, write_run
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("home") / "runs"
-    asyncio.run(write_run(directory / "a"))
-    return directory
-
-
-@pytest.fixture(scope="module")
-def client(runs: Path) -> TestClient:
-    return client_of(runs)
+from rlep.services.pool.rpc.access import Role
+from tests.unit.console.console_scene import TOKEN, client_of
 
 
 def addresses() -> list[str]:
@@ -47,6 +35,8 @@ def test_without_a_session_every_route_is_the_login_page(runs: Path) -> None:
         assert answer.status_code == 401, path
         assert "runs~a" not in answer.text.replace(f'value="{path}"', "")
         assert ("www-authenticate" in answer.headers) is path.startswith("/api/")
+        if path.startswith("/api/"):
+            assert answer.json()["code"] == 401
     stranger.cookies.set(COOKIE, "guessed")
     assert stranger.get("/").status_code == 401
 
@@ -154,12 +144,15 @@ def test_scripts_send_the_token_in_a_header(runs: Path) -> None:
 def test_a_session_ends() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
-    name = sessions.open()
-    assert sessions.holds(name)
-    assert not sessions.holds(None)
+    name = sessions.open(Role.READ)
+    assert (held := sessions.of(name)) is not None
+    assert held.role == Role.READ
+    assert sessions.of(None) is None
     now[0] = SESSION_S + 1.0
-    assert not sessions.holds(name)
+    assert sessions.of(name) is None
 
 
 def test_a_long_login_is_not_read(runs: Path) -> None:
     assert client_of(runs, logged_in=False).post("/login", content=b"token=" + b"x" * 10_000).status_code == 413
+    fields = {f"f{at}": "x" for at in range(9)}
+    assert client_of(runs, logged_in=False).post("/login", data=fields).status_code == 413

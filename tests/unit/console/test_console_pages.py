@@ -16,6 +16,7 @@ from rlep.console.app import Console
 from rlep.console.curves import thinned
 from rlep.console.pages import histogram
 from rlep.console.run_files import RunPlace
+from rlep.console.run_state import mark_of
 from rlep.console.templates_of import figure, shade
 from rlep.core.jsonl import read_lines
 from tests.unit.console.console_scene import ATTACK, client_of, write_run
@@ -40,11 +41,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, seed in (("a", 5), ("b", 6)):
         asyncio.run(write_run(directory / name, seed))
     return directory
-
-
-@pytest.fixture(scope="module")
-def client(runs: Path) -> TestClient:
-    return client_of(runs)
 
 
 def test_the_curves_table_has_the_numbers_of_metrics_jsonl(client: TestClient, runs: Path) -> None:
@@ -155,10 +151,20 @@ def test_a_link_out_of_the_run_is_not_read(runs: Path, tmp_path: Path) -> None:
 
 async def test_a_changed_file_is_an_event_without_content(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    changes = Console([tmp_path])._changes(RunPlace("a", tmp_path))
+    place = RunPlace("a", tmp_path)
+    changes = Console([tmp_path])._changes(place, mark_of(place))
     assert await anext(changes) == "retry: 2000\n\n"
     (tmp_path / "metrics.jsonl").write_text("a line\n")
-    assert await asyncio.wait_for(anext(changes), 60) == "event: changed\ndata: \n\n"
+    assert await asyncio.wait_for(anext(changes), 60) == f"event: changed\nid: {mark_of(place)}\ndata: \n\n"
+    await changes.aclose()  # type: ignore[attr-defined]
+
+
+async def test_what_changed_before_the_stream_began_is_an_event_at_once(tmp_path: Path) -> None:
+    place = RunPlace("a", tmp_path)
+    seen = mark_of(place)
+    (tmp_path / "metrics.jsonl").write_text("a line\n")
+    changes = Console([tmp_path])._changes(place, seen)
+    assert [await anext(changes), await anext(changes)][1] == f"event: changed\nid: {mark_of(place)}\ndata: \n\n"
     await changes.aclose()  # type: ignore[attr-defined]
 
 

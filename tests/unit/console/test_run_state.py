@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from rlep.console import run_state
 from rlep.console.run_files import RunPlace
-from rlep.console.run_state import LATEST_S, STEPS_A_CHANGE, summary_of
+from rlep.console.run_state import LATEST_S, STEPS_A_CHANGE, mark_of, summary_of
+from rlep.metrics.logs import EventLog
 
 
 def written(run: Path, name: str, *lines: object, age_s: float = 0.0) -> None:
@@ -39,6 +41,22 @@ def test_a_run_that_writes_nothing_for_long_is_silent(tmp_path: Path) -> None:
     assert summary_of(place).state == "running"
     written(tmp_path, "events.jsonl", {"event": "run_finished"}, age_s=2 * LATEST_S)
     assert summary_of(place).state == "finished"
+
+
+def test_a_run_whose_driver_was_killed_is_dead_at_once(tmp_path: Path) -> None:
+    place = RunPlace("a", tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "manifest.json").write_text(json.dumps({"host": platform.node()}))
+    with EventLog(tmp_path / "events.jsonl") as events:  # as a driver holds it
+        events.log("run_started")
+        assert summary_of(place).state == "running"
+        working = mark_of(place)
+    assert summary_of(place).state == "dead"
+    assert mark_of(place) != working  # no file has changed
+    with EventLog(tmp_path / "events.jsonl"):
+        assert (summary_of(place).state, mark_of(place)) == ("running", working)
+    (tmp_path / "manifest.json").write_text(json.dumps({"host": "another-machine"}))
+    assert summary_of(place).state == "running"
 
 
 def test_what_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

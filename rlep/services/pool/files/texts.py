@@ -32,6 +32,7 @@ RETOKENISED = "retokenised"
 UNKNOWN = Sampling(temperature=0.0, top_p=0.0, top_k=0, max_tokens=0)
 """Of a response whose sampling is unknown; no sampler has these."""
 
+UNTOKENIZED = "it has text that the tokenizer does not know"
 _TEXTS = 512
 
 
@@ -41,6 +42,10 @@ class Texts(Protocol):
     @property
     def digest(self) -> str:
         """Names the vocabulary."""
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id for text that the vocabulary lacks, if there is one."""
 
     def encode_response(self, text: str) -> Int32Array:
         """Token ids of a whole response, EOS included, ``[T]``."""
@@ -120,7 +125,8 @@ def trajectory_from_text(
     """The trajectory of a response given as text, as an import of texts makes it: without log-probs, and marked so.
 
     ``question`` is a text or chat messages (``{"role": …, "content": …}``) as the data files have it: with ``reference`` it
-    gives the prompt id. ``source`` is kept in the metadata. Raises ``RecordRefused`` for an empty or overlong text.
+    gives the prompt id. ``source`` is kept in the metadata. Raises ``RecordRefused`` for a text that is empty, overlong, or
+    has parts that the tokenizer does not know.
     """
     if not isinstance(question, str):
         contents = (one.content if isinstance(one, Message) else one["content"] for one in question)
@@ -130,6 +136,8 @@ def trajectory_from_text(
     prompt_id = prompt_id_of(question, reference)
     answer = TextAnswers(prompt_id, reference, (text,))
     one = _Candidate(answer, f"{prompt_id}/0", tokenizer.encode_response(text))
+    if tokenizer.unknown_id is not None and tokenizer.unknown_id in one.tokens:
+        raise RecordRefused(f"{UNTOKENIZED}: {text[:80]!r}")
     return _trajectory(one, verdict, tokenizer.digest, source)
 
 
@@ -167,6 +175,8 @@ def _candidates(
                 report.refuse(place, f"{len(tokens)} tokens; rollout.max_tokens is {max_tokens}", group="too long")
             elif len(tokens) < 2:
                 report.refuse(place, "no text", group="empty")
+            elif tokenizer.unknown_id is not None and tokenizer.unknown_id in tokens:
+                report.refuse(place, UNTOKENIZED)
             else:
                 yield _Candidate(question, place, tokens)
 

@@ -41,6 +41,8 @@ _AGAIN = {
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,  # by a server that stops: only ``close`` and a stopping server cancel a call
 }
+_NO_TLS, _REFUSED = "WRONG_VERSION_NUMBER", "Connection refused"
+"""What gRPC's details have where a server speaks plain text to a client with TLS, and where there is none."""
 _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
@@ -246,7 +248,8 @@ class PoolClient:
                 wait = float(trailing.get(RETRY_KEY, pause))
                 if self._closed:
                     break
-                if error.code() not in _AGAIN or time.monotonic() + wait > end:
+                hopeless = error.code() not in _AGAIN or _NO_TLS in str(error.details())
+                if hopeless or time.monotonic() + wait > end:
                     raise self._error(what, error, trailing) from None
             time.sleep(wait)
             pause = min(2 * pause, 1.0)
@@ -257,6 +260,13 @@ class PoolClient:
         if kind := _ERRORS.get(trailing.get(ERROR_KEY, "")):
             return kind(error.details())
         where = f"{what} at pool server {self._address}"
+        if _NO_TLS in str(error.details()):
+            return PoolError(f"{where}: it has no TLS; use grpc:// (in Python, no tls=) on its own machine")
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return PoolError(f"{where}: {error.details()}: check pool.token_file (in Python, token=)")
+        if _REFUSED in str(error.details()):
+            hint = "nobody listens there; is `rlep pool serve` running, and is this its address?"
+            return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
         if error.code() in _AGAIN or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {error.details()}")
         return PoolError(f"{where}: {error.code().name.lower().replace('_', ' ')}: {error.details()}")

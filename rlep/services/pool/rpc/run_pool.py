@@ -147,7 +147,8 @@ def _token(file: Path) -> str:
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"pool.token_file = {file} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"pool.token_file = {file} cannot be read: {why}") from None
     if not token or len(token.split()) != 1:
         raise ConfigError(f"pool.token_file = {file} does not hold one token and nothing else")
     return token

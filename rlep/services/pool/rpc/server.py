@@ -134,5 +134,6 @@ def _bound(server: Any, host: str, port: int, tls: ServerTls | None) -> str:
         address = f"{place}:{port}"
         got = server.add_secure_port(address, tls.credentials()) if tls else server.add_insecure_port(address)
     except RuntimeError as error:
-        raise ConfigError(f"{place}:{port} cannot be listened on: {error}") from None
+        why = str(error).partition("; set GRPC_VERBOSITY")[0]
+        raise ConfigError(f"{place}:{port} cannot be listened on, it may be in use: {why}") from None
     return f"{place}:{got}"

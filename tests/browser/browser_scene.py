@@ -1,0 +1,191 @@
+"""``rlep console`` in a process of its own, the runs that it shows, and a browser that is logged in."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pyarrow.parquet as pq
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
+from starlette.types import ASGIApp
+
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from tests.unit.console.actors_scene import write_files
+from tests.unit.console.console_scene import TOKEN, write_run
+from tests.unit.console.pool_scene import asked as questions
+from tests.unit.console.pool_scene import fill
+from tests.unit.console.study_scene import write_study
+from tests.waiting import wait_until
+
+WAIT_MS = 180_000
+"""Longest wait for an event in a browser: far above what any takes on a loaded machine."""
+HOSTILE = '"><img src=x onerror=window.ran=6> \u202e'
+"""A name of a run directory."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A console that answers."""
+
+    address: str
+    process: subprocess.Popen[str]
+    runs: Path
+
+
+def write_home(home: Path) -> Path:
+    """Runs that failed, finished, lost actors and have a hostile name, a pool and a study; the directory above the runs."""
+    runs = home / "runs"
+    with ThreadPoolExecutor(1) as aside:  # the browser's driver has an event loop in this thread
+        aside.submit(asyncio.run, write_run(runs / "a")).result()
+        aside.submit(asyncio.run, write_run(runs / "b", 6, error=None)).result()
+    shutil.copytree(runs / "a", runs / HOSTILE, ignore=shutil.ignore_patterns("checkpoints"))
+    write_files(runs / "actors")
+    write_study(runs / "s")
+    with EmbeddedRedis(runs / "a" / "pool") as server:
+        fill(server)
+    return runs
+
+
+def paths_of(runs: Path) -> dict[str, str]:
+    """Every page of the console, by a name for it."""
+    taught = pq.read_table(runs / "a" / "rollouts" / "step-000001.parquet").to_pylist()[0]["prompt_id"]
+    asked = pq.read_table(runs / "a" / "samples" / "step-000002.parquet").to_pylist()[0]["prompt_id"]
+    named = f"/runs/{quote('runs~' + HOSTILE, safe='~')}"
+    return {
+        "runs": "/",
+        "choose": "/compare",
+        "compare": f"/compare?run=runs~a&run=runs~b&run={quote('runs~' + HOSTILE)}",
+        "run": "/runs/runs~a",
+        "finished": "/runs/runs~b",
+        "name": named,
+        "step": "/runs/runs~a/steps/1",
+        "wrong": "/runs/runs~a/steps/1?show=wrong",
+        "group": "/runs/runs~a/steps/1/groups/2",
+        "prompt": f"/runs/runs~a/prompts/{taught}",
+        "evaluation": "/runs/runs~a/evaluations/2",
+        "samples": f"/runs/runs~a/evaluations/2?prompt={asked}",
+        "actors": "/runs/runs~actors/actors",
+        "none": f"{named}/actors",
+        "pool": "/runs/runs~a/pool",
+        "studies": "/studies",
+        "study": "/studies/runs~s",
+        "pools": "/pools",
+        "named": "/pools/0/pool",
+        "stored": f"/pools/0/pool/prompts/{questions()[0].id}",
+    }
+
+
+@contextmanager
+def serving(runs: Path, private: Path, *options: str | Path) -> Iterator[Served]:
+    """A console over ``runs`` for the time of the block."""
+    private.write_text(f"{TOKEN}\n")
+    private.chmod(0o600)
+    arguments = [runs, "--listen", "127.0.0.1:0", "--token-file", private, *options]
+    command = [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address, "the console did not start"
+            yield Served(address, process, runs)
+            process.terminate()
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+
+
+@contextmanager
+def serving_here(app: ASGIApp) -> Iterator[str]:
+    """The address of an app that a thread of this process serves for the time of the block."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        options = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(options)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            wait_until(lambda: server.started, "the server's start")
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+
+@contextmanager
+def logged_in(browser: Browser, address: str, **options: object) -> Iterator[BrowserContext]:
+    """A browser that has sent the token by the login form."""
+    context = browser.new_context(**options)  # type: ignore[arg-type]
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    page.goto(address)
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector("h1")
+    page.close()
+    yield context
+    context.close()
+
+
+@dataclass
+class Watched:
+    """What a page did beside showing text."""
+
+    page: Page
+    asked: list[Request] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    """Dialogs, errors, and what the page's policy refused."""
+
+    def __post_init__(self) -> None:
+        self.page.on("request", self._ask)
+        self.page.on("dialog", self._dismiss)
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("console", self._hear)
+
+    def _ask(self, request: Request) -> None:
+        self.asked.append(request)
+
+    def _dismiss(self, dialog: Dialog) -> None:
+        self.said.append(dialog.message)
+        dialog.dismiss()
+
+    def _hear(self, line: ConsoleMessage) -> None:
+        if line.type == "error":
+            self.said.append(line.text)
+
+    def assert_harmless(self, address: str) -> None:
+        """No code ran, nothing else was asked for, and no character hides or turns others."""
+        assert self.page.evaluate("window.ran") is None
+        assert self.said == []
+        assert {urlsplit(one.url).netloc for one in self.asked} == {urlsplit(address).netloc}
+        texts = self.page.locator("body").inner_text() + self.page.title()
+        assert not re.search("[\x00\x1b\u202e\u2066\u200b\ufeff]", texts)
+        assert not re.search(f"{1331 * 7919}|<class ", texts)  # no template was filled in
+
+
+def unfold(page: Page) -> None:
+    """Show what is folded away."""
+    for summary in page.locator("summary").all():
+        summary.click()
+
+
+def grave(page: Page) -> list[str]:
+    """What axe-core finds that is serious or critical: rule and element."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {node['failureSummary']} {node['html'][:100]}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]

@@ -1,0 +1,106 @@
+"""Every page in a browser: what others wrote stays text, and anybody can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, expect
+from starlette.routing import Match
+
+from rlep.console.app import Console
+from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths_of, unfold
+from tests.unit.console.console_scene import ATTACKS
+
+PAGES = (
+    "runs", "choose", "compare", "run", "finished", "name", "step", "wrong", "group", "prompt",
+    "evaluation", "samples", "actors", "none", "pool", "studies", "study", "pools", "named", "stored",
+)  # fmt: skip
+
+WRITTEN = ("run", "group", "prompt", "samples", "actors", "study", "named", "stored")
+"""Those that show the beginning of what a model, a policy or a study is called or wrote."""
+
+REFUSED = """
+() => new Promise((done) => {
+    const refused = [];
+    document.addEventListener("securitypolicyviolation", (event) => {
+        refused.push(event.effectiveDirective);
+        if (refused.length === 3) done(refused.sort());
+    });
+    const script = document.createElement("script");
+    script.textContent = "window.ran = 1";
+    document.body.append(script);
+    document.body.insertAdjacentHTML("beforeend", "<b onclick='window.ran = 2'>x</b><img src='//evil.example/x'>");
+    document.body.lastElementChild.previousElementSibling.click();
+})
+"""
+"""Does in a page what escaping keeps others from; the directives that refuse it."""
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser, served: Served) -> Iterator[BrowserContext]:
+    with logged_in(browser, served.address) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", params=["light", "dark"])
+def inspected(browser: Browser, served: Served, request: pytest.FixtureRequest) -> Iterator[BrowserContext]:
+    """One whose pages let axe-core in, which the policy would refuse."""
+    with logged_in(browser, served.address, bypass_csp=True, color_scheme=request.param) as made:
+        yield made
+
+
+def test_these_are_all_pages(served: Served) -> None:
+    paths = paths_of(served.runs)
+    assert tuple(paths) == PAGES
+    routes = [one for one in Console([]).routes() if not one.path.startswith(("/api/", "/static/", "/runs/{run}/live"))]
+    for route in routes:
+        scopes = [{"type": "http", "method": "GET", "path": path.partition("?")[0]} for path in paths.values()]
+        assert any(route.matches(scope)[0] == Match.FULL for scope in scopes), route.path
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_others_wrote_is_text(context: BrowserContext, served: Served, name: str) -> None:
+    page = context.new_page()
+    watched = Watched(page)
+    answer = page.goto(served.address + paths_of(served.runs)[name])
+    assert answer is not None
+    assert answer.status == 200
+    expect(page.locator("h1")).to_be_visible()
+    unfold(page)
+    watched.assert_harmless(served.address)
+    assert name not in WRITTEN or ATTACKS[0] in page.locator("main").inner_text()
+    page.close()
+
+
+@pytest.mark.parametrize("name", [*PAGES, "missing"])
+def test_everybody_can_read_it(inspected: BrowserContext, served: Served, name: str) -> None:
+    page = inspected.new_page()
+    page.goto(served.address + paths_of(served.runs).get(name, "/nothing"))
+    unfold(page)
+    assert grave(page) == []
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_log_in(browser: Browser, served: Served, scheme: str) -> None:
+    context = browser.new_context(bypass_csp=True, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(served.address)
+    assert grave(page) == []
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_have_text("This is not the token.")
+    assert grave(page) == []
+    context.close()
+
+
+def test_code_that_gets_into_a_page_does_not_run(context: BrowserContext, served: Served) -> None:
+    page = context.new_page()
+    page.goto(served.address)
+    with page.expect_event("requestfailed") as request:
+        refused = page.evaluate(REFUSED)
+    assert refused == ["img-src", "script-src-attr", "script-src-elem"]
+    assert request.value.failure == "csp"
+    assert page.evaluate("window.ran") is None
+    page.close()
