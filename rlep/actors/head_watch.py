@@ -48,12 +48,13 @@ async def ended_by(watch: Awaitable[None]) -> AsyncIterator[None]:
     watching = asyncio.ensure_future(watch)
     watching.add_done_callback(lambda done: None if done.cancelled() else block.cancel())
     try:
-        yield
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
     except asyncio.CancelledError:
-        if watching.done() and not watching.cancelled() and (failure := watching.exception()) is not None:
+        if not watching.cancelled() and (failure := watching.exception()) is not None:
             block.uncancel()
             raise failure from None
         raise
-    finally:
-        watching.cancel()
-        await asyncio.wait({watching})
