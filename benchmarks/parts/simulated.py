@@ -66,15 +66,15 @@ def simulated_generator(devices: Devices) -> Any:
         async def ping(self) -> int:
             return os.getpid()
 
-        async def start(self, deadline_s: float) -> None:
+        async def start(self, number: int, deadline_s: float) -> None:
             pass
 
-        async def load(self, weight_update: WeightUpdate) -> float:
+        async def load(self, number: int, weight_update: WeightUpdate) -> float:
             await asyncio.sleep(devices.exchange / 2)
             self._version = weight_update.version
             return 0.0
 
-        async def sleep(self) -> None:
+        async def sleep(self, number: int) -> None:
             await asyncio.sleep(devices.exchange)
 
         async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
@@ -137,7 +137,7 @@ def simulated_learner(devices: Devices) -> Any:
         async def node(self) -> str:
             return str(ray.get_runtime_context().get_node_id())
 
-        async def run(self, method: str, *args: Any) -> Any:
+        async def run(self, number: int, method: str, *args: Any) -> Any:
             return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self, f"do_{method}"), *args)
 
         async def close(self) -> None:

@@ -8,6 +8,7 @@ import platform
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ray.exceptions import (
 )
 
 from rlep.actors.contact import Contact, write_private
+from rlep.actors.head_watch import watch_head
 from rlep.actors.placement import (
     BundleSlot,
     PlacementGroup,
@@ -35,7 +37,7 @@ from rlep.actors.placement import (
 from rlep.actors.ray_private import start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
-from rlep.core.errors import ActorLost, DeadlineExceeded, PlacementError, RlepError
+from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.paths import private_directory
 
 DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -43,6 +45,12 @@ DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma
 
 CONNECT_S = 10.0
 TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
+
+SENT_AGAIN = 5
+"""Times that Ray makes a call again whose message was lost while the actor lives; what may not be done twice is ``Once``."""
+
+NEVER_RAN = "The actor never ran"
+"""What Ray says of an actor whose place was on a node that is found to be lost: another place may be free."""
 
 Report = Callable[[str, str, str], None]
 """(event, actor, error): how losses and restarts of actors are reported."""
@@ -63,6 +71,8 @@ class Cluster:
         self._roles: dict[str, ActorConfig] = {}
         """What each named actor asks for, to see whether they fit a private cluster together."""
         self._groups: dict[str, PlacementGroup] = {}
+        self.headless = False
+        """Whether Ray's head process is gone: a call to it would wait for a minute and then end this process."""
         self.home: Path | None = None
         """Private directory of a private cluster, removed with it; None where an existing one was joined."""
 
@@ -99,6 +109,14 @@ class Cluster:
             token = str(own) if own.exists() else os.environ["RAY_AUTH_TOKEN_PATH"]
         address = ray.get_runtime_context().gcs_address
         return Contact(self.namespace.removeprefix("rlep-"), address, platform.node(), token)
+
+    async def watch(self) -> None:
+        """Until Ray's head process is gone. Raises ``HeadLost``."""
+        try:
+            await watch_head(ray.get_runtime_context().gcs_address, self.config.head_deadline_s)
+        except HeadLost:
+            self.headless = True
+            raise
 
     def close(self, logs: Path | None = None) -> None:
         """Disconnect; end a private cluster with all its processes and files, after saving its logs to ``logs``."""
@@ -137,31 +155,44 @@ class Cluster:
         Raises ``PlacementError`` with the missing resource or label when it is not placed in time, or when an actor of
         that name is alive (the run's name is taken).
         """
+        if self.headless:
+            raise PlacementError(f"actor {name} cannot be placed: Ray's head process is gone")
         if self.home is not None and slot is None:
             self._claim(name, role, (role,))
-        options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus, "max_restarts": 0}
+        options: dict[str, Any] = {"num_cpus": role.cpus, "num_gpus": role.gpus}
+        options |= {"max_restarts": 0, "max_task_retries": SENT_AGAIN}
         if slot is not None:
             options["scheduling_strategy"] = slot.strategy
         elif role.label_selector:
             options["label_selector"] = dict(role.label_selector)
+        until = time.monotonic() + self.config.place_deadline_s
+        while True:
+            handle = self._create(actor, name, options, args)
+            try:
+                await call(handle.ping.remote(), f"placing {name}", max(0.0, until - time.monotonic()))
+            except DeadlineExceeded:
+                ray.kill(handle)
+                lacking = self.shortfall(role) if slot is None else slot.group.shortfall()
+                raise PlacementError(
+                    f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {lacking}"
+                ) from None
+            except BaseException as error:
+                if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
+                    ray.kill(handle)
+                if not isinstance(error, ActorLost) or NEVER_RAN not in str(error):
+                    raise
+            else:
+                return handle
+
+    def _create(
+        self, actor: ActorClass[Any], name: str, options: dict[str, Any], args: tuple[object, ...]
+    ) -> ActorHandle[Any]:
         try:
             handle: ActorHandle[Any] = actor.options(name=name, namespace=self.namespace, **options).remote(*args)
         except ValueError as error:
             if "already taken" not in str(error):
                 raise
             raise PlacementError(self._taken()) from None
-        try:
-            await call(handle.ping.remote(), f"placing {name}", self.config.place_deadline_s)
-        except DeadlineExceeded:
-            ray.kill(handle)
-            lacking = self.shortfall(role) if slot is None else slot.group.shortfall()
-            raise PlacementError(
-                f"actor {name} was not placed within {self.config.place_deadline_s:.0f} s: {lacking}"
-            ) from None
-        except BaseException:
-            if ray.is_initialized():  # otherwise it ended with the cluster, and Ray would start another
-                ray.kill(handle)
-            raise
         return handle
 
     def _taken(self) -> str:
@@ -184,7 +215,7 @@ class Cluster:
         """Free what an actor that will not be started again, or an empty placement group, had reserved."""
         self._roles.pop(name, None)
         group = self._groups.pop(name, None)
-        if group is not None:
+        if group is not None and not self.headless:
             group.release()
 
 

@@ -112,6 +112,9 @@ class ControlActor:
             self._asked.put_nowait((identity, command))
         return await asyncio.shield(self._answers[identity])
 
+    @ray.method(
+        max_task_retries=0
+    )  # it waits when the run ends, and Ray would tell the user of every one that it repeats
     async def next(self, wait_s: float) -> tuple[str, Command] | None:
         """The next command, or None when none came within ``wait_s``."""
         try:

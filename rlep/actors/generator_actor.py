@@ -10,6 +10,7 @@ import ray
 
 from rlep.actors.gathering import gathered
 from rlep.actors.node_address import use_node_interface
+from rlep.actors.once import Once
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
@@ -29,29 +30,35 @@ class GeneratorActor:
         parts = acceleration().engine if options.cpu_acceleration else STOCK
         prepare_environment(options, runtime_parent, parts)
         self._sampler = Sampler(model, options, parts)
+        self._once = Once()
 
     async def ping(self) -> int:
         """The process id."""
         return os.getpid()
 
-    async def start(self, deadline_s: float) -> None:
-        """Load the model."""
-        await self._sampler.start(deadline_s)
+    async def start(self, number: int, deadline_s: float) -> None:
+        """Load the model. Here and below, a call that comes again with its ``number`` is the same one."""
+        await self._once(number, lambda: self._sampler.start(deadline_s))
 
     async def serve_base(self, version: int) -> None:
         """Serve the weights loaded from the model directory as policy ``version``."""
         self._sampler.serve_base(version)
 
-    async def load(self, weight_update: WeightUpdate) -> float:
+    async def load(self, number: int, weight_update: WeightUpdate) -> float:
         """Load published weights and confirm them by log-probs; returns the largest difference in nats."""
+        difference: float = await self._once(number, lambda: self._load(weight_update))
+        return difference
+
+    async def _load(self, weight_update: WeightUpdate) -> float:
         weight_update = weight_update.on_node(ray.get_runtime_context().get_node_id())
         await self._sampler.load_weights(weight_update)
         return await self._sampler.confirm(weight_update)
 
-    async def sleep(self) -> None:
+    async def sleep(self, number: int) -> None:
         """See ``Sampler.sleep``; ``load`` wakes it."""
-        await self._sampler.sleep()
+        await self._once(number, self._sampler.sleep)
 
+    @ray.method(max_task_retries=0)  # a stream that broke is begun anew by whoever read it
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
         """Stream finished completions in small lists."""
         async for finished in gathered(self._sampler.generate(requests, sampling)):

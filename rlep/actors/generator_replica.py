@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -31,6 +32,8 @@ class GeneratorReplica:
         self.state: State = "placing"
         self.version: int | None = None
         self.restarts = 0
+        self.numbers = itertools.count()
+        """Of the calls that its actor carries out once."""
         self.rate = Rate()
         self.supervisor: asyncio.Task[None] | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocation import GUEST, Colocated
@@ -203,7 +203,7 @@ class GeneratorPool:
         worker.state = "starting"
         try:
             with self._span(worker.name, "start"):
-                await call(actor.start.remote(deadline), f"starting {worker.name}", deadline + 10)
+                await call(actor.start.remote(next(worker.numbers), deadline), f"starting {worker.name}", deadline + 10)
             if self.weights.weight_update is None and self._version is not None:
                 await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
                 worker.version = self._version
@@ -211,7 +211,9 @@ class GeneratorPool:
             served, difference = None, None
             while served is not self.weights.weight_update:  # another may have been published meanwhile
                 served = self.weights.weight_update
-                difference = await call(actor.load.remote(served), f"{worker.name}.load", deadline)
+                difference = await call(
+                    actor.load.remote(next(worker.numbers), served), f"{worker.name}.load", deadline
+                )
         except BaseException:
             ray.kill(actor)
             raise
@@ -297,10 +299,22 @@ class GeneratorPool:
                             worker.rate.add(len(completion.tokens))
                     worker.freed.set()
                     self._stop_superseded()
+        except ActorUnavailableError:  # a message was lost: the actor may live
+            await self._take_back(worker, actor, [request.id for request in requests])
         except RayTaskError as error:
             worker.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
         except RayError as error:
             worker.lose(actor, ActorLost(f"{worker.name}: {type(error).__name__}"))
+
+    async def _take_back(self, worker: GeneratorReplica, actor: ActorHandle[Any], requests: list[str]) -> None:
+        """Stop what a generator still holds of a call that broke, and queue it again; one that is not reached is lost."""
+        try:
+            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.heartbeat_timeout_s)
+        except (RlepError, RayError) as error:
+            worker.lose(actor, error)
+        else:
+            self._queue.give_back(worker.name, requests)
+            worker.freed.set()
 
     def _stop_superseded(self) -> None:
         """Stop generators on requests that another finished; one that is not reached keeps its requests and gets no others."""

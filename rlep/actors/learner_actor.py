@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from rlep.actors.node_address import node_address, use_node_interface
+from rlep.actors.once import Once
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
@@ -41,6 +42,7 @@ class LearnerActor:
         self._rank = Rank(rank)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rank")
         self._working = 0
+        self._once = Once()
 
     async def ping(self) -> int:
         """The process id."""
@@ -54,13 +56,16 @@ class LearnerActor:
         """The id of the Ray node that it is on."""
         return ray.get_runtime_context().get_node_id()
 
-    async def run(self, method: str, *args: object) -> Any:
+    async def run(self, number: int, method: str, *args: object) -> Any:
         """Call a method of ``Rank``; calls run one after another, but for ``written``, which is answered at once.
 
-        Raises ``OutOfMemory`` where there is too little for it.
+        A call that comes again with its ``number`` is the same one. Raises ``OutOfMemory`` where there is too little for it.
         """
         if method == "written":
             return self._rank.written()
+        return await self._once(number, lambda: self._run(method, *args))
+
+    async def _run(self, method: str, *args: object) -> Any:
         self._working += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, *args)
@@ -73,7 +78,7 @@ class LearnerActor:
         if self._working:
             self._rank.remove_weights()
         else:
-            await self.run("close")
+            await self._run("close")
 
 
 class Rank:

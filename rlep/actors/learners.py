@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -71,6 +72,8 @@ class Learners:
         self._lost = ""
         """What the last failure was, in one line."""
         self._collective = asyncio.Lock()
+        self._numbers = itertools.count()
+        """Of the calls."""
 
     async def start(self) -> None:
         """Place and start all ranks. Raises ``PlacementError``, ``ModelError``, ``OutOfMemory`` or ``LearnerLost``."""
@@ -83,7 +86,9 @@ class Learners:
         for failed in placed:
             if isinstance(failed, BaseException):
                 raise failed
-        meeting = await call(self._ranks[0].run.remote("meeting_point"), "learner-0.meeting_point", 60)
+        meeting = await call(
+            self._ranks[0].run.remote(next(self._numbers), "meeting_point"), "learner-0.meeting_point", 60
+        )
         asked = (call(rank.node.remote(), f"learner-{n}.node", 60) for n, rank in enumerate(self._ranks))
         self._nodes = await asyncio.gather(*asked)
         deadline = self._config.start_deadline_s
@@ -223,12 +228,12 @@ class Learners:
 
     async def _each(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
         """The answers of all ranks. Raises ``LearnerLost`` with what every rank that did not answer was asked."""
-        deadline = deadline_s or self._config.deadline_s
+        deadline, number = deadline_s or self._config.deadline_s, next(self._numbers)
         calls = {
             f"learner-{n}.{method}": asyncio.ensure_future(
                 watched(
                     rank,
-                    rank.run.remote(method, *args),
+                    rank.run.remote(number, method, *args),
                     f"learner-{n}",
                     method,
                     deadline_s=deadline,

@@ -36,7 +36,9 @@ class PoolActor:
         return os.getpid()
 
     def start(self, place: PoolPlace, tokenizer_digest: str, options: PoolOptions) -> None:
-        """Open the pool: see ``open_run_pool``."""
+        """Open the pool, once: see ``open_run_pool``."""
+        if hasattr(self, "_opened"):
+            return
         keep_freed_memory()
         self._opened = open_run_pool(place, tokenizer_digest, options)
 

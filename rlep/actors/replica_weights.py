@@ -59,7 +59,9 @@ class EngineWeights:
         worker.asleep, worker.version = True, None
         try:
             with self._span(worker.name, "sleep"):
-                await call(actor.sleep.remote(), f"{worker.name}.sleep", self._config.heartbeat_timeout_s)
+                await call(
+                    actor.sleep.remote(next(worker.numbers)), f"{worker.name}.sleep", self._config.heartbeat_timeout_s
+                )
         except (RlepError, RayError) as error:
             worker.lose(actor, error)
             ray.kill(actor)  # now: its memory is the learner's
@@ -119,7 +121,9 @@ class EngineWeights:
                 return False
             try:
                 with self._span(worker.name, "load weights"):
-                    difference = await call(actor.load.remote(weight_update), f"{worker.name}.load", deadline_s)
+                    difference = await call(
+                        actor.load.remote(next(worker.numbers), weight_update), f"{worker.name}.load", deadline_s
+                    )
             except WeightSyncError as error:
                 worker.error = error
                 return False

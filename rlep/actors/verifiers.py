@@ -34,7 +34,9 @@ class VerifierActor:
         return os.getpid()
 
     def start(self, config: VerifierConfig) -> None:
-        """Start the grading processes."""
+        """Start the grading processes, once."""
+        if hasattr(self, "_verifier"):
+            return
         self._verifier = build_verifier(
             config.profile, workers=config.workers, limits=limits_of(config), correct_at=config.correct_at
         )

@@ -117,11 +117,12 @@ class WorkQueue:
             if entry is not None and self._open.get(identity) is not entry:
                 self._release(worker, entry)
 
-    def give_back(self, worker: str) -> int:
-        """Put a worker's requests that no other works on at the head of the queue; returns how many."""
+    def give_back(self, worker: str, identities: Iterable[str] | None = None) -> int:
+        """Put a worker's requests that no other works on, all or these, at the head of the queue; returns how many."""
         self._end_leases()
+        held = self._leased.get(worker, {})
         back = []
-        for entry in list(self._leased.pop(worker, {}).values()):
+        for entry in [held[one] for one in list(held if identities is None else identities) if one in held]:
             self._release(worker, entry)
             if self._open.get(entry.request.id) is not entry:
                 continue

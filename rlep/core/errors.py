@@ -57,6 +57,10 @@ class LearnerLost(ActorLost):
     """A learner rank died or stopped answering heartbeats; all ranks have to be restarted together."""
 
 
+class HeadLost(RlepError, RuntimeError):
+    """Ray's head process is gone: nothing can be placed any more; the message says where it was."""
+
+
 class OutOfMemory(RlepError, RuntimeError):
     """A learner rank has less memory than its work needs, which no restart changes; the message has the numbers."""
 
@@ -75,6 +79,10 @@ class WeightSyncError(RlepError, RuntimeError):
 
 class CheckpointError(RlepError, RuntimeError):
     """A checkpoint that is torn, corrupt, or belongs to another run."""
+
+
+class StaleCheckpoint(CheckpointError):
+    """A checkpoint that a shared file system does not give out now (ESTALE): it may be whole."""
 
 
 class UpdateError(RlepError, RuntimeError):

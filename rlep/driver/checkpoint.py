@@ -7,6 +7,7 @@ everything to disk and renames the directory. A crash before the rename leaves t
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import math
@@ -14,17 +15,19 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rlep.config.schema import CheckpointConfig
-from rlep.core.errors import CheckpointError, DeadlineExceeded
+from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.driver.ports import Learner
 from rlep.metrics.catalogue import MetricValue, present_name
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
+STALE_TRIES = 3
+"""A file of a shared file system whose handle is stale is there again once it has been looked up anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,16 @@ class Checkpoints:
         return self._writing.result()
 
     async def abandon(self) -> None:
-        """Give up the checkpoint that is being written, unless all its files are written: then complete it."""
+        """Give up the checkpoint that is being written, unless all its files are written: then complete it.
+
+        Raises ``DeadlineExceeded`` where the file system does not let it be completed.
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.cancel()
-            await asyncio.wait({writing})
+            done, _ = await asyncio.wait({writing}, timeout=self._deadline)
+            if not done:
+                raise DeadlineExceeded(f"a checkpoint was not completed within {self._deadline:.0f} s")
 
     async def _write(
         self, learner: Learner, part: Path, state: RunState, saved: Callable[[Checkpoint], None]
@@ -147,11 +155,16 @@ class Checkpoints:
         return Checkpoint(final, state)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, and a sentence on each newer one that was passed over."""
+        """The newest intact checkpoint, and a sentence on each newer one that was passed over.
+
+        Raises ``StaleCheckpoint`` where it cannot be told whether one is intact.
+        """
         refused: list[str] = []
         for path in _found(self._directory):
             try:
                 return read_checkpoint(path), refused
+            except StaleCheckpoint:
+                raise  # an older one would be trained on, and this one removed
             except CheckpointError as error:
                 refused.append(str(error))
         return None, refused
@@ -175,32 +188,47 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``, every file compared with its digest. Raises ``CheckpointError`` naming what differs."""
+    """The checkpoint at ``path``, every file compared with its digest.
+
+    Raises ``CheckpointError`` naming what differs, ``StaleCheckpoint`` naming the file after ``STALE_TRIES`` tries.
+    """
+    for _ in range(STALE_TRIES - 1):
+        with suppress(StaleCheckpoint):
+            return _read(path)
+    return _read(path)
+
+
+def _read(path: Path) -> Checkpoint:
     try:
         digests = json.loads((path / _MANIFEST).read_text())
         state = RunState(**json.loads((path / _STATE).read_text()))
         named = list(digests.items())
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint {path} is torn: {error}") from None
+        raise _unreadable(f"checkpoint {path} is torn: {error}", error) from None
     if _STATE not in digests:
         raise CheckpointError(f"checkpoint {path} is torn: {_MANIFEST} does not name {_STATE}")
     for name, digest in named:
         file = path / name
-        if not file.is_file():
-            raise CheckpointError(f"checkpoint {path}: {name} is missing")
         try:
+            if not file.is_file():
+                raise CheckpointError(f"checkpoint {path}: {name} is missing")
             intact = _digest(file) == digest
         except OSError as error:
-            raise CheckpointError(f"checkpoint {path}: {name} cannot be read: {error}") from None
+            raise _unreadable(f"checkpoint {path}: {name} cannot be read: {error}", error) from None
         if not intact:
             raise CheckpointError(f"checkpoint {path}: {name} is not what was written")
     return Checkpoint(path, state)
 
 
+def _unreadable(message: str, error: Exception) -> CheckpointError:
+    stale = isinstance(error, OSError) and error.errno == errno.ESTALE
+    return StaleCheckpoint(message) if stale else CheckpointError(message)
+
+
 def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, str]:
     """The checkpoint with the largest value of metric ``best`` if one has it, else the newest; and which of both it is.
 
-    Raises ``CheckpointError`` where none is intact, with a sentence on each.
+    Raises ``CheckpointError`` where none is intact, with a sentence on each; ``StaleCheckpoint`` where that cannot be told.
     """
     found = _found(directory)
     first = _best(found, best)
@@ -208,6 +236,8 @@ def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, st
     for path in dict.fromkeys([*([first] if first else []), *found]):
         try:
             return read_checkpoint(path), "best checkpoint" if path == first else "last checkpoint"
+        except StaleCheckpoint:
+            raise
         except CheckpointError as error:
             refused.append(str(error))
     raise CheckpointError("; ".join([f"{directory} has no intact checkpoint", *refused]))

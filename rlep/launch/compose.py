@@ -17,6 +17,7 @@ from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Elastic, Role
 from rlep.actors.generators import GeneratorPool
+from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
@@ -296,7 +297,7 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
-        async with RunActors(config, cluster) as entered:
+        async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
             yield entered
         logs = None
     finally:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -113,6 +116,40 @@ def test_a_member_that_goes_in_the_middle_is_an_error_that_names_the_weight() ->
             sender.send(LARGE, zeros(LARGE))
 
 
+def cut_off(group: BroadcastGroup, before: set[int]) -> None:
+    """Take one weight; then the connection between the members, not that to the store, is cut: on both sides, as any is."""
+    link = BroadcastMember(group, 1)
+    receiving = link.receive(LARGE, CPU)
+    next(receiving)
+    for one in psutil.Process().net_connections("tcp"):
+        connected = one.status == psutil.CONN_ESTABLISHED and one.fd not in before
+        if connected and group.port not in (one.laddr.port, one.raddr.port):
+            with socket.socket(fileno=os.dup(one.fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+            break
+    try:
+        next(receiving)
+    finally:
+        link.close()
+
+
+@pytest.mark.fault(34, outcome="equal", operator="`WeightSyncError` that names the weight; the version is sent again")
+def test_a_network_that_is_cut_in_a_transfer_is_an_error_on_both_sides_and_the_version_is_sent_again() -> None:
+    before = {one.fd for one in psutil.Process().net_connections("tcp")}
+    with meeting(1) as (sender, threads):
+        other = threads.submit(cut_off, sender.group, before)
+        with pytest.raises(WeightSyncError, match=r"the transfer of (first|second) broke"):
+            sender.send(LARGE, zeros(LARGE))
+        with pytest.raises(WeightSyncError, match="the transfer of second broke"):
+            other.result(DEADLINE_S)
+    with meeting(1) as (sender, threads):
+        again = threads.submit(receiving, sender.group, 1, LAYOUT)
+        sender.send(LAYOUT, WEIGHTS.items())
+        (received,) = again.result(DEADLINE_S)
+        assert torch.equal(received["matrix"], WEIGHTS["matrix"])
+
+
+@pytest.mark.fault(34, outcome="stated", operator="`WeightSyncError` after `generator.transfer_deadline_s`")
 def test_a_silent_member_is_an_error_after_the_deadline() -> None:
     with meeting(1, deadline_s=3.0) as (sender, threads):
         silent: Future[BroadcastMember] = threads.submit(BroadcastMember, sender.group, 1)

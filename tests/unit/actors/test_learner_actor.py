@@ -56,9 +56,9 @@ def actor_of(rank: Rank) -> Any:
 
 async def test_in_the_middle_of_an_update_it_closes_at_once_and_leaves_no_weights(rank: Computing) -> None:
     actor = actor_of(rank)
-    update = asyncio.create_task(actor.run("update"))
+    update = asyncio.create_task(actor.run(0, "update"))
     await asyncio.to_thread(rank.begun.wait, 60)
-    assert await actor.run("written")
+    assert await actor.run(1, "written")
     await actor.close()
     assert not rank.end.is_set()
     assert not update.done()
@@ -71,6 +71,6 @@ async def test_in_the_middle_of_an_update_it_closes_at_once_and_leaves_no_weight
 async def test_otherwise_it_closes_in_order(rank: Computing) -> None:
     actor = actor_of(rank)
     rank.end.set()
-    await actor.run("update")
+    await actor.run(0, "update")
     await actor.close()
     assert rank.closed

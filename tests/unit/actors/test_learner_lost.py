@@ -152,7 +152,7 @@ async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(longe
     async def answer() -> object:
         return "tcp://nowhere:1"
 
-    def remote(method: str, *_: object) -> Awaitable[object]:
+    def remote(_: int, method: str, *__: object) -> Awaitable[object]:
         asked.append(method)
         return answer()
 

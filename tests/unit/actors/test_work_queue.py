@@ -28,6 +28,16 @@ def test_a_lost_worker_s_requests_come_first_again_in_order() -> None:
     assert [item.request_id for item in delivered(job) if isinstance(item, Completion)] == ["v"]
 
 
+def test_of_a_call_that_broke_only_its_own_unfinished_requests_come_back() -> None:
+    queue = WorkQueue(600)
+    job = queue.put(map(request_of, "uvwxyz"), Sampling())
+    assert [taken_ids(queue, "a", 3) for _ in range(2)] == [["u", "v", "w"], ["x", "y", "z"]]
+    assert queue.finish("a", job, completion_of("v"))
+    assert queue.give_back("a", ["u", "v", "w"]) == 2
+    assert queue.leased("a") == 3
+    assert taken_ids(queue, "a", 9) == ["u", "w"]
+
+
 def test_one_take_holds_requests_of_one_job() -> None:
     queue = WorkQueue(600)
     queue.put(map(request_of, "uv"), Sampling(temperature=1.0))

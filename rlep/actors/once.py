@@ -1,0 +1,22 @@
+"""A call that Ray makes again, because a message of it was lost, is carried out once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+class Once:
+    """The last numbered call of an actor; numbers are the caller's, and only its last call can come again."""
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._result: asyncio.Future[Any]
+
+    async def __call__(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:
+        """The result of ``work``, or of the work that was begun under this ``number`` before."""
+        if number != self._number:
+            self._number, self._result = number, asyncio.ensure_future(work())
+            self._result.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
+        return await asyncio.shield(self._result)
