@@ -47,12 +47,11 @@ def test_the_generators_node_is_lost_in_a_rollout_and_comes_back_under_another_a
     assert lost == ["actor_started", "actor_lost", "actor_restarted", "actor_lost", "actor_restarted"]
 
 
-@pytest.mark.fault(35, outcome="equal", operator="events `actor_lost`, `actor_restarted`; exit status 0")
-def test_a_node_that_is_drained_ends_and_another_takes_its_work(found: Any) -> None:
+@pytest.mark.fault(35, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
+def test_a_rollout_whose_node_is_drained_answers_every_request_once(found: Any) -> None:
     rollout = found["drained"]
     exactly_g(rollout)
     assert rollout["before"] == found["lost"]["after"]
-    assert rollout["after"][0] not in (rollout["before"][0], found["lost"]["before"][0])
 
 
 @pytest.mark.fault(32, outcome="stopped", operator="one sentence: which rank was not placed, and what it needs")
