@@ -120,7 +120,7 @@ def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
         raise raised[0]
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(PlacementError, match=r"^Ray's node did not start on this machine within its 30 s: if other .*The current node timed out"):
+    with pytest.raises(PlacementError, match=r"^Ray's node did not start on this machine.*The current node timed out"):
         start_private_cluster(tmp_path, "rlep-unstarted", 1)
     del raised[0]
     with pytest.raises(RuntimeError, match=r"^other$"):
