@@ -112,9 +112,8 @@ class ControlActor:
             self._asked.put_nowait((identity, command))
         return await asyncio.shield(self._answers[identity])
 
-    @ray.method(
-        max_task_retries=0
-    )  # it waits when the run ends, and Ray would tell the user of every one that it repeats
+    # It waits when the run ends, and Ray would tell the user of every call that it repeats.
+    @ray.method(max_task_retries=0)
     async def next(self, wait_s: float) -> tuple[str, Command] | None:
         """The next command, or None when none came within ``wait_s``."""
         try:

@@ -5,25 +5,21 @@ It writes to ``found.json`` the verdicts before, without and after it, and those
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from ray.cluster_utils import Cluster as RayCluster
 
 from rlep.actors.verifiers import VerifierPool
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Prompt
 from rlep.launch.compose import run_actors
+from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
-from tests.waiting import DEADLINE_S
 
 PROMPT = Prompt("ab" * 16, "How many?", "62", np.arange(4, dtype=np.int32))
 
@@ -57,20 +53,5 @@ async def graded(home: Path, cluster: RayCluster) -> dict[str, Any]:
     return found | {"events": events}
 
 
-def main() -> None:
-    """Start a cluster whose head keeps its state in Redis, work, and end both."""
-    with tempfile.TemporaryDirectory(prefix="rlep-head-", dir="/tmp") as sessions:
-        os.environ.update(RAY_TMPDIR=sessions, RAY_REDIS_ADDRESS=f"127.0.0.1:{sys.argv[2]}")
-        Path(sessions, "ray").mkdir()
-        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        try:
-            found = asyncio.run(graded(Path(sys.argv[1]), cluster))
-        finally:
-            started = psutil.Process().children(recursive=True)
-            cluster.shutdown()
-            psutil.wait_procs(started, timeout=DEADLINE_S)  # they write into the directory until they end
-    Path(sys.argv[1], "found.json").write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    run_on_own_cluster(graded, RAY_REDIS_ADDRESS=f"127.0.0.1:{sys.argv[2]}")

@@ -5,11 +5,6 @@ It writes to ``found.json`` what was answered, where the actors were, and what t
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import ray
 from ray._private.worker import global_worker
 from ray.cluster_utils import Cluster as RayCluster
@@ -31,6 +25,7 @@ from rlep.core.errors import LearnerLost, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.launch.compose import RunActors, read_inputs, run_actors
+from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 from tests.waiting import DEADLINE_S, until
 
@@ -186,21 +181,6 @@ async def faults(home: Path, cluster: RayCluster) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    """Start a cluster, work, and end it."""
-    with tempfile.TemporaryDirectory(prefix="rlep-lost-", dir="/tmp") as sessions:
-        # A second address of this machine is a second node's; its processes' groups listen on the same interface.
-        os.environ.update(RAY_TMPDIR=sessions, GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="=lo")
-        Path(sessions, "ray").mkdir()
-        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        try:
-            found = asyncio.run(faults(Path(sys.argv[1]), cluster))
-        finally:
-            started = psutil.Process().children(recursive=True)
-            cluster.shutdown()
-            psutil.wait_procs(started, timeout=DEADLINE_S)  # they write into the directory until they end
-    Path(sys.argv[1], "found.json").write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main()
+    # A second address of this machine is a second node's; its processes' groups listen on the same interface.
+    run_on_own_cluster(faults, GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="=lo")

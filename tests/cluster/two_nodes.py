@@ -5,16 +5,10 @@ It writes to ``found.json`` the nodes of the bundles, the weights that each node
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 from ray.cluster_utils import Cluster as RayCluster
 from ray.util import placement_group_table
 
@@ -23,8 +17,8 @@ from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
 from rlep.launch.compose import read_inputs, run_actors
+from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
-from tests.waiting import DEADLINE_S
 
 ROLES = ["generator.count=2", "generator.cpus=1", "learner.ranks=2", "learner.replicas=2", "learner.cpus=1"]
 
@@ -65,22 +59,12 @@ async def published_twice(home: Path, address: str) -> dict[str, Any]:
         }
 
 
-def main() -> None:
-    """Start both nodes, work, and end them."""
-    with tempfile.TemporaryDirectory(prefix="rlep-two-", dir="/tmp") as sessions:
-        os.environ["RAY_TMPDIR"] = sessions
-        Path(sessions, "ray").mkdir()
-        cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1})
-        try:
-            cluster.add_node(num_cpus=1)
-            cluster.wait_for_nodes()
-            found = asyncio.run(published_twice(Path(sys.argv[1]), cluster.address))
-        finally:
-            started = psutil.Process().children(recursive=True)
-            cluster.shutdown()
-            psutil.wait_procs(started, timeout=DEADLINE_S)  # they write into the directory until they end
-    Path(sys.argv[1], "found.json").write_text(json.dumps(found))
+async def on_both(home: Path, cluster: RayCluster) -> dict[str, Any]:
+    """With a second node."""
+    cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    return await published_twice(home, cluster.address)
 
 
 if __name__ == "__main__":
-    main()
+    run_on_own_cluster(on_both)
