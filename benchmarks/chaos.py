@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,10 @@ from rlep.quickstart.task import build_task
 
 if TYPE_CHECKING:
     from benchmarks.parts.history import faults_of, first_difference, read_steps
+    from benchmarks.parts.marked import marked
 else:
     from parts.history import faults_of, first_difference, read_steps
+    from parts.marked import marked
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "rlep" / "quickstart" / "base.toml"
@@ -174,7 +176,7 @@ class Chaos:
 
     def processes(self, kind: str) -> list[psutil.Process]:
         """Those of this run, by what they are."""
-        return [one for one in marked() if PROCESSES[kind] in " ".join(one.cmdline())]
+        return [one for one in marked(MARK) if PROCESSES[kind] in " ".join(one.cmdline())]
 
     def send(self, kind: str, number: signal.Signals) -> psutil.Process | None:
         """Send a signal to one of a kind, if there is one."""
@@ -237,18 +239,6 @@ class Chaos:
         ended = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
         if "Traceback" in ended.stderr:
             raise ChaosError(f"rlep scale: {ended.stderr[-3000:]}")
-
-
-def marked() -> Iterator[psutil.Process]:
-    """Every living process of this script's runs; Redis and actors overwrite their environment, so children count."""
-    found = {os.getpid()}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
-                continue
-            if process.environ().get(MARK) == os.environ[MARK] or process.ppid() in found:
-                found.add(process.pid)
-                yield process
 
 
 def undisturbed(run: Run, steps: int) -> None:
@@ -317,7 +307,7 @@ def main() -> None:
             print(f"broken: seed {seed}, {len(chaos.done)} faults, last {chaos.done[-3:]}: {error}")
             sys.exit(1)
         finally:
-            for process in list(marked()):
+            for process in list(marked(MARK)):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
     arguments.json.write_text(json.dumps(found, indent=2) + "\n")

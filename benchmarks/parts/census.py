@@ -15,14 +15,18 @@ import re
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import redis
 
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+
+if TYPE_CHECKING:
+    from benchmarks.parts.marked import marked
+else:
+    from marked import marked
 
 EVERY = 3
 """Steps between two lines."""
@@ -58,7 +62,7 @@ def main(home: Path, driver: int) -> None:
                 append(lines, {"step": now, **line})
         time.sleep(0.2)
     until = time.monotonic() + END_S
-    while (left := [process for process in marked() if kind_of(process, driver)]) and time.monotonic() < until:
+    while (left := [process for process in marked(MARK) if kind_of(process, driver)]) and time.monotonic() < until:
         time.sleep(0.2)
     found = [f"{process.pid} {' '.join(process.cmdline())[:80]}" for process in left]
     for process in left:
@@ -75,7 +79,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
 def census(home: Path, driver: int, named: set[str]) -> dict[str, Any]:
     """All series, and ``pids`` by kind; ``named``: entries of /dev/shm that the run was ever seen to have."""
     found: dict[str, list[psutil.Process]] = defaultdict(list)
-    for process in marked():
+    for process in marked(MARK):
         found[kind_of(process, driver)].append(process)
     found.pop("", None)
     values: dict[str, Any] = {"pids": {kind: [process.pid for process in some] for kind, some in found.items()}}
@@ -111,18 +115,6 @@ def inside(lines: Path) -> dict[str, float]:
     """What the driver last said of itself."""
     last = lines.read_text().splitlines()[-1:] if lines.exists() else []
     return {f"driver.{name}": value for line in last for name, value in json.loads(line).items()}
-
-
-def marked() -> Iterator[psutil.Process]:
-    """Every other living process with this one's mark, and their children: Redis overwrites its environment."""
-    found = {os.getpid()}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
-                continue
-            if process.environ().get(MARK) == os.environ[MARK] or process.ppid() in found:
-                found.add(process.pid)
-                yield process
 
 
 def kind_of(process: psutil.Process, driver: int) -> str:
