@@ -16,8 +16,11 @@ from rlep.actors.cluster import TOKEN_HINT
 from rlep.actors.job_files import job_files
 from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
-PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE",)
-"""Environment variables that the job inherits; they name files on the cluster, and hold no secret themselves."""
+STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+STOP_WAIT_S = 600
+"""How long ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
+PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
+"""Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
 INTERRUPTED = 130
 
@@ -87,7 +90,7 @@ def _client(address: str) -> JobSubmissionClient:
 
 
 def _passed_on() -> dict[str, str]:
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {STOP_WAIT: str(STOP_WAIT_S)} | {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
 def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Ray jobs on a running cluster with a token: a training job, and a second job that asks a running one's pool."""
+"""Ray jobs on a running cluster with a token: training, stopped and continued, and one that asks another's pool."""
 
 from __future__ import annotations
 
@@ -91,33 +91,62 @@ def submit(head: Head, *arguments: str, check: bool = True) -> subprocess.Comple
     return rlep(*prefix, *arguments, check=check, **head.environment | {"RAY_ADDRESS": "127.0.0.1:1"})
 
 
-def test_a_job_trains_two_steps_and_another_job_asks_a_running_runs_pool(head: Head, tmp_path: Path) -> None:
-    overrides = small_task(tmp_path)
-    trained = [*overrides, f'run.directory="{tmp_path / "train"}"', "run.name=job", "run.steps=2"]
-    done = submit(head, "train", str(BASE), *options(trained))
-    assert "SUCCEEDED" in done.stdout, done.stdout
-    assert [line["step"] for line in read_lines(tmp_path / "train" / "metrics.jsonl")] == [0, 1]
-    assert (tmp_path / "train" / "checkpoints" / "step-000002" / "model" / "model.safetensors").exists()
+def submit_apart(head: Head, *arguments: str) -> subprocess.Popen[str]:
+    """``rlep submit`` whose lines are read while the job goes on."""
+    command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
+    environment = os.environ | head.environment
+    return subprocess.Popen([*command, *arguments], env=environment, stdout=subprocess.PIPE, text=True)
 
+
+def stop(head: Head, job: subprocess.Popen[str]) -> tuple[str, str]:
+    """``ray job stop``, as a user calls it; the job's name and what it still said."""
+    assert job.stdout is not None
+    name = job.stdout.readline().split()[1]  # submitted NAME to ADDRESS
+    command = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head.dashboard, name]
+    subprocess.run(command, env=os.environ | head.environment, check=True, capture_output=True)
+    output, _ = job.communicate(timeout=300)
+    return name, output
+
+
+@pytest.mark.fault(26, outcome="stopped", operator="`ray job stop` waits for the checkpoint; event `run_interrupted`")
+def test_a_job_that_is_stopped_writes_a_checkpoint_and_the_same_job_goes_on_from_it(head: Head, tmp_path: Path) -> None:
+    run = tmp_path / "train"
+    settings = [*small_task(tmp_path), f'run.directory="{run}"', "run.name=job"]
+    with submit_apart(head, "train", str(BASE), *options([*settings, "run.steps=100000"])) as job:
+        try:
+            metrics = run / "metrics.jsonl"
+            wait_until(
+                lambda: job.poll() is not None or (metrics.exists() and metrics.stat().st_size > 0), "a step", 300
+            )
+            name, output = stop(head, job)
+        finally:
+            job.kill()
+    assert f"job {name}: STOPPED" in output
+    assert "stopped: the same command continues the run after step " in output
+    steps = len(read_lines(metrics))
+    assert (run / "checkpoints" / f"step-{steps:06d}" / "model" / "model.safetensors").exists()
+
+    done = submit(head, "train", str(BASE), *options([*settings, f"run.steps={steps + 1}"]))
+    assert "SUCCEEDED" in done.stdout, done.stdout
+    assert [line["step"] for line in read_lines(metrics)] == list(range(steps + 1))
+    events = [line["event"] for line in read_lines(run / "events.jsonl") if line["event"].startswith("run_")]
+    assert events == ["run_started", "run_interrupted", "run_resumed", "run_finished"]
+
+
+def test_a_job_asks_a_running_runs_pool(head: Head, tmp_path: Path) -> None:
     collected = [
-        *overrides,
+        *small_task(tmp_path),
         f'run.directory="{tmp_path / "collect"}"',
         "run.name=shared",
         "collection.samples=8192",
         "generator.max_sequences=1",  # one after the other: it goes on for hours, until it is stopped
     ]
-    command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
-    collecting = [*command, "collect", str(BASE), *options(collected)]
-    with subprocess.Popen(collecting, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True) as job:
+    with submit_apart(head, "collect", str(BASE), *options(collected)) as job:
         try:
             roles = looked_at(head, job)
             asked = ask(head, job)
             refused_while_it_runs(head, tmp_path)
-            assert job.stdout is not None
-            name = job.stdout.readline().split()[1]  # submitted NAME to ADDRESS
-            stop = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--address", head.dashboard, name]
-            subprocess.run(stop, env=os.environ | head.environment, check=True, capture_output=True)
-            output, _ = job.communicate(timeout=300)
+            name, output = stop(head, job)
         finally:
             job.kill()  # where a check failed, it would go on for hours
     assert f"job {name}: STOPPED" in output
