@@ -48,6 +48,8 @@ def test_the_figures_by_hand(tmp_path: Path) -> None:
     assert rows["live", "none", "area"].p_holm == 1.0  # two arms: the smaller of both, doubled
     assert rows["live", "more", "area"].p_holm is None
     assert rows["rlep", "none", "area"].paired.mean == pytest.approx(0.2125 - 0.125)
+    # pass@n of the last evaluation: b alone is solved by live, nothing by none
+    assert (whole["live"]["pass"], rows["live", "none", "pass"].paired.mean) == (0.5, 0.5)
 
 
 def test_compute_counts_the_tokens_of_the_files(tmp_path: Path) -> None:
