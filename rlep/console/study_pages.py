@@ -89,17 +89,25 @@ def seed_rows(whole: Mapping[str, Any]) -> Sequence[Cells]:
 
 
 def curves_of(whole: Mapping[str, Any]) -> list[Picture]:
-    """Held-out accuracy over compute, steps and time; each evaluation holds until the next one. Raises like ``seed_rows``."""
-    drawn = [picture(f"Held-out accuracy over {name}", _curves(whole, at, scale)) for name, at, scale in OVER]
+    """Held-out accuracy over compute, steps and time, and pass@n over compute; each evaluation holds until the next one.
+
+    Raises like ``seed_rows``.
+    """
+    drawn = [picture(f"Held-out accuracy over {name}", _curves(whole, at, scale, 3)) for name, at, scale in OVER]
+    name, at, scale = OVER[0]
+    drawn.append(picture(f"Held-out pass@n over {name}", _curves(whole, at, scale, 4)))
     return [one for one in drawn if one is not None]
 
 
-def _curves(whole: Mapping[str, Any], at: int, scale: float) -> list[Curve]:
-    """One of each arm, the mean over its seeds; one of each seed where they were evaluated at different steps."""
+def _curves(whole: Mapping[str, Any], at: int, scale: float, of: int) -> list[Curve]:
+    """One of each arm, the mean over its seeds; one of each seed where they were evaluated at different steps.
+
+    ``at`` and ``of`` are places in a point; points that an older version wrote have no pass@n.
+    """
     found = []
     for arm in whole["arms"]:
         several = {
-            str(seed): [(float(point[at]) / scale, float(point[3])) for point in figures["curve"]]
+            str(seed): [(float(point[at]) / scale, float(point[of])) for point in figures["curve"] if len(point) > of]
             for seed, figures in arm["seeds"].items()
         }
         lengths = {len(points) for points in several.values()}

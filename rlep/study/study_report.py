@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from rlep.algorithms.evaluation import ks_for, pass_at_k
 from rlep.core.types import Float64Array
 from rlep.report.build import Panel, picture, svg
 from rlep.report.page import Chart, document, figure, table
 from rlep.report.theme import DARK, LIGHT, Theme, per_cent
 from rlep.study.study_plan import Study
-from rlep.study.study_results import SHORT, ArmRun
+from rlep.study.study_results import SHORT, ArmRun, Point, Samples
 from rlep.study.study_runner import Failed, Pipeline
 from rlep.study.study_statistics import Paired, holm, paired
 
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
 
 Endpoint = Literal["area", "final", "pass"]
 Over = Literal["compute", "step", "seconds"]
+Of = Literal["accuracy", "pass@n"]
 _LABELS: dict[Over, str] = {
     "compute": "million tokens: generated + scored + 3 × trained",
     "step": "training steps of all phases",
     "seconds": "minutes that the runs have worked",
 }
+PANELS: tuple[tuple[Of, Over], ...] = (
+    *(("accuracy", over) for over in ("compute", "step", "seconds")),
+    ("pass@n", "compute"),
+)
 _SCALE: dict[Over, float] = {"compute": 1e6, "step": 1.0, "seconds": 60.0}
 
 
@@ -143,8 +149,17 @@ def _figures(run: ArmRun, budget: float) -> dict[str, Any]:
         "pass": float(last.samples.best.mean()),
         "distinct": float(last.samples.distinct.mean()),
         "lost": run.lost(budget),
-        "curve": [[one.compute, one.step, one.seconds, float(one.samples.accuracy.mean())] for one in points],
+        "pass_at": {str(k): float(_pass_at(last, k).mean()) for k in ks_for(last.samples.count)},
+        "curve": [
+            [one.compute, one.step, one.seconds, float(one.samples.accuracy.mean()), float(one.samples.best.mean())]
+            for one in points
+        ],
     }
+
+
+def _pass_at(point: Point, k: int) -> Float64Array:
+    right = np.rint(point.samples.accuracy * point.samples.count).astype(np.int64)
+    return pass_at_k(right, point.samples.count, k)
 
 
 def write_report(found: Found) -> Path:
@@ -154,8 +169,8 @@ def write_report(found: Found) -> Path:
     whole = summary(found)
     _write(directory / "study.json", json.dumps(whole, indent=1).encode() + b"\n")
     panels = [
-        Panel(f"Held-out accuracy over {over}", _caption(found, over), partial(curves, found=found, over=over))
-        for over in ("compute", "step", "seconds")
+        Panel(f"Held-out {of} over {over}", _caption(found, over), partial(curves, found=found, over=over, of=of))
+        for of, over in PANELS
     ]
     _write(directory / "study.png", picture(panels))
     charts = [Chart(one.title, one.caption, svg(one, LIGHT), svg(one, DARK)) for one in panels]
@@ -174,8 +189,8 @@ def _caption(found: Found, over: Over) -> str:
     return f"{text} The line is the budget." if over == "compute" else text
 
 
-def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
-    """Accuracy of every arm; each evaluation holds until the next one."""
+def curves(figure: FigureBase, theme: Theme, found: Found, over: Over, of: Of) -> None:
+    """Accuracy or pass@n of every arm; each evaluation holds until the next one."""
     axes, budget = figure.subplots(), found.study.study.budget
     colours = iter((theme.baseline, theme.rlep, *theme.controls) * len(found.study.arm))
     for arm in found.study.arm:
@@ -183,7 +198,7 @@ def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
         drawn = [
             (
                 [getattr(point, over) / _SCALE[over] for point in run.within(budget)],
-                [float(point.samples.accuracy.mean()) for point in run.within(budget)],
+                [_value(point.samples, of) for point in run.within(budget)],
             )
             for run in found.of(arm.name).values()
         ]
@@ -194,13 +209,17 @@ def curves(figure: FigureBase, theme: Theme, found: Found, over: Over) -> None:
             axes.step(*means, where="post", color=colour, linestyle=style, linewidth=2, label=arm.name)
     if over == "compute":
         axes.axvline(budget / _SCALE[over], color=theme.faint, linewidth=1)
-    axes.set_title(f"Held-out accuracy over {over}")
+    axes.set_title(f"Held-out {of} over {over}")
     axes.set_xlabel(_LABELS[over])
-    per_cent(axes, "correct responses")
+    per_cent(axes, "correct responses" if of == "accuracy" else "questions with a correct response")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right")
+
+
+def _value(samples: Samples, of: Of) -> float:
+    return float((samples.accuracy if of == "accuracy" else samples.best).mean())
 
 
 def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> str:
@@ -236,12 +255,12 @@ def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> st
 
 def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
     """A row for each arm: means over its seeds."""
-    rows = []
+    rows, between = [], _between(whole)
     for arm in whole["arms"]:
         found = [*arm["seeds"].values()]
 
         def mean(name: str, scale: float = 100, digits: int = 1, found: Sequence[Mapping[str, float]] = found) -> str:
-            return f"{scale * np.mean([row[name] for row in found]):.{digits}f}" if found else ""
+            return mean_of([row[name] for row in found], scale, digits)
 
         rows.append(
             {
@@ -249,6 +268,7 @@ def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
                 "seeds": f"{len(found)}" + (f", {len(arm['failed'])} failed" if arm["failed"] else ""),
                 "area %": mean("area"),
                 "final %": mean("final"),
+                **{f"pass@{k} %": mean_of([row["pass_at"][k] for row in found]) for k in between},
                 "pass@n %": mean("pass"),
                 "distinct": mean("distinct", 1, 2),
                 "lost": mean("lost", 1, 1),
@@ -256,6 +276,17 @@ def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
             }
         )
     return rows
+
+
+def mean_of(values: Sequence[float], scale: float = 100, digits: int = 1) -> str:
+    """A cell; empty without values."""
+    return f"{scale * np.mean(values):.{digits}f}" if values else ""
+
+
+def _between(whole: Mapping[str, Any]) -> list[str]:
+    """Every k above 1 and below n that all runs have; none where an older version wrote them."""
+    found = [set(row.get("pass_at", ())) for arm in whole["arms"] for row in arm["seeds"].values()]
+    return sorted(set.intersection(*found) - {"1"}, key=int)[:-1] if found else []
 
 
 def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:

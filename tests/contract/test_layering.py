@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "metrics": set(),
     "report": {"metrics"},
-    "study": {"config", "report"},
+    "study": {"algorithms", "config", "report"},
     "console": {"metrics", "report", "services/pool", "services/pool/rpc", "study"},
     "algorithms": set(),
     "services": set(),

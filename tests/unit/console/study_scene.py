@@ -29,7 +29,7 @@ def whole() -> dict[str, Any]:
             {
                 "name": "rlep",
                 "control": False,
-                "seeds": {"1": seed(0.3, [[0, 0, 0, 0.1], [2e6, 8, 120, 0.7]], short=True)},
+                "seeds": {"1": seed(0.3, [[0, 0, 0, 0.1, 0.2], [2e6, 8, 120, 0.7, 0.8]], short=True)},
                 "failed": {"2": {"phase": "collect", "reason": ATTACK}},
             },
         ],

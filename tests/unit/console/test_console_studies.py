@@ -35,7 +35,8 @@ def test_a_study_has_its_arms_seeds_differences_and_curves(home: Path) -> None:
     assert ["area", "rlep", "none", "+10.00", "+5.00 … +15.00", "+10.00", "1", ""] in rows
     assert ["rlep", "collect → sft"] in rows
     assert [row[:3] for row in rows if row[0].startswith("runs~")] == [["runs~s~phases~train-0-1", "–", "finished"]]
-    assert text.count("<figure>") == 3
+    assert text.count("<figure>") == 4
+    assert "rlep: 0.8</li>" in text  # pass@n, which the other arm was written without
     assert text.count("none: 0.4</li>") == 3  # the mean of the last accuracies, over compute, steps and time
     assert "All arms at 2 million tokens" in text
     assert_harmless(text)

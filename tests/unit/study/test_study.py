@@ -49,6 +49,7 @@ def test_the_figures_by_hand(tmp_path: Path) -> None:
     assert rows["live", "more", "area"].p_holm is None
     assert rows["rlep", "none", "area"].paired.mean == pytest.approx(0.2125 - 0.125)
     # pass@n of the last evaluation: b alone is solved by live, nothing by none
+    assert (whole["live"]["pass_at"], whole["live"]["curve"][-1][4]) == ({"1": 0.5, "2": 0.5}, 0.5)
     assert (whole["live"]["pass"], rows["live", "none", "pass"].paired.mean) == (0.5, 0.5)
 
 
