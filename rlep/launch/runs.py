@@ -30,6 +30,7 @@ from rlep.launch.before_start import (
     check_cpus,
     check_lora_targets,
     check_pool,
+    check_watched,
     covered_questions,
     memory_advice,
     pool_exists,
@@ -127,6 +128,7 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     inputs = _read(config, progress)
     check_family(config.model.path)
     check_lora_targets(config)
+    check_watched(config, _train_set(inputs))
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
     store = _open(config, inputs, phase)
     try:
