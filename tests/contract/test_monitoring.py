@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from rlep.metrics.catalogue import METRICS
-from rlep.metrics.series import LAST_STEP, STEP, label_names, series_name
+from rlep.metrics.series import LAST_PROGRESS, STEP, label_names, series_name
 from scripts.monitoring import ALERTS, HOME, PANELS, dashboard, files
 
 SERIES = {f"ray_{series_name(m)}": {"run", *label_names(m)} for m in METRICS if m.kind == "number"}
-SERIES |= {f"ray_{STEP}": {"run"}, f"ray_{LAST_STEP}": {"run"}}
+SERIES |= {f"ray_{STEP}": {"run"}, f"ray_{LAST_PROGRESS}": {"run"}}
 
 
 def expressions() -> Iterator[tuple[str, str]]:
