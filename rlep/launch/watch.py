@@ -57,7 +57,7 @@ class Watch:
             self.replay = {name: value for name, value in trained.metrics.items() if name.startswith(kinds)}
             self.complete += 1
             self.shown(self.report(number, trained.metrics))
-            return replace(trained, metrics=trained.metrics | self.constant | self.actors(roles()))
+            return replace(trained, metrics=trained.metrics | dict(self.constant) | self.actors(roles()))
 
         return step
 
