@@ -95,7 +95,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(pair: Certificate
     other = make_certificate(tmp_path, "other")
     torn, locked = tmp_path / "torn.pem", tmp_path / "locked.key"
     torn.write_text("no PEM")
-    command = ["openssl", "pkcs8", "-topk8", "-in", pair.key_file, "-out", locked, "-passout", "pass:secret"]
+    command = ["openssl", "pkcs8", "-topk8", "-in", str(pair.key_file), "-out", str(locked), "-passout", "pass:secret"]
     subprocess.run(command, check=True, timeout=60)
     with pytest.raises(ConfigError, match="TLS needs --tls-cert and --tls-key together"):
         addresses_of("127.0.0.1:0", pair.certificate_file)
