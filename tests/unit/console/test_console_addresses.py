@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from starlette.testclient import TestClient
 
 from rlep.console.addresses import Addresses, Tls, addresses_of
@@ -95,8 +95,8 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(pair: Certificate
     other = make_certificate(tmp_path, "other")
     torn, locked = tmp_path / "torn.pem", tmp_path / "locked.key"
     torn.write_text("no PEM")
-    command = ["openssl", "pkcs8", "-topk8", "-in", str(pair.key_file), "-out", str(locked), "-passout", "pass:secret"]
-    subprocess.run(command, check=True, timeout=60)
+    lock = serialization.BestAvailableEncryption(b"secret")
+    locked.write_bytes(pair.key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, lock))
     with pytest.raises(ConfigError, match="TLS needs --tls-cert and --tls-key together"):
         addresses_of("127.0.0.1:0", pair.certificate_file)
     with pytest.raises(ConfigError, match="TLS needs --tls-cert and --tls-key together"):
