@@ -14,6 +14,9 @@ Each figure is ``[seconds, processor seconds of the console]``, since the machin
 * ``event``: from a line on disk to the event that makes a browser ask again, the slowest of twenty (goal 1 s at p95);
 * ``core_20_tabs``: share of a core that twenty open pages take while nothing changes (goal 0.05);
 * ``resident_mb``: most memory, with 32 runs looked at (goal 400).
+
+``--training`` measures instead what an open page costs a run beside it, in a quarter of an hour on two idle cores:
+``ratio`` is that of the median times of a step with and without it (goal 1.005), ``interval`` its 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -23,18 +26,17 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.parts.beside_training import cost_beside_training
+from benchmarks.parts.console_process import Client, Figure, console
 from rlep.config.schema import Config
 from rlep.console.pages import CURVES
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
@@ -47,8 +49,7 @@ from rlep.services.pool.values import PoolOptions
 RUNS, STEPS, NAMES, LOOKED_AT = 1000, 10_000, 101, 32
 QUESTIONS, RESPONSES, TOKENS = 50_000, 20, 100
 TABS, QUIET_S, TIMES, EVENTS = 20, 10.0, 7, 20
-TICKS = os.sysconf("SC_CLK_TCK")
-Figure = list[float]
+BLOCKS = 16
 
 
 def line_of(step: int) -> str:
@@ -97,58 +98,6 @@ def fill(server: EmbeddedRedis) -> None:
             )
 
 
-class Client:
-    """Asks a console in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str], address: str, token: str) -> None:
-        self._process, self._address = process, address
-        self._headers = {"Authorization": f"Bearer {token}"}
-
-    def open(self, path: str) -> Iterator[bytes]:
-        """The lines of an answer as they come."""
-        with urllib.request.urlopen(urllib.request.Request(self._address + path, headers=self._headers)) as answer:
-            yield from answer
-
-    def ask(self, path: str) -> Figure:
-        """Seconds, and processor seconds of the console, that an answer takes."""
-        busy, begun = self.busy(), time.perf_counter()
-        for _ in self.open(path):
-            pass
-        return [time.perf_counter() - begun, self.busy() - busy]
-
-    def busy(self) -> float:
-        """Processor seconds so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
-
-    def resident(self) -> float:
-        """Most memory so far, MB."""
-        text = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(text.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
-
-
-@contextmanager
-def console(home: Path, pool: Path) -> Iterator[Client]:
-    """``rlep console`` until the block ends."""
-    arguments = [
-        str(home / "runs"),
-        "--listen",
-        "127.0.0.1:0",
-        "--token-file",
-        str(home / "token"),
-        "--pool",
-        str(pool),
-    ]
-    command = [sys.executable, "-m", "rlep", "console", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            yield Client(process, address, (home / "token").read_text().strip())
-        finally:
-            process.terminate()
-
-
 def events(client: Client, run: Path) -> float:
     """Seconds from a line on disk to its event, the slowest of some."""
     lines = client.open(f"/runs/runs~{run.name}/live")
@@ -181,12 +130,12 @@ def median(figures: Sequence[Figure]) -> Figure:
     return [round(statistics.median(column), 3) for column in zip(*figures, strict=True)]
 
 
-def measure(home: Path) -> dict[str, Figure | float]:
+def measure(home: Path) -> dict[str, object]:
     """All figures."""
     write_runs(home)
     with EmbeddedRedis(home / "pool") as server:
         fill(server)
-        with console(home, home / "pool") as client:
+        with console(home / "runs", home / "token", "--pool", home / "pool") as client:
             first = home / "runs" / "0000"
 
             def grown(path: str) -> Callable[[], Figure]:
@@ -197,7 +146,7 @@ def measure(home: Path) -> dict[str, Figure | float]:
 
                 return asked
 
-            found: dict[str, Figure | float] = {"index_cold": median([client.ask("/")])}
+            found: dict[str, object] = {"index_cold": median([client.ask("/")])}
             found["index"] = median([grown("/")() for _ in range(TIMES)])
             found["run_cold"] = median([client.ask(f"/runs/runs~{number:04d}") for number in range(1, LOOKED_AT)])
             found["run"] = median([grown("/runs/runs~0000")() for _ in range(TIMES)])
@@ -217,10 +166,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON line instead of an indented object")
     parser.add_argument("--out", type=Path, help="also write them to this file, with the machine's description")
+    parser.add_argument("--training", action="store_true", help="what an open page costs a run; nothing else")
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="blocks of steps of --training, a multiple of four")
     chosen = parser.parse_args()
+    if chosen.blocks < 4 or chosen.blocks % 4:
+        parser.error("--blocks is a multiple of four")
     machine = {"platform": platform.platform(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory() as home:
-        figures = measure(Path(home))
+        figures = cost_beside_training(Path(home), chosen.blocks) if chosen.training else measure(Path(home))
     print(json.dumps(figures, indent=None if chosen.json else 2))
     if chosen.out:
         chosen.out.write_text(json.dumps({"machine": machine} | figures, indent=2) + "\n")

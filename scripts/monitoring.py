@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from rlep.metrics.catalogue import METRICS, Metric
-from rlep.metrics.series import LAST_STEP, STEP, label_names, series_name
+from rlep.metrics.series import LAST_PROGRESS, STEP, label_names, series_name
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "deploy" / "monitoring"
@@ -69,7 +69,11 @@ PANELS: dict[str, tuple[Panel, ...]] = {
         Panel("Gradient norm", "none", ("update/grad_norm", "update/grad_norm_max")),
         Panel("Clipped above", "percentunit", ("update/clip_fraction_high/<source>",)),
         Panel("Updates applied and skipped", "none", ("update/count", "update/skipped")),
-        Panel("Log-prob difference of generator and learner", "none", ("weights/logprob_difference",)),
+        Panel(
+            "Log-prob difference of generator and learner",
+            "none",
+            ("weights/logprob_difference", "weights/logprob_tolerance"),
+        ),
     ),
     "Time and actors": (
         Panel(
@@ -104,15 +108,16 @@ _REPLAY_MASS = series(_MASS, condition='source="replay"')
 _ENTROPY = series("update/entropy/<source>", condition='source="fresh"')
 _VERDICTS = series("verifier/status/<status>", ("status",))
 _FAILED = series("verifier/status/<status>", ("status",), 'status=~"timeout|out_of_memory|crashed"')
+_DIFFERENCE = series("weights/logprob_difference")
 _RESTARTS = series("actors/restarts/<role>", ("role",))
 
 ALERTS: tuple[Alert, ...] = (
     Alert(
         "RlepNoStep",
         "page",
-        f"time() - max by (run) (ray_{LAST_STEP}) > clamp_min(5 * {series('time/step')}, 600)",
+        f"time() - max by (run) (ray_{LAST_PROGRESS}) > clamp_min(5 * {series('time/step')}, 600)",
         "1m",
-        "no step for ten minutes and five times the last one",
+        "no step, and nothing of an evaluation, for ten minutes and five times the last step",
         "`rlep status` and `rlep top` say who waits for whom; see the run's events.jsonl.",
     ),
     Alert(
@@ -150,10 +155,10 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "RlepLogprobDifference",
         "page",
-        f"{series('weights/logprob_difference')} > 5 * quantile_over_time(0.5, ({series('weights/logprob_difference')})[1h:1m]) "
-        f"and {series('weights/logprob_difference')} > 0.05",
+        f"{_DIFFERENCE} > 5 * quantile_over_time(0.5, ({_DIFFERENCE})[1h:1m]) "
+        f"and {_DIFFERENCE} > {series('weights/logprob_tolerance')}",
         "5m",
-        "generators and learner disagree on the same tokens five times more than in the last hour",
+        "generators and learner disagree on a token five times more than in the last hour, and more than is allowed on average",
         "Generators may serve other weights or another type than they should: `rlep selftest` compares them.",
     ),
     Alert(

@@ -12,7 +12,8 @@ from typing import Protocol
 import ray
 
 from rlep.actors.contact import write_private
-from rlep.metrics.series import LAST_STEP, STEP, Series, series_of
+from rlep.actors.run_progress import Phase
+from rlep.metrics.series import LAST_PROGRESS, STEP, Series, series_of
 
 SET_AGAIN_S = 5.0
 """Ray forgets a gauge that nobody set for about 30 s, and a step may take minutes."""
@@ -59,9 +60,18 @@ class PrometheusTracker:
     Nothing here waits for Prometheus: a scrape reads what Ray's agent on this node has collected.
     """
 
-    def __init__(self, run: str, new_gauge: NewGauge = ray_gauge, *, every_s: float = SET_AGAIN_S) -> None:
-        """``run``: the label that tells runs apart; ``every_s``: how often values are set again."""
-        self._run, self._new_gauge, self._every_s = run, new_gauge, every_s
+    def __init__(
+        self,
+        run: str,
+        phases: Callable[[], tuple[Phase, ...]] = tuple,
+        new_gauge: NewGauge = ray_gauge,
+        *,
+        every_s: float = SET_AGAIN_S,
+    ) -> None:
+        """``run``: the label that tells runs apart; ``phases``: the work in progress; ``every_s``: how often values are set."""
+        self._run, self._phases, self._new_gauge, self._every_s = run, phases, new_gauge, every_s
+        self._evaluated = 0
+        """Responses and verdicts of the evaluation in progress."""
         self._gauges: dict[str, Gauge] = {}
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -76,7 +86,7 @@ class PrometheusTracker:
                 if series := series_of(name):
                     self._put(series, value)
             self._put(Series(STEP, {}, "Training steps done [steps]"), step + 1)
-            self._put(Series(LAST_STEP, {}, "When the last step was done [s since the epoch]"), time.time())
+            self._progressed()
             self._set()
 
     def close(self) -> None:
@@ -89,6 +99,18 @@ class PrometheusTracker:
             self._gauges[series.name] = self._new_gauge(series.name, series.help, ("run", *series.labels))
         self._values[series.name, tuple(series.labels.items())] = value
 
+    def _progressed(self) -> None:
+        series = Series(LAST_PROGRESS, {}, "Last step, or response or verdict of an evaluation [s since the epoch]")
+        self._put(series, time.time())
+
+    def _follow_evaluation(self) -> None:
+        phases = self._phases()
+        evaluates = any(phase.name == "evaluate" for phase in phases)
+        evaluated = sum(phase.done for phase in phases) if evaluates else 0
+        if evaluates and evaluated != self._evaluated:
+            self._progressed()
+        self._evaluated = evaluated
+
     def _set(self) -> None:
         for (name, labels), value in self._values.items():
             self._gauges[name].set(value, {"run": self._run, **dict(labels)})
@@ -96,4 +118,5 @@ class PrometheusTracker:
     def _keep(self) -> None:
         while not self._closed.wait(self._every_s):
             with self._lock:
+                self._follow_evaluation()
                 self._set()

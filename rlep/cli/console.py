@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from rlep.console.addresses import Addresses, Tls
     from rlep.services.pool.values import PoolPlace
 
 TOKEN_FILE = Path("~/.config/rlep/console.token")
@@ -26,11 +27,17 @@ def console(
     ] = None,
     *,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="On loopback. Port 0: a free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Beyond loopback it needs TLS. Port 0: a free one.")
     ] = "127.0.0.1:7272",
     token_file: Annotated[
         Path, typer.Option(help="The token to log in with; made, with mode 600, where there is none.")
     ] = TOKEN_FILE,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="https://HOST[:PORT] of a proxy, or another name that browsers use."),
+    ] = None,
     pool: Annotated[
         list[str] | None,
         typer.Option(metavar="URL|DIR", help="Pools to show: a Redis, a pool server, or an embedded pool's directory."),
@@ -43,13 +50,12 @@ def console(
 ) -> None:
     """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. Only --actions can change any."""
     from rlep.console.actions import Actions
+    from rlep.console.addresses import addresses_of
     from rlep.console.app import console_app
     from rlep.core.errors import ConfigError
-    from rlep.services.pool.rpc.access import Role, Tokens, is_loopback, split_address
+    from rlep.services.pool.rpc.access import Role, Tokens, split_address
 
-    host, port = split_address(listen)
-    if not is_loopback(host):
-        raise ConfigError(f"--listen {listen} can be reached from other machines: listen on 127.0.0.1 and use ssh -L")
+    addresses = addresses_of(listen, tls_cert, tls_key, origin or ())
     searched = directories or [Path("runs")]
     for directory in searched:
         if not directory.is_dir():
@@ -63,20 +69,32 @@ def console(
         caller = tokens.caller(token)
         return Role.NONE if caller is None else caller.role("")  # a token of one pool opens no run
 
+    host, port = split_address(listen)
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(f"--listen {listen}: {error}") from None
-    _serve(console_app(searched, knows, pools, Actions() if actions else None), listening, pools, path)
+    app = console_app(searched, knows, pools, Actions() if actions else None, addresses)
+    _serve(app, listening, addresses.tls, pools, lambda: _say(host, listening, addresses, path))
 
 
-def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], token_file: Path) -> None:
-    """Say where, and answer until the process is told to stop; embedded pools are served as long."""
+def _say(host: str, listening: socket.socket, addresses: Addresses, token_file: Path) -> None:
+    """Where the console is, its own address first, and how to log in."""
+    place = f"[{host}]" if ":" in host else host
+    typer.echo(f"{addresses.scheme}://{place}:{listening.getsockname()[1]}")
+    for origin in sorted(addresses.origins):
+        typer.echo(origin)
+    typer.echo(f"log in with the token in {token_file}", err=True)
+
+
+def _serve(
+    app: ASGIApp, listening: socket.socket, tls: Tls | None, pools: Sequence[PoolPlace], say: Callable[[], None]
+) -> None:
+    """Answer until the process is told to stop; embedded pools are served as long. ``say`` is called when they are."""
     import uvicorn
 
     from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 
-    host, port = listening.getsockname()[:2]
     options = uvicorn.Config(
         app,
         access_log=False,
@@ -86,14 +104,15 @@ def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], t
         timeout_graceful_shutdown=1,
         ws="none",
         lifespan="off",
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
     )
     with ExitStack() as stack:
         for place in pools:
             if place.url is None:
                 stack.enter_context(EmbeddedRedis(place.directory))
         stack.enter_context(suppress(KeyboardInterrupt))
-        typer.echo(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        typer.echo(f"log in with the token in {token_file}", err=True)
+        say()
         uvicorn.Server(options).run(sockets=[listening])
 
 

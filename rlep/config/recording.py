@@ -14,6 +14,8 @@ class RolloutFilesConfig(Section):
 
     groups: Count = 32
     """Groups of each step whose texts, token ids and log-probs are written: half drawn, half extreme; 0 writes none."""
+    watch: tuple[str, ...] = Field((), max_length=64)
+    """Ids of at most 64 training prompts whose groups are written on top of those, in every step that has them."""
     keep_gib: float = Field(8.0, ge=0)
     """GiB that the token files of all steps may take; the oldest are removed first. The rows are kept."""
 

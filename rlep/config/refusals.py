@@ -20,7 +20,7 @@ SENTENCES: dict[str, Callable[[Context], str]] = {
     "path_type": lambda ctx: "must be a path, as text",
     "dict_type": lambda ctx: "must be a table of names and values",
     "tuple_type": lambda ctx: "must be a list",
-    "too_long": lambda ctx: f"must have {ctx['max_length']} values",
+    "too_long": lambda ctx: f"must have at most {ctx['max_length']} values",
     "missing": lambda ctx: "is missing",
     "value_error": lambda ctx: str(ctx["error"]),
 }

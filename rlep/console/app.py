@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from rlep.console import pages, pool_pages
 from rlep.console.actions import Actions
 from rlep.console.actor_page import actors
+from rlep.console.addresses import Addresses
 from rlep.console.data import error_data, metrics_data, runs_data, step_data, steps_data
 from rlep.console.gate import FORM, SESSION, Gate
 from rlep.console.pool_places import PoolPlaces
@@ -204,15 +205,16 @@ def console_app(
     knows: Callable[[str], Role],
     pools: Sequence[PoolPlace] = (),
     actions: Actions | None = None,
+    addresses: Addresses | None = None,
 ) -> ASGIApp:
     """The console over run directories, or directories above some, and pools of any name at some places.
 
-    ``knows`` gives the role of a token, NONE for one that is not valid.
+    ``knows`` gives the role of a token, NONE for one that is not valid. ``addresses``: loopback's otherwise.
     """
     handlers = {HTTPException: _failed, RlepError: _failed}
     app = Starlette(routes=Console(directories, pools, actions).routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Gate(app, knows, _login, acts=actions is not None)
+    return Gate(app, knows, _login, addresses or Addresses(), acts=actions is not None)
 
 
 def _login(onward: str, failed: bool) -> str:

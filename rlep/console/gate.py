@@ -15,13 +15,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rlep.console.addresses import Addresses
 from rlep.console.data import error_data
 from rlep.services.pool.rpc.access import Role
 
@@ -42,7 +43,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 _NEXT = re.compile(r"/(?![/\\])[A-Za-z0-9._~/?=&%+-]*")
 
 
@@ -87,9 +87,15 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, knows: Callable[[str], Role], login: Callable[[str, bool], str], *, acts: bool = False
+        self,
+        app: ASGIApp,
+        knows: Callable[[str], Role],
+        login: Callable[[str, bool], str],
+        addresses: Addresses,
+        *,
+        acts: bool = False,
     ) -> None:
-        self._app, self._knows, self._login, self._acts = app, knows, login, acts
+        self._app, self._knows, self._login, self._addresses, self._acts = app, knows, login, addresses, acts
         self._sessions = Sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,7 +117,7 @@ class Gate:
 
     async def _answer(self, request: Request) -> Response | None:
         """What the gate says itself; None lets the request through."""
-        if reason := refused(request.headers):
+        if reason := refused(request.headers, self._addresses):
             return PlainTextResponse(reason, 400 if reason.startswith("Host") else 403)
         path = request.url.path
         if path == "/login" and request.method == "POST":
@@ -141,7 +147,9 @@ class Gate:
         if not role:
             return self._asked(onward, failed=True)
         answer = RedirectResponse(onward, 303)
-        answer.set_cookie(COOKIE, self._sessions.open(role), max_age=SESSION_S, httponly=True, samesite="strict")
+        encrypted = self._addresses.tls is not None or request.headers.get("origin", "").startswith("https://")
+        name = self._sessions.open(role)
+        answer.set_cookie(COOKIE, name, max_age=SESSION_S, httponly=True, samesite="strict", secure=encrypted)
         return answer
 
     async def _unless_allowed(self, request: Request, session: Session | None) -> Response | None:
@@ -179,22 +187,14 @@ async def _form_of(request: Request) -> Mapping[str, str] | None:
     return {name: values[0] for name, values in form.items()}
 
 
-def refused(headers: Headers) -> str:
+def refused(headers: Headers, addresses: Addresses) -> str:
     """Why a request is not answered, from its Host, Origin and Sec-Fetch-Site; empty where it may be."""
     host = headers.get("host", "")
-    if _name_of(f"http://{host}") not in LOCAL_NAMES:
+    if not addresses.answers(host):
         return "Host is not this console's"
     origin = headers.get("origin")
-    if origin is not None and origin != f"http://{host}":
+    if origin is not None and not addresses.trusts(origin, host):
         return "Origin is another site's"
     if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
         return "the request comes from another site"
     return ""
-
-
-def _name_of(address: str) -> str | None:
-    try:
-        parts = urlsplit(address)
-        return parts.hostname if parts.netloc and parts.username is None and not parts.path else None
-    except ValueError:
-        return None

@@ -152,7 +152,7 @@ def group(place: RunPlace, number: int, which: int) -> str:
     texts, missing = or_note(lambda: run_tables.read_texts(place, number, which))
     by_member = {row["member"]: row for row in texts}
     if not texts and not missing:
-        missing = ["the texts of this group were not written: see rollouts.groups"]
+        missing = ["the texts of this group were not written: see rollouts.groups and rollouts.watch"]
     members = [Member(row, by_member.get(row["member"])) for row in (found.rows if found else ())]
     return rendered(
         "group.html",

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlep.config.settings import as_override
 from rlep.console import run_tables
 from rlep.console.pool_pages import entries_of
 from rlep.console.pool_places import PoolPlaces
-from rlep.console.run_files import RunPlace, or_note
+from rlep.console.run_files import RunPlace, read_json
 from rlep.console.templates_of import rendered
+
+MOST_WRITTEN = 20
+"""Steps whose texts are shown."""
+_ID = re.compile("[0-9a-f]{32}")
 
 
 def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
@@ -14,12 +23,8 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
     found, notes = run_tables.read_prompt(place, prompt_id)
     if not found:
         notes.append(f"no step among the newest {run_tables.MOST_STEPS} has this prompt")
-    question = None
-    for number, one in found:
-        texts, _ = or_note(lambda number=number, one=one: run_tables.read_texts(place, number, one.number))  # type: ignore[misc]
-        if texts:
-            question = texts[0]["question"]
-            break
+    written, torn = run_tables.read_written(place, [step for step, _ in found], prompt_id, MOST_WRITTEN)
+    groups = dict(found)
     evaluated, damaged = run_tables.read_correct(place, prompt_id)
     pools, away = places.of_run(place)
     held, missing = entries_of(pools, prompt_id)
@@ -27,14 +32,25 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
     for _, group in found:
         for row in group.replays:
             drawn[row["content_id"]] = drawn.get(row["content_id"], 0) + 1
+    watched = watched_by(read_json(place, "config.json")[0])
     return rendered(
         "prompt.html",
         run=place.name,
         prompt=prompt_id,
         found=found,
-        question=question,
+        question=written[0][1]["question"] if written else None,
+        written=[(step, groups[step], row["text"]) for step, row in written],
+        watched=prompt_id in watched,
+        to_watch=as_override("rollouts.watch", [*watched, prompt_id]) if found and _ID.fullmatch(prompt_id) else None,
         evaluated=evaluated,
         held=held,
         drawn=drawn,
-        notes=[*notes, *damaged, *away, *missing],
+        notes=[*notes, *torn, *damaged, *away, *missing],
     )
+
+
+def watched_by(config: Mapping[str, Any]) -> list[str]:
+    """``rollouts.watch`` of a run's configuration; what is no id of a prompt is left out."""
+    section = config.get("rollouts")
+    names = section.get("watch") if isinstance(section, dict) else None
+    return [one for one in names if isinstance(one, str) and _ID.fullmatch(one)] if isinstance(names, list) else []

@@ -113,6 +113,26 @@ def read_texts(run: RunPlace, step: int, group: int) -> list[Row]:
     return read_rows(run, ("rollouts", name), TEXT_COLUMNS, only=("group", group))
 
 
+def read_written(
+    run: RunPlace, steps: Sequence[int], prompt: str, most: int
+) -> tuple[list[tuple[int, Row]], list[str]]:
+    """(step, question and first fresh response) of the first ``most`` of these steps that have them, and notes."""
+    found, notes = [], []
+    for step in steps:
+        name = ("rollouts", f"step-{step:06d}.tokens.parquet")
+        if not run.directory.joinpath(*name).exists():  # the oldest are removed
+            continue
+        try:
+            rows = read_rows(run, name, ("member", "question", "text"), only=("prompt_id", prompt))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        found += [(step, row) for row in rows[:1]]
+        if len(found) == most:
+            break
+    return found, notes
+
+
 def read_samples(run: RunPlace, step: int, prompt: str | None = None, *, texts: bool = False) -> list[Row]:
     """The samples of an evaluation; ``response`` only with ``texts``. Raises ``DataError``."""
     columns = [name for name in SAMPLE_COLUMNS if texts or name != "response"]

@@ -10,7 +10,7 @@ from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PoolError
 from rlep.core.plural import counted, sized
-from rlep.data.prompts import PromptSet
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
 from rlep.driver.model_shape import linear_layers, read_shape
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
@@ -18,6 +18,9 @@ from rlep.driver.plan_learner import plan_learner
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.values import PoolOptions
+
+UNKNOWN_NAMED = 3
+"""Of several ids that are of no prompt."""
 
 
 def joins_cluster(config: Config) -> bool:
@@ -66,6 +69,19 @@ def check_lora_targets(config: Config) -> None:
         raise ConfigError(
             f"learner.lora_targets: no linear layer of {config.model.path} is called {', '.join(unknown)}; "
             f"there are {', '.join(present)}, and all-linear for all of them"
+        )
+
+
+def check_watched(config: Config, prompts: PromptSet) -> None:
+    """Raise ``ConfigError`` where ``rollouts.watch`` names a prompt that is not among ``prompts``."""
+    known = {prompt.id for prompt in prompts.prompts}
+    unknown = [one for one in config.rollouts.watch if one not in known]
+    if unknown:
+        named = ", ".join(repr(one[:NAMED_CHARACTERS]) for one in unknown[:UNKNOWN_NAMED])
+        more = f" and {len(unknown) - UNKNOWN_NAMED} more" if len(unknown) > UNKNOWN_NAMED else ""
+        raise ConfigError(
+            f"rollouts.watch: no training question has the id {named}{more}; ids are in the column prompt_id of rollouts/ "
+            "and on the pages of `rlep console`"
         )
 
 

@@ -26,10 +26,12 @@ from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.engines.families import check_family
+from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 from rlep.launch.before_start import (
     check_cpus,
     check_lora_targets,
     check_pool,
+    check_watched,
     covered_questions,
     memory_advice,
     pool_exists,
@@ -78,7 +80,7 @@ def sft(config: Config, progress: CommandProgress) -> Checkpoint:
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
     inputs = _read(config, progress)
-    store = _open(config, inputs, "collect")
+    store = _open(config, inputs, "collect", progress)
     try:
         if done := collected_before(store.path, _train_set(inputs).prompts):
             if not pool_exists(config):
@@ -127,8 +129,9 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     inputs = _read(config, progress)
     check_family(config.model.path)
     check_lora_targets(config)
+    check_watched(config, _train_set(inputs))
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
-    store = _open(config, inputs, phase)
+    store = _open(config, inputs, phase, progress)
     try:
         if done := store.checkpoints.complete(config.run.steps):
             store.events.log("run_finished", done.state.step)
@@ -166,7 +169,7 @@ def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> I
     return inputs
 
 
-def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
+def _open(config: Config, inputs: Inputs, phase: str, progress: CommandProgress) -> RunDirectory:
     prompts = inputs.train
     facts = Facts(
         phase=phase,
@@ -175,16 +178,16 @@ def _open(config: Config, inputs: Inputs, phase: str) -> RunDirectory:
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
     )
-    store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config))
+    store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
     return store
 
 
-def _trackers(config: Config) -> list[Tracker]:
+def _trackers(config: Config, progress: CommandProgress) -> list[Tracker]:
     run, tracking = config.run, config.tracking
     files = [sink for sink in tracking.sinks if sink != "prometheus"]
     opened = open_trackers(files, directory=run.directory, project=tracking.project, name=run.name)
-    return [*opened, *([PrometheusTracker(run.name)] if "prometheus" in tracking.sinks else [])]
+    return [*opened, *([PrometheusTracker(run.name, progress.phases)] if "prometheus" in tracking.sinks else [])]
 
 
 async def _train(
@@ -200,7 +203,8 @@ async def _train(
         pool = actors.pool(inputs, read_only=True) if offline else None
         own = actors.live(inputs) if config.replay.source != "offline" else None
         failures = actors.failures(inputs, read_only=True) if config.replay.failed else None
-        watch = Watch(config.run.steps, progress.phases, shown=progress.step)
+        tolerance = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[generator_dtype(config)]}
+        watch = Watch(config.run.steps, progress.phases, shown=progress.step, constant=tolerance)
         control = actors.control(watch.progress)
         progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=True)}")
         await actors.started()

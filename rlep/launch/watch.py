@@ -34,6 +34,8 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     begun: float | None = None
     """When this process began its first step."""
+    constant: Mapping[str, MetricValue] = field(default_factory=dict)
+    """Metrics that are the same in every step."""
     complete: int = 0
     """Steps of this process, repeated ones too."""
 
@@ -55,7 +57,7 @@ class Watch:
             self.replay = {name: value for name, value in trained.metrics.items() if name.startswith(kinds)}
             self.complete += 1
             self.shown(self.report(number, trained.metrics))
-            return replace(trained, metrics=trained.metrics | self.actors(roles()))
+            return replace(trained, metrics=trained.metrics | dict(self.constant) | self.actors(roles()))
 
         return step
 

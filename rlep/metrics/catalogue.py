@@ -131,6 +131,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("tis/truncated", "share", "Fresh trained tokens whose importance weight was cut to loss.tis_cap"),
     Metric("weights/version", "version", "Policy version the step trains; its rollouts' too, unless they are stale"),
     Metric("weights/logprob_difference", "nats", "Max log-prob difference of generator and learner on the same tokens"),
+    Metric(
+        "weights/logprob_tolerance",
+        "nats",
+        "Mean log-prob difference that generators accept; of one token ten times it",
+    ),
     Metric("pool/hit", "share", "Prompts of the step that got at least one replay"),
     Metric("pool/short", "prompts", "Prompts of the step that got fewer than M replays"),
     Metric("verifier/status/<status>", "trajectories", "Fresh rollouts with this verdict"),

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from rlep.metrics.catalogue import Metric, patterns
 
-LAST_STEP = "rlep_last_step_timestamp_seconds"
+LAST_PROGRESS = "rlep_last_progress_timestamp_seconds"
 STEP = "rlep_step"
 
 

@@ -16,10 +16,11 @@ from rlep.core.plural import counted
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.rank import LearnerRank
-from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, probe_batch
+from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.requests import preemptions
 from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions
+from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 from rlep.selftest.learner_checks import make_rank
 from rlep.selftest.outcome import CheckFailed
 from rlep.selftest.synthetic import Rig

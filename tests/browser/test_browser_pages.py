@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 from starlette.routing import Match
 
 from rlep.console.app import Console
-from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths_of, unfold
+from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths_of, serving, unfold
+from tests.services.pool.pool_servers import make_certificate
 from tests.unit.console.console_scene import ATTACKS
 
 PAGES = (
@@ -104,3 +106,26 @@ def test_code_that_gets_into_a_page_does_not_run(context: BrowserContext, served
     assert request.value.failure == "csp"
     assert page.evaluate("window.ran") is None
     page.close()
+
+
+def test_over_tls_a_page_is_followed_with_a_secure_cookie(browser: Browser, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "a").mkdir(parents=True)
+    events = runs / "a" / "events.jsonl"
+    events.write_text('{"time": 1.0, "event": "run_started", "step": 0}\n')
+    pair = make_certificate(tmp_path, "console")
+    files = ("--tls-cert", pair.certificate_file, "--tls-key", pair.key_file)
+    with (
+        serving(runs, tmp_path / "token", *files) as console,
+        logged_in(browser, console.address, ignore_https_errors=True) as context,
+    ):
+        assert console.address.startswith("https://")
+        (cookie,) = context.cookies()
+        assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (True, True, "Strict")
+        page = context.new_page()
+        watched = Watched(page)
+        page.goto(f"{console.address}/runs/runs~a")
+        with events.open("a") as file:
+            file.write('{"time": 2.0, "event": "checkpoint_saved", "step": 1}\n')
+        expect(page.get_by_text("checkpoint_saved")).to_be_visible()
+        watched.assert_harmless(console.address)

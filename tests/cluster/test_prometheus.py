@@ -43,5 +43,5 @@ def test_numbers_of_a_step_are_scraped_from_rays_port(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
     finally:
         ray.shutdown()
-    assert found.pop("ray_rlep_last_step_timestamp_seconds") > 1.7e9
+    assert found.pop("ray_rlep_last_progress_timestamp_seconds") > 1.7e9
     assert found == {"ray_rlep_ratio_max": 2.5, "ray_rlep_evaluation_avg": 0.125, "ray_rlep_step": 42.0}

@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": set(),
     "report": {"metrics"},
     "study": {"algorithms", "config", "report"},
-    "console": {"metrics", "report", "services/pool", "services/pool/rpc", "study"},
+    "console": {"config", "metrics", "report", "services/pool", "services/pool/rpc", "study"},
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},

@@ -1,7 +1,8 @@
 """``rollouts/`` of a run directory: what each step trained on, written by a thread while the next step runs.
 
 ``step-NNNNNN.parquet`` has a row for every trajectory, ``step-NNNNNN.tokens.parquet`` the texts, token ids and log-probs
-of ``rollouts.groups`` groups. A file that is late or cannot be written is left out, with an event; training goes on.
+of ``rollouts.groups`` groups, and of those whose prompts ``rollouts.watch`` names. A file that is late or cannot be written
+is left out, with an event; training goes on.
 """
 
 from __future__ import annotations
@@ -146,8 +147,7 @@ class RolloutFiles:
         groups = list(written_groups(outcome))
         self._directory.mkdir(exist_ok=True)
         write_whole(self._directory / f"step-{step:06d}.parquet", [rows_table(groups)])
-        if rule.groups and groups:
-            chosen = chosen_groups(groups, rule.groups, seed=self._config.run.seed, step=step)
+        if chosen := chosen_groups(groups, rule.groups, seed=self._config.run.seed, step=step, watch=rule.watch):
             parts = [chosen[at : at + GROUPS_A_ROW_GROUP] for at in range(0, len(chosen), GROUPS_A_ROW_GROUP)]
             path = self._directory / f"step-{step:06d}.tokens.parquet"
             write_whole(path, [tokens_table(part, self._decode) for part in parts])
@@ -207,8 +207,13 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
     )
 
 
-def chosen_groups(groups: Sequence[WrittenGroup], count: int, *, seed: int, step: int) -> list[WrittenGroup]:
-    """At most ``count`` groups, in the step's order: half drawn by prompt, half extremes of four kinds in turn."""
+def chosen_groups(
+    groups: Sequence[WrittenGroup], count: int, *, seed: int, step: int, watch: Sequence[str] = ()
+) -> list[WrittenGroup]:
+    """At most ``count`` groups and those of the prompts ``watch``, in the step's order.
+
+    Of ``count`` half is drawn by prompt, half are extremes of four kinds in turn; watched prompts change neither.
+    """
     drawn = sorted(range(len(groups)), key=lambda at: seed_for(seed, "rollouts", step, groups[at].group.prompt.id))
     chosen = dict.fromkeys(drawn[: count - count // 2])
     ranked = [sorted(range(len(groups)), key=lambda at: -measure(groups[at])) for measure in _EXTREMES]
@@ -217,7 +222,8 @@ def chosen_groups(groups: Sequence[WrittenGroup], count: int, *, seed: int, step
         if len(chosen) >= count:
             break
         chosen.setdefault(at)
-    return [groups[at] for at in sorted(chosen)]
+    watched = [at for at, one in enumerate(groups) if one.group.prompt.id in watch]
+    return [groups[at] for at in sorted({*chosen, *watched})]
 
 
 def _longest(one: WrittenGroup) -> float:

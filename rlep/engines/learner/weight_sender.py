@@ -16,6 +16,7 @@ from rlep.engines.learner.options import WeightDtype
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
+    LOGPROB_TOLERANCE,
     BroadcastGroup,
     GroupBackend,
     Probe,
@@ -26,9 +27,6 @@ from rlep.engines.weights.weight_update import (
 
 if TYPE_CHECKING:
     from rlep.engines.weights.nccl import NcclSender
-
-LOGPROB_TOLERANCE: dict[WeightDtype, float] = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.2}
-"""Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
 
 
 class ChangeCheck:

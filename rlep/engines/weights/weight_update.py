@@ -28,6 +28,9 @@ Transfer = Literal["shared_memory", "gloo", "nccl"]
 NCCL_BUFFER_BYTES = 256 * 2**20
 """Size of vLLM's buffers for packed weights; learner rank 0 and each worker hold two beside all else. Its default is 1 GiB."""
 
+LOGPROB_TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.2}
+"""Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
+
 OF_ONE_TOKEN = 10.0
 """One token's log-prob may differ by so many times the tolerance: bfloat16 holds logits of 16 to 32 in steps of 0.125, which
 adds up for improbable tokens, while wrong weights move the average."""

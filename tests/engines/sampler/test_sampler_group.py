@@ -17,10 +17,17 @@ import torch
 from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import WeightSyncError
-from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE, WeightSender
+from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.weights.checksums import checksum
-from rlep.engines.weights.weight_update import BroadcastGroup, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
+from rlep.engines.weights.weight_update import (
+    LOGPROB_TOLERANCE,
+    BroadcastGroup,
+    Probe,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightUpdate,
+)
 from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.waiting import until
 

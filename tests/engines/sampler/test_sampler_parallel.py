@@ -20,10 +20,16 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.learner.weight_sender import LOGPROB_TOLERANCE
 from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
-from rlep.engines.weights.weight_update import OF_ONE_TOKEN, Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
+from rlep.engines.weights.weight_update import (
+    LOGPROB_TOLERANCE,
+    OF_ONE_TOKEN,
+    Probe,
+    SharedMemoryWeights,
+    TensorSpec,
+    WeightUpdate,
+)
 from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
 from tests.small import workers_of
 from tests.waiting import until

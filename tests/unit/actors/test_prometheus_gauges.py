@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
 
 from rlep.actors.prometheus_gauges import PrometheusTracker
+from rlep.actors.run_progress import Phase
 from tests.waiting import wait_until
 
 
@@ -36,14 +40,14 @@ class RecordedGauge:
 
 def test_a_step_sets_each_number_once_under_its_labels() -> None:
     recorded = Recorded()
-    tracker = PrometheusTracker("mine", recorded.gauge, every_s=3600)
+    tracker = PrometheusTracker("mine", new_gauge=recorded.gauge, every_s=3600)
     before = time.time()
     tracker.log(6, {"rollout/accuracy": 0.25, "ratio/max/fresh": 1.5, "ratio/max/replay": 3.0, "group/replays/0": 4.0})
     tracker.close()
     assert recorded.made["rlep_ratio_max"] == ("run", "source")
     last = {(name, labels): value for name, labels, value in recorded.sets}
     assert len(last) == len(recorded.sets) == 5
-    assert before <= last.pop(("rlep_last_step_timestamp_seconds", ("mine",))) <= time.time()
+    assert before <= last.pop(("rlep_last_progress_timestamp_seconds", ("mine",))) <= time.time()
     assert last == {
         ("rlep_rollout_accuracy", ("mine",)): 0.25,
         ("rlep_ratio_max", ("mine", "fresh")): 1.5,
@@ -54,7 +58,7 @@ def test_a_step_sets_each_number_once_under_its_labels() -> None:
 
 def test_values_are_set_again_until_the_end_and_of_missing_ones_only_an_evaluation_is_kept() -> None:
     recorded = Recorded()
-    tracker = PrometheusTracker("mine", recorded.gauge, every_s=0.01)
+    tracker = PrometheusTracker("mine", new_gauge=recorded.gauge, every_s=0.01)
     tracker.log(0, {"rollout/accuracy": 0.25, "evaluation/all/avg": 0.5, "metrics/nonfinite": 1.0})
     tracker.log(1, {"rollout/accuracy": 0.75})
     seen = len(recorded.sets)
@@ -65,3 +69,32 @@ def test_values_are_set_again_until_the_end_and_of_missing_ones_only_an_evaluati
     assert [value for name, _, value in again if name == "rlep_evaluation_avg"] == [0.5, 0.5]
     assert "rlep_metrics_nonfinite" not in {name for name, _, _ in again}
     assert "prometheus" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_evaluation_that_goes_on_is_progress_and_a_rollout_or_a_halt_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorded = Recorded()
+    shown = [Phase("rollout", 1, 8, "responses")]
+    now = iter(range(1000, 2000))
+    monkeypatch.setattr("rlep.actors.prometheus_gauges.time", SimpleNamespace(time=lambda: float(next(now))))
+    tracker = PrometheusTracker("mine", lambda: tuple(shown), recorded.gauge, every_s=0.01)
+
+    def progressed() -> list[float]:
+        """Its values after the gauges were set twice more."""
+        seen = len(recorded.sets)
+        wait_until(lambda: len(recorded.sets) >= seen + 4, "the gauges to be set twice more")
+        return [value for name, _, value in recorded.sets if name == "rlep_last_progress_timestamp_seconds"]
+
+    tracker.log(0, {})
+    assert set(progressed()) == {1000.0}
+    shown[0] = Phase("rollout", 2, 8, "responses")
+    assert set(progressed()) == {1000.0}
+    shown[:] = [Phase("evaluate", 3, 8, "responses"), Phase("verify", 1, 8, "responses")]
+    assert progressed()[-1] == 1001.0
+    assert progressed()[-1] == 1001.0
+    shown[1] = Phase("verify", 2, 8, "responses")
+    assert progressed()[-1] == 1002.0
+    shown.clear()
+    assert progressed()[-1] == 1002.0
+    tracker.close()

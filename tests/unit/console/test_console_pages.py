@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
+from rlep.config.settings import load_config
 from rlep.console.app import Console
 from rlep.console.curves import thinned
 from rlep.console.pages import histogram
@@ -19,6 +22,7 @@ from rlep.console.run_files import RunPlace
 from rlep.console.run_state import mark_of
 from rlep.console.templates_of import figure, shade
 from rlep.core.jsonl import read_lines
+from tests.small import BASE
 from tests.unit.console.console_scene import ATTACK, client_of, write_run
 from tests.unit.console.page_checks import Found, assert_harmless, page
 
@@ -214,3 +218,41 @@ def test_a_prompt_has_its_evaluations(client: TestClient, runs: Path) -> None:
     correct = [row["status"] == "correct" for row in rows if row["prompt_id"] == name]
     found = Found(page(client, f"/runs/runs~a/prompts/{name}")).rows
     assert ["2", f"{sum(correct)} of {len(correct)}"] in found
+
+
+def test_a_prompt_says_how_to_watch_it(client: TestClient, runs: Path, tmp_path: Path) -> None:
+    row = pq.read_table(runs / "a" / "rollouts" / "step-000001.parquet").to_pylist()[0]
+    name = row["prompt_id"]
+    setting = f"--set 'rollouts.watch=[\"{name}\"]'"
+    assert load_config([BASE], shlex.split(setting)[1:]).rollouts.watch == (name,)
+    text = page(client, f"/runs/runs~a/prompts/{name}")
+    assert setting in html.unescape(text)
+    assert f'<a href="/runs/runs~a/steps/1/groups/{row["group"]}">step 1</a>: {row["status"]}' in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text  # the first fresh response
+    assert_harmless(text)
+    shutil.copytree(runs / "a", tmp_path / "runs" / "a", ignore=shutil.ignore_patterns("checkpoints"))
+    stored = json.loads((runs / "a" / "config.json").read_text())
+    other = "0" * 32
+    stored["rollouts"]["watch"] = [other, "'; rm -rf ~ #", 7, None]
+    (tmp_path / "runs" / "a" / "config.json").write_text(json.dumps(stored))
+    again = client_of(tmp_path / "runs")
+    both = f'rollouts.watch=["{other}", "{name}"]'
+    assert both in html.unescape(page(again, f"/runs/runs~a/prompts/{name}"))
+    assert "rm -rf" not in page(again, f"/runs/runs~a/prompts/{name}")
+    stored["rollouts"]["watch"] = [name]
+    (tmp_path / "runs" / "a" / "config.json").write_text(json.dumps(stored))
+    watched = page(again, f"/runs/runs~a/prompts/{name}")
+    assert "kept in every step" in watched
+    assert "--set" not in watched
+    assert "--set" not in page(again, f"/runs/runs~a/prompts/{other}")  # no step has it
+
+
+def test_a_damaged_token_file_is_named_on_the_page_of_a_prompt(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a", tmp_path / "runs" / "a", ignore=shutil.ignore_patterns("checkpoints"))
+    files = tmp_path / "runs" / "a" / "rollouts"
+    name = pq.read_table(files / "step-000001.parquet").to_pylist()[0]["prompt_id"]
+    (files / "step-000001.tokens.parquet").write_bytes(b"PAR1 torn")
+    text = page(client_of(tmp_path / "runs"), f"/runs/runs~a/prompts/{name}")
+    assert "rollouts/step-000001.tokens.parquet is damaged" in text
+    (files / "step-000001.tokens.parquet").unlink()
+    assert "step-000001.tokens" not in page(client_of(tmp_path / "runs"), f"/runs/runs~a/prompts/{name}")

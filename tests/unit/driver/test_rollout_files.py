@@ -43,11 +43,11 @@ def words(tokens: Int32Array) -> str:
     return " ".join(map(str, tokens.tolist()))
 
 
-def config_at(directory: Path, **rollouts: float) -> Config:
+def config_at(directory: Path, **rollouts: float | list[str]) -> Config:
     return config_of(run={"directory": str(directory)}, rollouts=rollouts)
 
 
-async def one_step(directory: Path, events: EventLog, **rollouts: float) -> StepOutcome:
+async def one_step(directory: Path, events: EventLog, **rollouts: float | list[str]) -> StepOutcome:
     """Step 0 with its files."""
     config = config_at(directory, **rollouts)
     scene = scene_of(config, pool=filled_pool(World(), TRAIN.prompts))
@@ -126,6 +126,23 @@ async def test_half_of_the_groups_are_drawn_by_prompt_and_half_are_extreme(tmp_p
         longest = max(others, key=lambda one: max(row.gap_max or 0 for row in one.rows))
     assert {id(one) for one in chosen_groups(groups, 2, seed=5, step=0)} == {id(drawn), id(longest)}
     assert len(chosen_groups(groups, 32, seed=5, step=0)) == P
+
+
+async def test_watched_groups_are_written_on_top_and_change_no_other_choice(tmp_path: Path) -> None:
+    watch = [TRAIN.prompts[2].id, TRAIN.prompts[P].id]  # the second one is not in this step
+    held = {}
+    for count in range(P + 1):
+        for name, watched in (("plain", []), ("watched", watch)):
+            directory = tmp_path / f"{name}-{count}"
+            directory.mkdir()
+            with EventLog(directory / "events.jsonl") as events:
+                await one_step(directory, events, groups=count, watch=watched)
+            path = directory / "rollouts" / "step-000000.tokens.parquet"
+            rows = pq.read_table(path).to_pylist() if path.exists() else []
+            held[name, count] = list(dict.fromkeys(row["group"] for row in rows))
+    assert [len(held["plain", count]) for count in range(P + 1)] == list(range(P + 1))
+    for count in range(P + 1):
+        assert held["watched", count] == sorted({*held["plain", count], 2})
 
 
 async def test_a_resumed_run_has_the_files_of_an_undisturbed_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from safetensors.numpy import save_file
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, ModelError
-from rlep.launch.before_start import check_lora_targets
+from rlep.launch.before_start import check_lora_targets, check_watched
 from tests.small import BASE
+from tests.unit.driver.driver_values import prompt_set
 
 
 @pytest.fixture
@@ -48,3 +50,24 @@ def test_a_torn_file_is_named(model: Path) -> None:
     (model / "b.safetensors").write_bytes(b"torn")
     with pytest.raises(ModelError, match=r"b\.safetensors cannot be read"):
         check_lora_targets(config_of(model, '["q_proj"]'))
+
+
+def watching(*names: str) -> Config:
+    return load_config([BASE], [f"rollouts.watch={json.dumps(names)}"])
+
+
+def test_watched_prompts_are_those_of_the_training_data() -> None:
+    data = prompt_set(3)
+    check_watched(watching(), data)
+    check_watched(watching(data.prompts[2].id, data.prompts[0].id), data)
+    with pytest.raises(ConfigError, match=r"no training question has the id 'a', 'b', 'c' and 2 more; ids are"):
+        check_watched(watching("a", data.prompts[1].id, "b", "c", "d", "e"), data)
+    with pytest.raises(ConfigError) as refused:
+        check_watched(watching(*(f"{number:02d}" + "x" * 100_000 for number in range(64))), data)
+    assert len(str(refused.value)) < 1000
+
+
+def test_more_than_64_prompts_are_not_watched() -> None:
+    assert len(watching(*map(str, range(64))).rollouts.watch) == 64
+    with pytest.raises(ConfigError, match="must have at most 64 values"):
+        watching(*map(str, range(65)))
