@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -62,6 +64,8 @@ RUN = {"config.json", "events.jsonl"}
 """Files that a run directory has."""
 POOL = {"redis.conf", "served"}
 """Files that the directory of an embedded Redis has."""
+TOKEN_FILE = re.compile(r"(?:^|[._=])token_file\s*=\s*(.+)$")
+"""In a word of a command: ``pool.token_file=PATH``."""
 SHOWN = 3
 """Files that are named in a line, the largest first."""
 
@@ -74,13 +78,15 @@ class JobFiles:
     """File that goes → its bytes."""
     secrets: tuple[str, ...]
     """Files that look like secrets."""
+    tokens: tuple[str, ...]
+    """Files that a config of the working directory, or the command, names as a ``token_file``."""
     directories: tuple[str, ...]
     """Directories of runs and pools."""
 
     @property
     def excludes(self) -> list[str]:
         """Patterns in gitignore's language, for Ray."""
-        return [*EXCLUDED, *(f"/{_literal(name)}" for name in (*self.secrets, *self.directories))]
+        return [*EXCLUDED, *(f"/{_literal(name)}" for name in (*self.secrets, *self.tokens, *self.directories))]
 
     def lines(self) -> list[str]:
         """What goes and what stays, for the user."""
@@ -91,13 +97,18 @@ class JobFiles:
             found[0] += f"; largest: {named}"
         if self.secrets:
             found.append(f"left out because they look like secrets: {_named(self.secrets)}")
+        if self.tokens:
+            found.append(
+                f"left out because a token_file names it: {_named(self.tokens)}. The job needs the token on the cluster: "
+                "let token_file be an absolute path that its machines have"
+            )
         if self.directories:
             found.append(f"left out because they hold a run or a pool: {_named(self.directories)}")
         return found
 
 
-def job_files(working_dir: Path) -> JobFiles:
-    """What of ``working_dir`` goes to the cluster, as Ray reads .gitignore and .rayignore."""
+def job_files(working_dir: Path, arguments: Sequence[str] = ()) -> JobFiles:
+    """What of ``working_dir`` goes to the cluster with a command of these words, as Ray reads .gitignore and .rayignore."""
     root = working_dir.absolute()
     files = [path.relative_to(root).as_posix() for path in travelled(root, EXCLUDED) if not path.is_dir()]
     names: dict[str, set[str]] = {}
@@ -107,9 +118,36 @@ def job_files(working_dir: Path) -> JobFiles:
     held = sorted(folder for folder, found in names.items() if folder and (found >= RUN or found >= POOL))
     outer = [folder for folder in held if not _within(folder, (other for other in held if other != folder))]
     others = [file for file in files if not _within(file, outer)]
-    secrets = {file for file in others if looks_secret(file)}
-    sizes = {file: (root / file).lstat().st_size for file in others if file not in secrets}
-    return JobFiles(sizes, tuple(sorted(secrets)), tuple(outer))
+    tokens = _token_files(root, others, arguments) & {*others}
+    secrets = {file for file in others if looks_secret(file)} - tokens
+    sizes = {file: (root / file).lstat().st_size for file in others if file not in secrets | tokens}
+    return JobFiles(sizes, tuple(sorted(secrets)), tuple(sorted(tokens)), tuple(outer))
+
+
+def _token_files(root: Path, files: Iterable[str], arguments: Iterable[str]) -> set[str]:
+    """What TOML files and words of a command name as a ``token_file``, and where links of these names lead."""
+    named = [found[1].strip("\"'") for word in arguments if (found := TOKEN_FILE.search(word))]
+    for file in files:
+        if file.endswith(".toml"):
+            try:
+                named += _values(tomllib.loads((root / file).read_text()))
+            except (OSError, ValueError):  # no config; one that the command needs is refused by name
+                continue
+    paths = [Path(os.path.normpath(root / name)) for name in named]
+    return {
+        path.relative_to(base).as_posix()
+        for base, path in [*((root, path) for path in paths), *((root.resolve(), path.resolve()) for path in paths)]
+        if path.is_relative_to(base)
+    }
+
+
+def _values(tree: Mapping[str, object]) -> Iterator[str]:
+    """Texts of the keys ``token_file`` and ``…_token_file``, at any depth."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _values(value)
+        elif isinstance(value, str) and f"_{key}".endswith("_token_file"):
+            yield value
 
 
 def looks_secret(file: str) -> bool:

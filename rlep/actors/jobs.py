@@ -54,7 +54,7 @@ def submit_job(
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
-    files = job_files(working_dir)
+    files = job_files(working_dir, arguments)
     for line in files.lines():
         note(line)
     try:

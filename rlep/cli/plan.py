@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import typer
 
-from rlep.cli.tables import show_table
+from rlep.cli.tables import show_facts
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
@@ -36,7 +36,7 @@ def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(plan), indent=2))
         return
-    show_table([{"plan": what, config.run.name: value} for what, value in lines(plan, config)])
+    show_facts("plan", config.run.name, lines(plan, config))
     if plan.fits is not None:
         typer.echo(f"fits: {plan.reason}" if plan.fits else f"does not fit, because {plan.reason}")
     for sentence in plan.missing:

@@ -10,6 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rlep.algorithms.evaluation import EvaluationReport
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 WIDEST = 160
 """Columns a table may take: a narrower terminal wraps its lines, rather than rich its cells."""
+
+UNLIMITED = 10_000
+"""Columns for what nobody reads on a terminal."""
 
 
 def show_table(rows: Sequence[Mapping[str, str]], title: str | None = None, *, stderr: bool = False) -> None:
@@ -32,6 +36,24 @@ def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Tab
         table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
+    return table
+
+
+def show_facts(name: str, title: str, facts: Sequence[tuple[str, str]]) -> None:
+    """(what, value) below their headings. A value that is wider than the terminal goes on in the next line, in its column."""
+    console = Console(highlight=False)
+    if not console.is_terminal:  # for a file or a pipe a line is a fact
+        console.width = UNLIMITED
+    console.print(facts_table(name, title, facts))
+
+
+def facts_table(name: str, title: str, facts: Sequence[tuple[str, str]]) -> Table:
+    """See ``show_facts``."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(Text(name), no_wrap=True)
+    table.add_column(Text(title), overflow="fold")
+    for what, value in facts:
+        table.add_row(Text(what), Text(value))
     return table
 
 

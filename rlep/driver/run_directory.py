@@ -25,6 +25,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import as_override, differences, parse_stored_config
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.checkpoint import Checkpoints, write_json
+from rlep.driver.made_directory import MadeDirectory
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.logs import EvaluationsLog, EventLog, MetricsLog
 
@@ -80,6 +81,9 @@ class Facts:
     """How many rows were read, merged and filtered."""
 
 
+WRITTEN_LATER = ("logs", "timeline.json", "rollouts")
+"""What a command writes in its directory beside what it opens, also where its actors do not start."""
+
 OpenTrackers = Callable[[], Sequence[Tracker]]
 """Opens the extra sinks; called once the directory has accepted the run."""
 
@@ -96,9 +100,14 @@ class RunDirectory:
             DataError: another process writes to it.
         """
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        self.begun = False
+        """Whether this command has begun its work here; until then ``discard`` removes what it made."""
+        self._made = MadeDirectory(path)
         with ExitStack() as undo:
+            undo.callback(self._made.remove_directories)
             self.events = undo.enter_context(EventLog(path / "events.jsonl"))  # first: it is the lock
+            self._made.locked("events.jsonl")
+            undo.callback(lambda: self._made.remove_entries(self._made.names()))
             begun = _has_progress(path)
             self.resumed = begun and (path / "manifest.json").exists()
             if self.resumed:
@@ -112,6 +121,7 @@ class RunDirectory:
             self.checkpoints = Checkpoints(
                 path / "checkpoints", config.checkpoint, deadline_s=config.learner.deadline_s
             )
+            self._opened = self._made.names()
             undo.pop_all()
 
     def truncate_from(self, step: int, *, evaluated: bool = True) -> None:
@@ -132,6 +142,18 @@ class RunDirectory:
         with path.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
         return path
+
+    def begin(self) -> None:
+        """The command's work begins: from here on the directory stays, whatever comes."""
+        self.begun = True
+
+    def discard(self) -> None:
+        """Release the directory, without what this command made in it; what was there before stays."""
+        self.metrics.close()  # first: trackers write their last files
+        self.evaluations.close()
+        self._made.remove_entries({*self._opened, *WRITTEN_LATER})
+        self.events.close()
+        self._made.remove_directories()
 
     def close(self) -> None:
         """Release the directory."""

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, PoolError
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
 from rlep.driver.model_shape import linear_layers, read_shape
@@ -86,7 +86,7 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
 
 
 def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> None:
-    """Raise ``PoolError`` where the pool of replays is not there or has no response to any of ``prompts``.
+    """Raise ``PoolError`` where the pool of replays is not there has no response to any of ``prompts``, or does not answer.
 
     On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
     """
@@ -98,8 +98,11 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
             "pool.directory first, or check pool.directory"
         )
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
-    with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
-        covered_questions(config, opened.pool.prompt_ids(), prompts)
+    try:
+        with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
+            covered_questions(config, opened.pool.prompt_ids(), prompts)
+    except DeadlineExceeded as error:
+        raise PoolError(str(error)) from None
 
 
 def pool_exists(config: Config) -> bool:

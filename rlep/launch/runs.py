@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,16 @@ from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, OutOfMemory, PoolError
+from rlep.core.errors import ConfigError, OutOfMemory, PlacementError, PoolError
 from rlep.core.plural import counted
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collector, collected_before
 from rlep.driver.context import Run
 from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
+from rlep.driver.made_directory import MadeDirectory
 from rlep.driver.ports import Progress, Roles, Trainers
-from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.driver.run_directory import WRITTEN_LATER, Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.driver.wings.rollout_files import RolloutFiles
@@ -43,6 +45,9 @@ from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.trackers import open_trackers
+
+REFUSALS = (ConfigError, PlacementError, PoolError)
+"""Errors that say all that there is to know: before a run's work they leave no logs worth keeping."""
 
 
 class CommandProgress(Progress, Protocol):
@@ -80,8 +85,7 @@ def sft(config: Config, progress: CommandProgress) -> Checkpoint:
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
     inputs = _read(config, progress)
-    store = _open(config, inputs, "collect", progress)
-    try:
+    with _opened(config, inputs, "collect", progress) as store:
         if done := collected_before(store.path, _train_set(inputs).prompts):
             if not pool_exists(config):
                 raise PoolError(
@@ -92,8 +96,6 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
             return done
         check_cpus(config, learns=False)
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
-    finally:
-        store.close()
 
 
 def collected_text(config: Config, collected: Collected) -> str:
@@ -117,8 +119,14 @@ def evaluate(
     config = config.model_copy(update=sections)
     inputs = _read(config, progress, train=False)
     check_cpus(config, learns=False)
-    out.mkdir(parents=True, exist_ok=True)
-    evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
+    made = MadeDirectory(out)
+    try:
+        evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
+    except BaseException as error:
+        if isinstance(error, REFUSALS):
+            made.remove_entries(WRITTEN_LATER)
+        made.remove_directories()
+        raise
     rows = evaluated.report.to_json()
     write_json(out / "evaluation.json", {"model": str(model), "model_digest": inputs.model_digest, "rows": rows})
     write_samples(out / "samples.parquet", evaluated, inputs.tokenizer.decode)
@@ -131,8 +139,7 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
     check_lora_targets(config)
     check_watched(config, _train_set(inputs))
     PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
-    store = _open(config, inputs, phase, progress)
-    try:
+    with _opened(config, inputs, phase, progress) as store:
         if done := store.checkpoints.complete(config.run.steps):
             store.events.log("run_finished", done.state.step)
             progress.note(f"nothing to do: all {config.run.steps} steps are done, {done.path}")
@@ -140,12 +147,6 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
         check_cpus(config, learns=True)
         check_pool(config, inputs.tokenizer.digest, _train_set(inputs))
         return _trained(config, inputs, store, progress, supervised=phase == "sft")
-    except BaseException as error:
-        interrupted = not isinstance(error, Exception)
-        store.events.log("run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        store.close()
 
 
 def _trained(
@@ -167,6 +168,25 @@ def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> I
     if both := sum(prompt.id in known for prompt in inputs.held_out):
         progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
     return inputs
+
+
+@contextmanager
+def _opened(config: Config, inputs: Inputs, phase: str, progress: CommandProgress) -> Iterator[RunDirectory]:
+    """The run's directory; a command that is refused before its work begins leaves nothing of it."""
+    store = _open(config, inputs, phase, progress)
+    refused = False
+    try:
+        yield store
+    except BaseException as error:
+        refused = isinstance(error, REFUSALS) and not store.begun
+        interrupted = not isinstance(error, Exception)
+        store.events.log("run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if refused:
+            store.discard()
+        else:
+            store.close()
 
 
 def _open(config: Config, inputs: Inputs, phase: str, progress: CommandProgress) -> RunDirectory:
@@ -211,6 +231,7 @@ async def _train(
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
         if failures is not None:
             digest += f"+{await failures.digest()}"
+        store.begin()
         writers, trained, weights = actors.ports(
             generators, learner, actors.weights(learner, generators, prompts.prompts)
         )
@@ -235,6 +256,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         actors.control(Watch(None, progress.phases).progress)
         progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=False)}")
         await actors.started()
+        store.begin()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         return await Collector(run, pool, store, prompts.prompts, failures).run()
 

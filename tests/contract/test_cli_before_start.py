@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rlep.driver.checkpoint import RunState
 from rlep.launch.compose import read_inputs
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
-from tests.contract.cli_values import arguments, opened
+from tests.contract.cli_values import MODEL, arguments, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
 
@@ -41,6 +42,8 @@ def events(directory: Path) -> list[str]:
 def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     command: str, config: str, overrides: list[str], tmp_path: Path
 ) -> None:
+    directory = tmp_path / "runs" / "mine"
+    overrides = [*overrides, f'run.directory="{directory}"']
     result = invoke(command, config, [*overrides, "generator.cpus=4", "cluster.cpus=3"])
     asked = {"train": "5 CPUs (generator 1 x 4, learner 1 x 1)", "collect": "4 CPUs (generator 1 x 4)"}[command]
     least = {"train": "generator.cpus=2, --set cluster.cpus=5", "collect": "generator.cpus=3, --set cluster.cpus=4"}[
@@ -51,7 +54,47 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
         f"error: the actors ask for {asked}, there are 3 CPUs; one of these helps: --set {least} "
         "(the actors then share the cores)\n"
     )
+    assert not directory.parent.exists()
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
+
+
+@pytest.mark.parametrize("command", ["train", "collect", "evaluate"])
+def test_a_cluster_that_is_not_there_leaves_no_directory(
+    command: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    data, out = str(tmp_path / "train.jsonl"), tmp_path / "run"
+    words = ["evaluate", str(MODEL), data, "--config", config, "--out", str(out)]
+    settings = [*overrides, 'cluster.address="127.0.0.1:1"']
+    given = [word for text in settings for word in ("--set", text)]
+    result = CliRunner().invoke(app, [*(words if command == "evaluate" else [command, config]), *given])
+    assert result.exit_code == 1, result.output
+    assert "no Ray cluster answers" in result.stderr
+    assert not out.exists()
+
+
+def test_a_refused_command_leaves_what_was_there_before(config: str, overrides: list[str], tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "notes.txt").write_text("mine")
+    few = [*overrides, "generator.cpus=4", "cluster.cpus=3", 'tracking.sinks=["tensorboard"]']
+    assert invoke("train", config, few).exit_code == 2
+    assert [entry.name for entry in directory.iterdir()] == ["notes.txt"]
+
+    opened(overrides, "train").close()  # now a run's, which a refusal is recorded in
+    there = {entry.name for entry in directory.iterdir()}
+    assert invoke("train", config, few).exit_code == 2
+    assert {entry.name for entry in directory.iterdir()} == there
+    assert events(directory)[-1] == "run_failed"
+
+
+def test_a_sink_that_is_not_installed_leaves_no_directory(
+    config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    result = invoke("train", config, [*overrides, 'tracking.sinks=["wandb"]'])
+    assert result.exit_code == 2
+    assert "in rlep's checkout, pip install -e '.[wandb]'" in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_plan_and_doctor_say_what_does_not_fit(config: str, overrides: list[str]) -> None:
@@ -83,8 +126,7 @@ def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str]
         f"error: there is no pool at {tmp_path / 'run' / 'pool'}: run `rlep collect` with the same data and "
         "pool.directory first, or check pool.directory\n"
     )
-    assert not (tmp_path / "run" / "pool").exists()
-    assert events(tmp_path / "run")[-1] == "run_failed"
+    assert not (tmp_path / "run").exists()
     opened([*overrides, "update.lr=0.5"], "train").close()
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import typer
 
 from rlep.cli.doctor import Finding, show_findings
-from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, question_rows, reading, tokenizer_of
+from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, question_rows, reading
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, RlepError
+from rlep.core.errors import ConfigError, ModelError, RlepError
 from rlep.core.plural import counted
-from rlep.engines.tokenizer import vocabulary_size
+from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
 from rlep.services.pool.maintenance.check_records import Checked, check_records
 from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, Reverified, reverify
@@ -137,7 +137,9 @@ def doctor(config: Config, *, repair: bool, as_json: bool) -> int:
     try:
         with TerminalProgress() as bars, changing(config) if repair else reading(config) as pool:
             findings += _state(pool)
-            vocabulary = pool.vocabulary or _models_vocabulary(config, pool)
+            compared, models = _tokenizer(config, pool)
+            findings.append(compared)
+            vocabulary = pool.vocabulary or models
             with bars.phase("check records", pool.stats().trajectories, "records") as advance:
                 findings += _records(
                     check_records(pool, repair=repair, vocabulary=vocabulary, advance=advance), vocabulary
@@ -161,16 +163,32 @@ def _state(pool: Pool) -> list[Finding]:
     ]
 
 
-def _models_vocabulary(config: Config, pool: Pool) -> int | None:
-    """Of model.path, where that has the pool's tokenizer."""
-    return None if tokenizer_of(config, pool) is None else vocabulary_size(config.model.path)
+def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
+    """Whether model.path has the tokenizer that the pool's writer stated; then the model's vocabulary."""
+    stated, path = f"the pool's writer stated {pool.tokenizer_digest}", config.model.path
+    remedy = (
+        "set model.path to the model that wrote the responses; a Python client states its tokenizer as "
+        "Provenance.tokenizer_digest = rlep.load_tokenizer(MODEL_DIR).digest"
+    )
+    try:
+        found = load_tokenizer(path).digest
+    except ModelError:
+        detail = f"{stated}; not compared, for model.path = {path} has no tokenizer"
+        return Finding("tokenizer", "note", detail, remedy), None
+    if found != pool.tokenizer_digest:
+        detail = f"{stated}; model.path = {path} has {found}: a run with this model refuses the pool"
+        return Finding("tokenizer", "note", detail, remedy), None
+    return Finding("tokenizer", "ok", f"that of model.path = {path}"), vocabulary_size(path)
 
 
 def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
     findings = []
     if vocabulary is None:
-        detail = "the pool does not say how many ids its vocabulary has, so token ids are not bounded"
-        findings.append(Finding("vocabulary", "note", detail, "set model.path to the model that it was collected with"))
+        detail = "not checked whether token ids exist: nobody stated the pool's number of ids, and its model is not known here"
+        remedy = (
+            "set model.path to the model that wrote the responses; a Python client states it as PoolClient(vocabulary=)"
+        )
+        findings.append(Finding("vocabulary", "note", detail, remedy))
     if found.records == found.counted:
         findings.append(
             Finding("counters", "ok", f"{counted(found.counted, 'trajectory')}, {found.quarantined} quarantined")
@@ -197,4 +215,4 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
 
 
 def _below(vocabulary: int | None) -> str:
-    return "" if vocabulary is None else f"; every token id is below {vocabulary}"
+    return "; token ids were not checked" if vocabulary is None else f"; every token id is below {vocabulary}"

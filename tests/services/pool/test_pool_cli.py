@@ -211,7 +211,7 @@ def test_seal_asks_first(filled: Commands) -> None:
 def test_doctor_finds_and_removes_a_damaged_record(filled: Commands) -> None:
     findings = {finding["what"]: finding for finding in filled.json("doctor")}
     assert {finding["level"] for finding in findings.values()} == {"ok"}
-    assert set(findings) == {"server", "memory", "pool", "counters", "records", "writes"}
+    assert set(findings) == {"server", "memory", "pool", "tokenizer", "counters", "records", "writes"}
     with filled.pool() as pool:
         pool.add_entries([NewRecord(IDS[3], b"\7" * 16, "p@1\nmath@0", b"no record")])
     result = filled.run("doctor")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.core.errors import ConfigError, PoolError
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.run_pool import OpenRunPool, open_run_pool
@@ -124,3 +124,22 @@ def test_what_cannot_be_a_token_is_refused_before_anything_is_sent(tmp_path: Pat
         open_run_pool(replace(place, token_file=empty), TOKENIZER, PoolOptions())
     with pytest.raises(ConfigError, match="cannot be read"):
         open_run_pool(replace(place, token_file=tmp_path / "none"), TOKENIZER, PoolOptions())
+
+
+def test_a_url_with_tls_where_the_server_has_none_and_the_reverse_are_said(
+    one_redis: EmbeddedRedis, tmp_path: Path
+) -> None:
+    authority, stranger = make_certificate(tmp_path, "authority"), make_certificate(tmp_path, "stranger")
+    made = make_certificate(tmp_path, "server", authority)
+    patient, brief = PoolOptions(deadline=300.0), PoolOptions(deadline=1.0)
+    with serving(one_redis) as plain:
+        place = PoolPlace(f"grpcs://{plain.address}", tmp_path, "pool", ca_file=authority.certificate_file)
+        with pytest.raises(PoolError, match=r"it has no TLS; use grpc://"):  # at once: a later try cannot succeed
+            open_run_pool(place, TOKENIZER, patient)
+    with serving(one_redis, tls=ServerTls(made.certificate_file, made.key_file)) as secure:
+        place = PoolPlace(f"grpc://{secure.address}", tmp_path, "pool")
+        with pytest.raises(DeadlineExceeded, match=r"if it has TLS, use grpcs:// with pool\.ca_file"):
+            open_run_pool(place, TOKENIZER, brief)  # a server that is started again closes connections, too
+        place = PoolPlace(f"grpcs://{secure.address}", tmp_path, "pool", ca_file=stranger.certificate_file)
+        with pytest.raises(PoolError, match=r"its certificate cannot be verified: check pool\.ca_file"):
+            open_run_pool(place, TOKENIZER, patient)

@@ -201,6 +201,21 @@ def test_a_call_under_way_ends_when_the_server_stops_and_no_other_begins(
         stopping.result(DEADLINE)
 
 
+def test_whoever_watches_the_health_is_told_and_does_not_hold_the_server_up(
+    serve: Serve, tmp_path: Path, trajectory: MakeTrajectory
+) -> None:
+    process, address = serve("--embedded", tmp_path / "pool")
+    with PoolClient(address) as run, grpc.insecure_channel(address) as channel:
+        assert run.add([trajectory("q", [1])]).inserted == 1
+        watched = HealthStub(channel).Watch(HealthCheckRequest(), timeout=DEADLINE)
+        assert next(watched).status == HealthCheckResponse.SERVING
+        process.terminate()
+        assert [answer.status for answer in watched] == [HealthCheckResponse.NOT_SERVING]  # ended, not broken off
+        assert process.wait(DEADLINE) == 0
+    with EmbeddedRedis(tmp_path / "pool") as redis, serving(redis) as server, PoolClient(server.address) as run:
+        assert run.stats().trajectories == 1
+
+
 def test_a_call_that_a_stopping_server_cancels_comes_again(
     one_redis: EmbeddedRedis, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

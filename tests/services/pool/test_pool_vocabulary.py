@@ -16,7 +16,7 @@ from rlep.services.pool.files.manifest import read_manifest
 from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.rpc.server import PoolServer
-from tests.services.conftest import MakeTrajectory, OpenPool
+from tests.services.conftest import TOKENIZER, MakeTrajectory, OpenPool
 from tests.services.pool.pool_commands import MODEL, Commands
 from tests.services.pool.pool_servers import serving
 
@@ -129,3 +129,30 @@ def test_doctor_takes_the_models_vocabulary_where_the_pool_has_none(
     assert "every checksum and content id matches; every token id is below 42" in commands.ok("doctor")
     assert pool.content_ids(good.prompt_id) == [good.content_id]
     pool.close()
+
+
+def test_doctor_says_what_it_could_not_check_of_a_pool_that_a_client_made(
+    redis_server: EmbeddedRedis, server: PoolServer, tmp_path: Path, trajectory: MakeTrajectory
+) -> None:
+    with PoolClient(server.address, pool="by-a-client") as client:
+        assert client.add([trajectory("q1")]).inserted == 1
+    commands = Commands(redis_server, load_tokenizer(MODEL), tmp_path / "data.jsonl", "by-a-client")
+    found = {finding["what"]: finding for finding in commands.json("doctor")}
+    assert {name: finding["level"] for name, finding in found.items()} == {
+        **dict.fromkeys(("server", "memory", "pool", "counters", "records", "writes"), "ok"),
+        "tokenizer": "note",
+        "vocabulary": "note",
+    }
+    assert found["tokenizer"]["detail"] == (
+        f"the pool's writer stated {TOKENIZER}; model.path = {MODEL} has {commands.tokenizer.digest}: "
+        "a run with this model refuses the pool"
+    )
+    assert "rlep.load_tokenizer(MODEL_DIR).digest" in found["tokenizer"]["remedy"]
+    assert found["vocabulary"]["detail"].startswith("not checked whether token ids exist")
+    assert found["records"]["detail"] == "every checksum and content id matches; token ids were not checked"
+
+    commands.settings[1] = f'model.path="{tmp_path / "gone"}"'
+    found = {finding["what"]: finding for finding in commands.json("doctor")}
+    assert found["tokenizer"]["detail"].endswith(
+        f"; not compared, for model.path = {tmp_path / 'gone'} has no tokenizer"
+    )

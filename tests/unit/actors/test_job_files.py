@@ -53,3 +53,33 @@ def test_secrets_runs_and_pools_stay_here_and_the_rest_is_listed(tmp_path: Path)
     # What Ray itself takes with these patterns: the same files.
     taken = {path.relative_to(root).as_posix() for path in travelled(root, found.excludes) if path.is_file()}
     assert taken == set(found.sizes)
+
+
+def test_a_file_that_a_config_or_the_command_names_as_token_file_stays_here(tmp_path: Path) -> None:
+    root = tree(tmp_path / "project", "conf/reader", "conf/writer", "given", "linked/to", "other", "bad.toml", "a.pem")
+    (root / "link").symlink_to("linked/to")
+    (root / "first.toml").write_text('[pool]\nurl = "grpcs://host:1"\ntoken_file = "conf/../conf/reader"\n')
+    (root / "deep").mkdir()
+    (root / "deep" / "second.toml").write_text(
+        f'pool.token_file = "{root / "conf" / "writer"}"\npool.ca_file = "other"\n'
+    )
+    words = [
+        "train",
+        "first.toml",
+        "--set",
+        'pool.token_file="given"',
+        "--set=pool.token_file=link",
+        "--set",
+        "run.name=a",
+    ]
+    found = job_files(root, words)
+    assert found.tokens == ("conf/reader", "conf/writer", "given", "link", "linked/to")
+    assert set(found.sizes) == {"other", "bad.toml", "first.toml", "deep/second.toml"}
+    assert found.lines()[1:] == [
+        "left out because they look like secrets: a.pem",
+        "left out because a token_file names it: conf/reader, conf/writer, given and 2 more. The job needs the token on the "
+        "cluster: let token_file be an absolute path that its machines have",
+    ]
+    taken = {path.relative_to(root).as_posix() for path in travelled(root, found.excludes) if not path.is_dir()}
+    assert taken == set(found.sizes)
+    assert job_files(root).tokens == ("conf/reader", "conf/writer")

@@ -153,3 +153,24 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="already running"):
         RunDirectory(tmp_path, config_of(), FACTS)
     store.close()
+
+
+def test_what_another_command_holds_is_left_by_one_that_is_refused(tmp_path: Path) -> None:
+    held = tmp_path / "runs" / "held"
+    first = RunDirectory(held, config_of(), FACTS)
+    with pytest.raises(DataError, match="being written by another process"):
+        RunDirectory(held, config_of(), FACTS)
+    assert {"events.jsonl", "config.json", "manifest.json"} <= {entry.name for entry in held.iterdir()}
+    first.discard()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_discarding_a_run_with_a_step_removes_nothing_of_it(tmp_path: Path) -> None:
+    stepped(tmp_path / "run")
+    (tmp_path / "run" / "logs").mkdir()
+    before = {entry.name for entry in (tmp_path / "run").iterdir()}
+    RunDirectory(tmp_path / "run", config_of(), FACTS).discard()
+    assert {entry.name for entry in (tmp_path / "run").iterdir()} == before
+    store = RunDirectory(tmp_path / "run", config_of(), FACTS)
+    assert store.resumed
+    store.close()

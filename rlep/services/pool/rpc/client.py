@@ -41,7 +41,7 @@ _AGAIN = {
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,  # by a server that stops: only ``close`` and a stopping server cancel a call
 }
-_NO_TLS, _REFUSED = "WRONG_VERSION_NUMBER", "Connection refused"
+_NO_TLS, _UNKNOWN_CA, _REFUSED = "WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "Connection refused"
 """What gRPC's details have where a server speaks plain text to a client with TLS, and where there is none."""
 _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
@@ -85,6 +85,7 @@ class PoolClient:
         self._writer, self._epoch = (writer, writer_epoch) if writer_epoch is not None else ("", 0)
         self._precision, self._vocabulary = precision, vocabulary or 0
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        self._tls = bool(tls)
         if tls:
             files = tls if isinstance(tls, ClientTls) else ClientTls(None if tls is True else Path(tls))
             self._channel = grpc.secure_channel(address, files.credentials(), _OPTIONS)
@@ -248,7 +249,8 @@ class PoolClient:
                 wait = float(trailing.get(RETRY_KEY, pause))
                 if self._closed:
                     break
-                hopeless = error.code() not in _AGAIN or _NO_TLS in str(error.details())
+                tls = any(sign in str(error.details()) for sign in (_NO_TLS, _UNKNOWN_CA))
+                hopeless = tls or error.code() not in _AGAIN
                 if hopeless or time.monotonic() + wait > end:
                     raise self._error(what, error, trailing) from None
             time.sleep(wait)
@@ -262,10 +264,16 @@ class PoolClient:
         where = f"{what} at pool server {self._address}"
         if _NO_TLS in str(error.details()):
             return PoolError(f"{where}: it has no TLS; use grpc:// (in Python, no tls=) on its own machine")
+        if _UNKNOWN_CA in str(error.details()):
+            hint = "check pool.ca_file (in Python, tls=), and that the certificate is for this host"
+            return PoolError(f"{where}: its certificate cannot be verified: {hint}")
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             return PoolError(f"{where}: {error.details()}: check pool.token_file (in Python, token=)")
         if _REFUSED in str(error.details()):
             hint = "nobody listens there; is `rlep pool serve` running, and is this its address?"
+            return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
+        if not self._tls and "Socket closed" in str(error.details()):
+            hint = "it closes the connection; if it has TLS, use grpcs:// with pool.ca_file (in Python, tls=)"
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
         if error.code() in _AGAIN or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {error.details()}")

@@ -21,11 +21,12 @@ from rlep.services.pool.rpc.proto import pool_pb2_grpc
 from rlep.services.pool.rpc.registry import PoolRegistry
 from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.rpc.tls import ServerTls
+from rlep.services.pool.rpc.watched_health import WatchedHealth
 from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import Client, RetryingRedis
 
-GRACE = 10.0
+GRACE = 5.0
 """Seconds that calls get to end when the server stops."""
 
 _REDIS_DEADLINE = 20.0  # shorter than a client's, so that it hears the reason
@@ -79,7 +80,7 @@ class PoolServer:
         rates = Rates(options.calls_per_second)
         servicer = PoolServicer(registry, default_pool=options.pool, tokens=tokens, rates=rates)
         pool_pb2_grpc.add_PoolServicer_to_server(servicer, self._server)
-        self._health = health.HealthServicer()
+        self._health = WatchedHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         self.address = _bound(self._server, host, port, options.tls)
@@ -97,8 +98,9 @@ class PoolServer:
     def stop(self) -> None:
         """Refuse new calls, give those in flight ``GRACE`` seconds to end, and close."""
         self._stopping.set()
-        self._health.enter_graceful_shutdown()
-        self._server.stop(GRACE).wait()
+        stopped = self._server.stop(GRACE)  # first: nobody begins to watch any more
+        self._health.stop()
+        stopped.wait()
         self._threads.shutdown()
         self._watch.join()
 

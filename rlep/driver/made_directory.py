@@ -1,0 +1,42 @@
+"""A directory that a command writes to, and what of it the command made: a refused command leaves nothing of that."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+
+class MadeDirectory:
+    """Makes a directory, and knows what was there before."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._directories = [place for place in (path, *path.parents) if not place.exists()]  # the deepest first
+        path.mkdir(parents=True, exist_ok=True)
+        self._before = self.names()
+
+    def locked(self, lock: str) -> None:
+        """The file ``lock`` keeps other commands out from now on: what they made until now was there before."""
+        made = lock not in self._before and not (self.path / lock).stat().st_size
+        self._before = self.names() - ({lock} if made else set())
+
+    def remove_entries(self, names: Iterable[str]) -> None:
+        """Remove the files and directories of these names that were not here before."""
+        for name in {*names} - self._before:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+
+    def remove_directories(self) -> None:
+        """Remove the directory and its parents, as far as they were made here and are empty."""
+        for place in self._directories:
+            with suppress(OSError):
+                place.rmdir()
+
+    def names(self) -> set[str]:
+        """What lies in it now."""
+        return {entry.name for entry in self.path.iterdir()}
