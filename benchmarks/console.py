@@ -32,11 +32,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.parts.beside_training import cost_beside_training
-from benchmarks.parts.console_process import Client, Figure, console
 from rlep.config.schema import Config
 from rlep.console.pages import CURVES
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
@@ -45,6 +44,13 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.codec import encode
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import PoolOptions
+
+if TYPE_CHECKING:
+    from benchmarks.parts.beside_training import cost_beside_training
+    from benchmarks.parts.console_process import Client, Figure, console
+else:
+    from parts.beside_training import cost_beside_training
+    from parts.console_process import Client, Figure, console
 
 RUNS, STEPS, NAMES, LOOKED_AT = 1000, 10_000, 101, 32
 QUESTIONS, RESPONSES, TOKENS = 50_000, 20, 100

@@ -22,8 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.parts.console_process import Client, console
 from rlep.quickstart.task import build_task
+
+from .console_process import Client, console
 
 STEPS, FIRST = 12, 4
 """Whole steps of a block; steps before the first block."""

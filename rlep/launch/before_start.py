@@ -86,7 +86,7 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
 
 
 def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> None:
-    """Raise ``PoolError`` where the pool of replays is not there has no response to any of ``prompts``, or does not answer.
+    """Raise ``PoolError`` where the pool of replays is not there, has no response to any of ``prompts``, or does not answer.
 
     On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
     """
