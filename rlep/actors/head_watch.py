@@ -14,17 +14,21 @@ from contextlib import asynccontextmanager
 from rlep.core.errors import HeadLost
 
 POLL_S = 2.0
-"""Between two attempts to reach it, and the longest that one attempt waits."""
+"""Between two attempts to reach it."""
+ANSWER_S = 5.0
+"""The longest that one attempt waits, for the connection and for the answer."""
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""How every client of HTTP/2 begins, gRPC's too: the preface and empty settings (RFC 9113, 3.4)."""
 
 
 async def watch_head(address: str, deadline_s: float) -> None:
-    """Until nothing has listened at ``address`` (``host:port``) for ``deadline_s`` seconds. Raises ``HeadLost``."""
+    """Until nothing has answered at ``address`` (``host:port``) for ``deadline_s`` seconds. Raises ``HeadLost``."""
     host, _, port = address.rpartition(":")
     away: float | None = None  # since the first attempt that failed: an event loop that stood still proves nothing
     while away is None or time.monotonic() - away < deadline_s:
         await asyncio.sleep(min(POLL_S, deadline_s / 2))
         begun = time.monotonic()
-        there = await asyncio.to_thread(_listens, host.strip("[]"), int(port))
+        there = await asyncio.to_thread(_answers, host.strip("[]"), int(port))
         away = None if there else begun if away is None else away
     raise HeadLost(
         f"Ray's head process at {address} has not answered for {deadline_s:.0f} s (cluster.head_deadline_s); "
@@ -32,12 +36,20 @@ async def watch_head(address: str, deadline_s: float) -> None:
     )
 
 
-def _listens(host: str, port: int) -> bool:
+def _answers(host: str, port: int) -> bool:
+    """Whether it reacts: a process that hangs has its connections taken by the kernel, and says nothing.
+
+    With TLS it closes the connection, which is an answer too.
+    """
     try:
-        with socket.create_connection((host, port), timeout=POLL_S):
-            return True
+        with socket.create_connection((host, port), timeout=ANSWER_S) as connection:
+            connection.sendall(HELLO)
+            connection.recv(1)
+    except ConnectionResetError:
+        return True
     except OSError:
         return False
+    return True
 
 
 @asynccontextmanager
