@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from rlep.actors.ray_private import travelled
-from rlep.core.plural import counted, sized
+from rlep.core.plural import NAMED, counted, named, sized
 
 EXCLUDED = (
     "/.venv",
@@ -66,8 +66,6 @@ POOL = {"redis.conf", "served"}
 """Files that the directory of an embedded Redis has."""
 TOKEN_FILE = re.compile(r"(?:^|[._=])token_file\s*=\s*(.+)$")
 """In a word of a command: ``pool.token_file=PATH``."""
-SHOWN = 3
-"""Files that are named in a line, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +88,19 @@ class JobFiles:
 
     def lines(self) -> list[str]:
         """What goes and what stays, for the user."""
-        largest = sorted(self.sizes, key=lambda name: (-self.sizes[name], name))[:SHOWN]
-        named = ", ".join(f"{name} ({sized(self.sizes[name])})" for name in largest)
+        largest = sorted(self.sizes, key=lambda name: (-self.sizes[name], name))[:NAMED]
         found = [f"uploads {counted(len(self.sizes), 'file')}, {sized(sum(self.sizes.values()))}"]
         if largest:
-            found[0] += f"; largest: {named}"
+            found[0] += "; largest: " + ", ".join(f"{name} ({sized(self.sizes[name])})" for name in largest)
         if self.secrets:
-            found.append(f"left out because they look like secrets: {_named(self.secrets)}")
+            found.append(f"left out because they look like secrets: {named(self.secrets)}")
         if self.tokens:
             found.append(
-                f"left out because a token_file names it: {_named(self.tokens)}. The job needs the token on the cluster: "
+                f"left out because a token_file names it: {named(self.tokens)}. The job needs the token on the cluster: "
                 "let token_file be an absolute path that its machines have"
             )
         if self.directories:
-            found.append(f"left out because they hold a run or a pool: {_named(self.directories)}")
+            found.append(f"left out because they hold a run or a pool: {named(self.directories)}")
         return found
 
 
@@ -166,8 +163,3 @@ def _within(file: str, folders: Iterable[str]) -> bool:
 
 def _literal(name: str) -> str:
     return re.sub(r"([\\*?\[\]!# ])", r"\\\1", name)
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

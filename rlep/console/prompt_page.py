@@ -10,7 +10,7 @@ from rlep.config.settings import as_override
 from rlep.console import run_tables
 from rlep.console.pool_pages import entries_of
 from rlep.console.pool_places import PoolPlaces
-from rlep.console.run_files import RunPlace, read_json
+from rlep.console.run_files import RunPlace, list_of, read_json, section_of
 from rlep.console.templates_of import rendered
 
 MOST_WRITTEN = 20
@@ -51,6 +51,5 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
 
 def watched_by(config: Mapping[str, Any]) -> list[str]:
     """``rollouts.watch`` of a run's configuration; what is no id of a prompt is left out."""
-    section = config.get("rollouts")
-    names = section.get("watch") if isinstance(section, dict) else None
-    return [one for one in names if isinstance(one, str) and _ID.fullmatch(one)] if isinstance(names, list) else []
+    names = list_of(section_of(config, "rollouts").get("watch"))
+    return [one for one in names if isinstance(one, str) and _ID.fullmatch(one)]

@@ -194,6 +194,17 @@ def number_of(value: object) -> float | None:
         return None
 
 
+def section_of(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object within an object; an empty one for anything else."""
+    found = tree.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def list_of(value: object) -> list[Any]:
+    """A list as it is, an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def or_note(read: Callable[[], list[Any]]) -> tuple[list[Any], list[str]]:
     """What a file or a pool holds, or why it cannot be shown."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.console.curves import Curve, Picture, picture
-from rlep.console.run_files import MOST_BYTES, RunPlace, number_of, read_json
+from rlep.console.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
 from rlep.console.run_state import summary_of
 from rlep.console.templates_of import rendered
 from rlep.study.study_report import arm_rows, comparison_rows
@@ -54,8 +54,8 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
     return rendered(
         "study.html",
         study=place.name,
-        title=str(whole.get("name", _part(plan, "study").get("name", place.name))),
-        budget=number_of(whole.get("budget", _part(plan, "study").get("budget"))),
+        title=str(whole.get("name", section_of(plan, "study").get("name", place.name))),
+        budget=number_of(whole.get("budget", section_of(plan, "study").get("budget"))),
         control=whole.get("best_control"),
         planned=_planned(plan),
         arms=table(lambda: arm_rows(whole), "arms"),
@@ -133,8 +133,8 @@ def _held(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], .
 def _line(place: RunPlace) -> StudyLine:
     plan, _ = read_json(place, "plan.json")
     whole, missing = read_json(place, "study.json", MOST_BYTES)
-    arms = [one.get("name") for one in _list(whole.get("arms", plan.get("arm"))) if isinstance(one, dict)]
-    seeds = _list(whole.get("seeds", _part(plan, "study").get("seeds")))
+    arms = [one.get("name") for one in list_of(whole.get("arms", plan.get("arm"))) if isinstance(one, dict)]
+    seeds = list_of(whole.get("seeds", section_of(plan, "study").get("seeds")))
     state = "planned" if missing else f"best control: {whole.get('best_control')}"
     return StudyLine(place.name, ", ".join(map(str, arms)), ", ".join(map(str, seeds)), state)
 
@@ -143,25 +143,16 @@ def _planned(plan: Mapping[str, Any]) -> Sequence[Cells]:
     """Arm and phases of ``plan.json``."""
     return [
         {"arm": f"{arm.get('name')}{' (control)' if arm.get('control') else ''}", "phases": _phases(arm.get("phase"))}
-        for arm in _list(plan.get("arm"))
+        for arm in list_of(plan.get("arm"))
         if isinstance(arm, dict)
     ]
 
 
 def _phases(phases: object) -> str:
     texts = []
-    for one in _list(phases):
+    for one in list_of(phases):
         if not isinstance(one, dict):
             continue
-        given = ", ".join(f"{key} = {value}" for key, value in _part(one, "set").items())
+        given = ", ".join(f"{key} = {value}" for key, value in section_of(one, "set").items())
         texts.append(f"{one.get('command')}{f' ({given})' if given else ''}")
     return " → ".join(texts)
-
-
-def _part(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = tree.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

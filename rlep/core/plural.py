@@ -1,6 +1,11 @@
-"""Counts and sizes in sentences."""
+"""Counts, sizes and names in sentences."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+NAMED = 3
+"""Of several names, those that a sentence has."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -17,3 +22,8 @@ def sized(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count / 1024:.1f} KiB"
+
+
+def named(names: Sequence[str]) -> str:
+    """The first of several names: ``a, b, c and 4 more``."""
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

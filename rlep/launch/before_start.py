@@ -9,7 +9,7 @@ from contextlib import closing
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
-from rlep.core.plural import counted, sized
+from rlep.core.plural import counted, named, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
 from rlep.driver.model_shape import linear_layers, read_shape
 from rlep.driver.plan_cpus import cpu_shortage
@@ -18,9 +18,6 @@ from rlep.driver.plan_learner import plan_learner
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.values import PoolOptions
-
-UNKNOWN_NAMED = 3
-"""Of several ids that are of no prompt."""
 
 
 def joins_cluster(config: Config) -> bool:
@@ -77,10 +74,9 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
     known = {prompt.id for prompt in prompts.prompts}
     unknown = [one for one in config.rollouts.watch if one not in known]
     if unknown:
-        named = ", ".join(repr(one[:NAMED_CHARACTERS]) for one in unknown[:UNKNOWN_NAMED])
-        more = f" and {len(unknown) - UNKNOWN_NAMED} more" if len(unknown) > UNKNOWN_NAMED else ""
+        ids = named([repr(one[:NAMED_CHARACTERS]) for one in unknown])
         raise ConfigError(
-            f"rollouts.watch: no training question has the id {named}{more}; ids are in the column prompt_id of rollouts/ "
+            f"rollouts.watch: no training question has the id {ids}; ids are in the column prompt_id of rollouts/ "
             "and on the pages of `rlep console`"
         )
 

@@ -85,17 +85,19 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
+def submission(head: Head) -> list[str]:
+    return ["submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
+
+
 def submit(head: Head, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """``rlep submit``, from this repository as the working directory; Ray's own variable names another cluster."""
-    prefix = ("submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--")
-    return rlep(*prefix, *arguments, check=check, **head.environment | {"RAY_ADDRESS": "127.0.0.1:1"})
+    return rlep(*submission(head), *arguments, check=check, **head.environment | {"RAY_ADDRESS": "127.0.0.1:1"})
 
 
 def submit_apart(head: Head, *arguments: str) -> subprocess.Popen[str]:
     """``rlep submit`` whose lines are read while the job goes on."""
-    command = [sys.executable, "-m", "rlep", "submit", "--address", head.dashboard, "--working-dir", str(ROOT), "--"]
-    environment = os.environ | head.environment
-    return subprocess.Popen([*command, *arguments], env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "rlep", *submission(head), *arguments]
+    return subprocess.Popen(command, env=os.environ | head.environment, stdout=subprocess.PIPE, text=True)
 
 
 def stop(head: Head, job: subprocess.Popen[str]) -> tuple[str, str]:

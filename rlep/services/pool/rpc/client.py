@@ -42,7 +42,7 @@ _AGAIN = {
     grpc.StatusCode.CANCELLED,  # by a server that stops: only ``close`` and a stopping server cancel a call
 }
 _NO_TLS, _UNKNOWN_CA, _REFUSED = "WRONG_VERSION_NUMBER", "CERTIFICATE_VERIFY_FAILED", "Connection refused"
-"""What gRPC's details have where a server speaks plain text to a client with TLS, and where there is none."""
+"""What gRPC's details have where a server has no TLS, where its certificate is not trusted, and where there is no server."""
 _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
@@ -261,20 +261,20 @@ class PoolClient:
         """The server's own error, or what became of the call."""
         if kind := _ERRORS.get(trailing.get(ERROR_KEY, "")):
             return kind(error.details())
-        where = f"{what} at pool server {self._address}"
-        if _NO_TLS in str(error.details()):
+        where, details = f"{what} at pool server {self._address}", str(error.details())
+        if _NO_TLS in details:
             return PoolError(f"{where}: it has no TLS; use grpc:// (in Python, no tls=) on its own machine")
-        if _UNKNOWN_CA in str(error.details()):
+        if _UNKNOWN_CA in details:
             hint = "check pool.ca_file (in Python, tls=), and that the certificate is for this host"
             return PoolError(f"{where}: its certificate cannot be verified: {hint}")
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            return PoolError(f"{where}: {error.details()}: check pool.token_file (in Python, token=)")
-        if _REFUSED in str(error.details()):
+            return PoolError(f"{where}: {details}: check pool.token_file (in Python, token=)")
+        if _REFUSED in details:
             hint = "nobody listens there; is `rlep pool serve` running, and is this its address?"
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
-        if not self._tls and "Socket closed" in str(error.details()):
+        if not self._tls and "Socket closed" in details:
             hint = "it closes the connection; if it has TLS, use grpcs:// with pool.ca_file (in Python, tls=)"
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {hint}")
         if error.code() in _AGAIN or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {error.details()}")
-        return PoolError(f"{where}: {error.code().name.lower().replace('_', ' ')}: {error.details()}")
+            return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {details}")
+        return PoolError(f"{where}: {error.code().name.lower().replace('_', ' ')}: {details}")
