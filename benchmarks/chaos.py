@@ -49,6 +49,8 @@ PROMPTS, FRESH, REPLAYS, MOST, EVERY = 16, 8, 2, 2, 5
 QUESTIONS = 3 * PROMPTS
 """So that a question comes again, with replays, every third step."""
 PATIENCE_S, COMMAND_S = 600.0, 300.0
+MOST_ENDS = 9
+"""Commands in a row that may end by a sentence without a step: on a busy machine Ray's node is not up in its 30 s."""
 MARK = "RLEP_CHAOS"
 PROCESSES = {  # what is killed and stopped, by a part of its command line
     "generator": "ray::GeneratorActor",
@@ -167,13 +169,16 @@ class Chaos:
         self.end(signal.SIGINT, again=False)
 
     def see_steps(self, steps: int) -> None:
-        """Wait until the run has recorded so many more lines; one that ended is begun again."""
-        until, seen, last = time.monotonic() + PATIENCE_S, 0, self.run.steps()
+        """Wait until the run has recorded so many more lines; one that ended is begun again, some times."""
+        until, seen, last, ends = time.monotonic() + PATIENCE_S, 0, self.run.steps(), 0
         while seen < steps:
             if (now := self.run.steps()) != last:
-                seen, last, until = seen + max(0, now - last), now, time.monotonic() + PATIENCE_S
+                seen, last, until, ends = seen + max(0, now - last), now, time.monotonic() + PATIENCE_S, 0
             if self.run.ended() is not None:
                 self.said[self.run.last_words()[:160]] += 1
+                ends, until = ends + 1, time.monotonic() + PATIENCE_S
+                if ends > MOST_ENDS:
+                    raise ChaosError(f"{ends} commands made no step, the last: {self.run.last_words()}")
                 self.run.begin()
             if time.monotonic() > until:
                 raise ChaosError(f"no step within {PATIENCE_S:.0f} s after {self.done[-1:]}")
