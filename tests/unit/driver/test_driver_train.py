@@ -208,9 +208,7 @@ class Forgetful(World):
 
 
 @pytest.mark.parametrize("every", [1, 2, 9])
-@pytest.mark.fault(
-    1, outcome="equal", operator="events `actor_lost` of all generators over gloo or NCCL, `run_resumed`"
-)
+@pytest.mark.fault(1, outcome="equal", operator="over gloo or NCCL, all at once: events `actor_lost`, `run_resumed`")
 async def test_where_no_generator_has_the_weights_any_more_they_are_sent_again_and_no_step_is_made_twice(
     tmp_path: Path, undisturbed: tuple[Path, Scene], every: int
 ) -> None:
