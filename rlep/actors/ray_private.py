@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from ray._private.utils import get_num_cpus
 
@@ -18,10 +16,6 @@ from rlep.core.errors import PlacementError
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
-
-
-START_S = 180.0
-"""Until Ray's node is up: on two cores with a load of 40 its five Python processes need more than Ray's own 30 s."""
 
 
 def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
@@ -32,7 +26,7 @@ def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
     # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     try:
-        with on_loopback(), patient(START_S):
+        with on_loopback():
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -44,10 +38,10 @@ def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
                 _temp_dir=str(home),
             )
     except Exception as error:
-        if type(error) is not Exception:  # Ray's node raises a bare one
+        if type(error) is not Exception:  # Ray's node raises a bare one after its fixed 30 s
             raise
         raise PlacementError(
-            f"Ray's node did not start on this machine within {START_S:g} s: if other processes keep the machine busy, run the "
+            "Ray's node did not start on this machine within its 30 s: if other processes keep the machine busy, run the "
             f"command again when they have ended ({error})"
         ) from None
 
@@ -64,28 +58,6 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def patient(seconds: float) -> Iterator[None]:
-    """Within the block Ray waits so long until a node that it starts is known, and not for a fixed 30 s."""
-    get_node = services.get_node
-
-    def waiting(gcs_address: str, node_id: str) -> Any:
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                return get_node(gcs_address, node_id)
-            except RuntimeError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
-
-    services.get_node = waiting
-    try:
-        yield
-    finally:
-        services.get_node = get_node
 
 
 def cores() -> int:

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import ray
-from ray._private import services
 
 from rlep.actors.cluster import DEEPEST_SOCKET
-from rlep.actors.ray_private import patient, start_private_cluster
+from rlep.actors.ray_private import start_private_cluster
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
@@ -126,23 +125,3 @@ def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
     del raised[0]
     with pytest.raises(RuntimeError, match=r"^other$"):
         start_private_cluster(tmp_path, "rlep-unstarted", 1)
-
-
-def test_a_node_that_is_slow_to_start_is_asked_for_again_and_ray_is_left_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[str] = []
-
-    def known_at_the_fourth(gcs_address: str, node_id: str) -> dict[str, str]:
-        asked.append(node_id)
-        if len(asked) % 4:
-            raise RuntimeError("not registered")
-        return {"address": gcs_address}
-
-    monkeypatch.setattr(services, "get_node", known_at_the_fourth)
-    with patient(60):
-        assert services.get_node("127.0.0.1:1", "node") == {"address": "127.0.0.1:1"}
-    assert asked == ["node"] * 4
-    with patient(0), pytest.raises(RuntimeError, match="not registered"):
-        services.get_node("127.0.0.1:1", "node")
-    assert services.get_node is known_at_the_fourth

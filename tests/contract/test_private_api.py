@@ -83,7 +83,6 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
         Symbol("ray._private.worker", "init._temp_dir"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
-        Symbol("ray._private.services", "get_node", ("gcs_address", "node_id")),
         Symbol(f"{_RAY}.runtime_env.packaging", "_get_excludes", ("path", "excludes")),
         Symbol(f"{_RAY}.runtime_env.packaging", "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),
     ),
