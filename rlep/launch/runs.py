@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -180,7 +180,10 @@ def _opened(config: Config, inputs: Inputs, phase: str, progress: CommandProgres
     except BaseException as error:
         refused = isinstance(error, REFUSALS) and not store.begun
         interrupted = not isinstance(error, Exception)
-        store.events.log("run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # a full disk, which may be what it failed of
+            store.events.log(
+                "run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}"
+            )
         raise
     finally:
         if refused:

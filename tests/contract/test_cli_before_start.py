@@ -1,6 +1,7 @@
 """What every command finds before it starts an actor: too few CPUs, no pool or an empty one, nothing left to do."""
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
 from rlep.launch.compose import read_inputs
+from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.contract.cli_values import MODEL, arguments, opened
@@ -85,6 +87,23 @@ def test_a_refused_command_leaves_what_was_there_before(config: str, overrides: 
     assert invoke("train", config, few).exit_code == 2
     assert {entry.name for entry in directory.iterdir()} == there
     assert events(directory)[-1] == "run_failed"
+
+
+@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though no event can be written")
+def test_a_full_disk_does_not_hide_what_ended_the_command(
+    config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: EventLog, event: str, *__: object, **___: object) -> None:
+        if event == "run_failed":
+            raise OSError(errno.ENOSPC, "No space left on device", "events.jsonl")
+
+    opened(overrides, "train").close()
+    few = [*overrides, "generator.cpus=4", "cluster.cpus=3"]
+    before = invoke("train", config, few)
+    monkeypatch.setattr(EventLog, "log", full)
+    after = invoke("train", config, few)
+    assert after.exit_code == before.exit_code == 2
+    assert after.stderr == before.stderr
 
 
 def test_a_sink_that_is_not_installed_leaves_no_directory(
