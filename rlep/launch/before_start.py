@@ -1,4 +1,4 @@
-"""What is checked before any actor starts: CPUs of this machine, and whether the pool is there and filled."""
+"""What is checked before any actor starts: CPUs of this machine, the model's heads, and whether the pool is there and filled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from contextlib import closing
 
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted, named, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
 from rlep.driver.model_shape import linear_layers, read_shape
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
+from rlep.engines.families import CPU_HEAD_SIZES
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.values import PoolOptions
@@ -54,6 +55,21 @@ def check_cpus(config: Config, *, learns: bool) -> None:
     """Raise ``ConfigError`` where ``missing_cpus`` finds some."""
     if missing := missing_cpus(config, learns=learns):
         raise ConfigError(missing)
+
+
+def check_heads(config: Config) -> None:
+    """Raise ``ModelError`` where the model's attention heads have a size that vLLM does not compute on CPUs."""
+    if config.generator.gpus:
+        return
+    try:
+        size = read_shape(config.model.path).head_dim
+    except ModelError:  # vLLM serves more families than have such a shape
+        return
+    if size not in CPU_HEAD_SIZES:
+        raise ModelError(
+            f"{config.model.path} has attention heads of {size} values; vLLM on CPUs computes those of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or GPUs"
+        )
 
 
 def check_lora_targets(config: Config) -> None:

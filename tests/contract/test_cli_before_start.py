@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import ray
 from typer.testing import CliRunner, Result
 
 from rlep.cli import app
+from rlep.cli.doctor import findings_of
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
 from rlep.launch.compose import read_inputs
@@ -178,3 +180,25 @@ def test_a_finished_collection_has_nothing_to_do_unless_its_pool_is_gone(
     done = invoke("collect", config, overrides)
     assert done.exit_code == 0, done.output
     assert done.stderr == "nothing to do: all 4 questions are collected\n"
+
+
+def test_heads_that_vllm_does_not_compute_on_cpus_are_refused(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    stated = json.loads((model / "config.json").read_text())
+    assert stated["hidden_size"] // stated["num_attention_heads"] == 32  # the shipped model's
+    stated["num_attention_heads"] = 4
+    (model / "config.json").write_text(json.dumps(stated))
+    overrides = [*overrides, f'model.path="{model}"']
+    sentence = (
+        f"{model} has attention heads of 16 values; vLLM on CPUs computes those of "
+        "32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512: take another model, or GPUs"
+    )
+    for command in ("train", "collect", "plan"):
+        result = invoke(command, config, overrides)
+        assert (result.exit_code, result.stderr) == (2, f"error: {sentence}\n"), command
+    found = [finding for finding in findings_of(load_config([], overrides)) if finding.what == "model"]
+    assert [(one.level, one.detail) for one in found] == [("wrong", sentence)]
+    assert "16 values" not in invoke("plan", config, [*overrides, "generator.gpus=1", "learner.gpus=1"]).stderr
