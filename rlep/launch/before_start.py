@@ -18,7 +18,7 @@ from rlep.driver.plan_learner import plan_learner
 from rlep.engines.families import CPU_HEAD_SIZES
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.rpc.run_pool import open_run_pool
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.values import PoolOptions, PoolStats
 
 
 def joins_cluster(config: Config) -> bool:
@@ -98,7 +98,7 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
 
 
 def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> None:
-    """Raise ``PoolError`` where the pool of replays is not there, has no response to any of ``prompts``, or does not answer.
+    """Raise ``PoolError`` where the pool of replays is not there, has too few responses to ``prompts``, or does not answer.
 
     On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
     """
@@ -113,8 +113,21 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
     try:
         with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
             covered_questions(config, opened.pool.prompt_ids(), prompts)
+            check_minimum(config, opened.pool.stats())
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
+
+
+def check_minimum(config: Config, stats: PoolStats) -> None:
+    """Raise ``PoolError`` where no question has as many responses as a draw needs, so far as the statistics tell."""
+    least = config.replay.minimum
+    told = max(count for count in stats.questions_with if count <= least)
+    if not stats.questions_with[told]:
+        enough = max(count for count, questions in stats.questions_with.items() if questions)
+        raise PoolError(
+            f"no question of pool {config.pool.name} has the {counted(least, 'response')} that a draw needs (replay.minimum): "
+            f"collect more, or set replay.minimum={enough}"
+        )
 
 
 def pool_exists(config: Config) -> bool:

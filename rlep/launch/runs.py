@@ -33,6 +33,7 @@ from rlep.launch.before_start import (
     check_cpus,
     check_heads,
     check_lora_targets,
+    check_minimum,
     check_pool,
     check_watched,
     covered_questions,
@@ -281,6 +282,7 @@ async def _pool_digest(
     config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
 ) -> str:
     covered = covered_questions(config, await pool.prompt_ids(), prompts)
+    check_minimum(config, await pool.stats())
     where = config.pool.url or config.pool_directory
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))

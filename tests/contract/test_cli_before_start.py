@@ -12,6 +12,7 @@ import pytest
 import ray
 from typer.testing import CliRunner, Result
 
+from rlep import Verdict, load_tokenizer, trajectory_from_text
 from rlep.cli import app
 from rlep.cli.doctor import findings_of
 from rlep.config.settings import load_config
@@ -19,7 +20,7 @@ from rlep.driver.checkpoint import RunState
 from rlep.launch.compose import read_inputs
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
-from tests.contract.cli_values import MODEL, arguments, opened
+from tests.contract.cli_values import MODEL, ROWS, arguments, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
 
@@ -141,6 +142,27 @@ def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Pat
     assert result.stderr.startswith(
         f"error: pool pool at {tmp_path / 'pool'} has responses to 0 questions, to none of the 4 training questions: "
     )
+
+
+def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(Path(MODEL))
+    verdict = Verdict("correct", "2", verifier="mine", version="1")
+    made = []
+    for row in ROWS:
+        question, answer = [{"role": "user", "content": row["problem"]}], row["answer"]
+        made.append(trajectory_from_text(tokenizer, question, answer, answer, verdict))
+    with open_pool(None, tmp_path / "pool", "pool", tokenizer_digest=tokenizer.digest, options=PoolOptions()) as pool:
+        assert pool.add(made).inserted == 4
+    overrides = [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"']
+    for least in (2, 5):
+        result = invoke("train", config, [*overrides, f"replay.minimum={least}"])
+        assert (result.exit_code, result.stderr) == (
+            1,
+            f"error: no question of pool pool has the {least} responses that a draw needs (replay.minimum): "
+            "collect more, or set replay.minimum=1\n",
+        )
 
 
 def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp_path: Path) -> None:
