@@ -7,15 +7,38 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import ray
 from ray._private import ray_constants
+from ray._private.grpc_utils import init_grpc_channel
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 
 from rlep.core.errors import PlacementError
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
+
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call of the head process that changes nothing; an empty request is whole."""
+CHECK_S = 10.0
+
+
+def refuses_token(address: str) -> bool:
+    """Whether the head at ``address``, or this machine's for ``auto``, refuses the token of this process.
+
+    ``ray.init`` would try for 48 s, and print every attempt. Raises ``AuthenticationError`` where the token cannot be read.
+    """
+    head = canonicalize_bootstrap_address(address) if address == "auto" else address
+    if head is None:
+        return False
+    with init_grpc_channel(head) as channel:
+        try:
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=CHECK_S)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:

@@ -306,7 +306,17 @@ def _model(config: Config) -> Iterator[Finding]:
     elif missing or not list(path.glob("*.safetensors")):
         yield Finding("model", "wrong", f"{path} lacks {', '.join(missing) or '*.safetensors'}", "download it whole")
     else:
-        yield Finding("model", "ok", str(path))
+        yield _heads(config)
+
+
+def _heads(config: Config) -> Finding:
+    from rlep.launch.before_start import check_heads
+
+    try:
+        check_heads(config)
+    except ModelError as error:
+        return Finding("model", "wrong", str(error), "no run starts with it")
+    return Finding("model", "ok", str(config.model.path))
 
 
 def _version(package: str) -> str | None:

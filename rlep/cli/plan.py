@@ -19,7 +19,7 @@ from rlep.driver.model_shape import ModelShape, read_shape
 from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.before_start import memory_here, missing_cpus, pool_exists
+from rlep.launch.before_start import check_heads, memory_here, missing_cpus, pool_exists
 from rlep.launch.compose import check_context, read_prompts, unknown_text
 from rlep.launch.engine_options import check_options
 from rlep.services.pool.opening import open_pool
@@ -71,6 +71,7 @@ def _model(config: Config, missing: list[str]) -> tuple[Tokenizer | None, ModelS
         return None, None
     tokenizer = load_tokenizer(path)
     check_context(config)
+    check_heads(config)
     return tokenizer, read_shape(path)
 
 

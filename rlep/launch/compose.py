@@ -111,8 +111,8 @@ def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
     questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
     if not questions:
         return []
-    share = f"{len(questions):,} of {counted(len(found), 'question')}"
-    return [f"{share} hold text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
+    share = f"{len(questions):,} of {counted(len(found), 'question')} {'holds' if len(questions) == 1 else 'hold'}"
+    return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
 def fingerprint(model: Path) -> str:
@@ -158,9 +158,17 @@ class RunActors:
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self._stack.aclose()
 
-    async def started(self) -> None:
-        """Wait until all actors that were asked for are up; the first failure ends the wait."""
-        await asyncio.gather(*self._starting)
+    @property
+    def roles(self) -> int:
+        """How many were asked for."""
+        return len(self._starting)
+
+    async def started(self, advance: Callable[[], None] | None = None) -> None:
+        """Wait until all roles that were asked for are up, ``advance`` being told of each; the first failure ends the wait."""
+        for started in asyncio.as_completed(self._starting):
+            await started
+            if advance is not None:
+                advance()
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""

@@ -100,7 +100,7 @@ def test_plan_names_conflicts_and_text_without_tokens(config: str, overrides: li
     assert result.stderr.splitlines() == [
         "1 question with two or more references, each kept as a prompt of its own:",
         "  1 + 1",
-        "1 of 6 questions hold text that the tokenizer does not know, e.g. What is 5 + 1?",
+        "1 of 6 questions holds text that the tokenizer does not know, e.g. What is 5 + 1?",
     ]
 
 

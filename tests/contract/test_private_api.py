@@ -82,6 +82,9 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
         Symbol("ray._private.worker", "init._temp_dir"),
+        Symbol("ray._private.services", "canonicalize_bootstrap_address", ("addr",)),
+        Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
+        Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
         Symbol(f"{_RAY}.runtime_env.packaging", "_get_excludes", ("path", "excludes")),
         Symbol(f"{_RAY}.runtime_env.packaging", "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),
