@@ -33,7 +33,6 @@ Probes = Sequence[tuple[Int32Array, Int32Array]]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-
 @ray.remote
 class LearnerActor:
     """A rank in its own thread, so that ``ping`` returns while the rank computes."""

@@ -1,6 +1,7 @@
 """State in host memory: of ranks that sleep, and shards that rest there while the ranks compute on GPUs (``cpu_offload``).
 
-The latter are torch's fake tensors. Fake tensors have a device and a shape but no numbers: they show, without a GPU, where each operation leaves its result.
+The latter are torch's fake tensors, which have a device and a shape but no numbers: they show, without a GPU, where each
+operation leaves its result.
 """
 
 from __future__ import annotations
