@@ -78,7 +78,7 @@ def check_lora_targets(config: Config) -> None:
         return
     present = linear_layers(config.model.path)
     unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
-    if unknown:
+    if present and unknown:
         raise ConfigError(
             f"learner.lora_targets: no linear layer of {config.model.path} is called {', '.join(unknown)}; "
             f"there are {', '.join(present)}, and all-linear for all of them"

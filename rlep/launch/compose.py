@@ -28,11 +28,12 @@ from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.schema import Config
-from rlep.core.errors import ModelError
+from rlep.core.errors import ConfigError, ModelError
 from rlep.core.plural import counted
 from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver import ports
+from rlep.driver.model_shape import read_shape, undivided
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
 from rlep.launch.engine_options import (
@@ -72,6 +73,7 @@ def read_inputs(config: Config, *, train: bool = True) -> Inputs:
     model, data = config.model, config.data
     tokenizer = load_tokenizer(model.path)
     check_context(config)
+    check_divided(config)
     return Inputs(
         tokenizer,
         vocabulary_size(model.path),
@@ -90,6 +92,13 @@ def check_context(config: Config) -> None:
             f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
             f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
         )
+
+
+def check_divided(config: Config) -> None:
+    """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
+    workers, model = config.generator.tensor_parallel, config.model.path
+    if workers > 1 and (part := undivided(read_shape(model), workers)):
+        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
 
 
 def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
