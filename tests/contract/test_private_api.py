@@ -41,16 +41,13 @@ def symbols(module: str, *names: str) -> tuple[Symbol, ...]:
 
 
 _C10D, _DECOMP, _RAY = "torch._C._distributed_c10d", "torch._decomp", "ray._private"
+_LINEAR = ("input_tensor", "weight", "bias", "attr", "scalars", "algorithm")
 _OUTPUT = ("new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "events")
 _CORE, _GROUP, _TOPK = "vllm.v1.core", "SingleTypeKVCacheManager", "vllm.v1.sample.ops.topk_topp_sampler"
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (
         # Operators have no Python definition: their shape functions have the same parameters.
-        Symbol(
-            "torch._meta_registrations",
-            "meta_linear_pointwise_default",
-            ("input_tensor", "weight", "bias", "attr", "scalars", "algorithm"),
-        ),
+        Symbol("torch._meta_registrations", "meta_linear_pointwise_default", _LINEAR),
         Symbol(f"{_DECOMP}.decompositions", "_softmax_backward_data", ("grad_output", "output", "dim", "input_dtype")),
         Symbol("torch.nn.modules.module", "Module.register_parameter", ("name", "param")),
         Symbol(_C10D, "ProcessGroupGloo.__init__", ("store", "rank", "size", "timeout")),
