@@ -168,11 +168,11 @@ def test_two_hosts_are_refused() -> None:
 
 
 async def test_a_login_whose_sender_goes_is_no_error(runs: Path) -> None:
-    parts = iter([{"type": "http.request", "body": b"token=", "more_body": True}, {"type": "http.disconnect"}])
+    heard: list[Message] = [{"type": "http.request", "body": b"token=", "more_body": True}, {"type": "http.disconnect"}]
     said: list[Message] = []
 
     async def receive() -> Message:
-        return next(parts)
+        return heard.pop(0)
 
     async def send(message: Message) -> None:
         said.append(message)
