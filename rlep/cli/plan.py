@@ -105,7 +105,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if collection.is_file():
         return read_collection(collection)
     if not pool_exists(config):  # opening it would make one
-        missing.append(f"pool {directory}: no pool there; `rlep collect` fills it")
+        missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
     with open_pool(None, directory, config.pool.name, tokenizer_digest=None, options=options) as pool:

@@ -106,8 +106,8 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
         return
     if not pool_exists(config):
         raise PoolError(
-            f"there is no pool at {config.pool_directory}: run `rlep collect` with the same data and "
-            "pool.directory first, or check pool.directory"
+            f"there is no pool at {config.pool_directory}: fill it by `rlep collect` or `rlep pool import` with "
+            "the same data and pool.directory first, or check pool.directory"
         )
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
     try:
@@ -142,7 +142,7 @@ def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -
     if not covered:
         raise PoolError(
             f"pool {config.pool.name} at {config.pool.url or config.pool_directory} has responses to "
-            f"{counted(len(ids), 'question')}, to none of the {len(prompts)} training questions: run `rlep collect` with the "
-            "same data first, or check pool.directory and pool.name"
+            f"{counted(len(ids), 'question')}, to none of the {len(prompts)} training questions: fill it by `rlep collect` or "
+            "`rlep pool import` with the same data first, or check pool.directory and pool.name"
         )
     return covered

@@ -145,8 +145,8 @@ def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str]
     result = invoke(command, config, [*overrides, "replay.count=2"])
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: there is no pool at {tmp_path / 'run' / 'pool'}: run `rlep collect` with the same data and "
-        "pool.directory first, or check pool.directory\n"
+        f"error: there is no pool at {tmp_path / 'run' / 'pool'}: fill it by `rlep collect` or `rlep pool import` with "
+        "the same data and pool.directory first, or check pool.directory\n"
     )
     assert not (tmp_path / "run").exists()
     opened([*overrides, "update.lr=0.5"], "train").close()
