@@ -3,7 +3,7 @@
     python benchmarks/chaos.py [--minutes 30] [--seed N] [--json FILE]
 
 The run is ``rlep train`` on the quickstart's task, with its own successes replayed and a checkpoint every five steps. A fault is
-drawn from ``Chaos.faults`` by the seed, at a moment of a step that is drawn too. A run that ends is begun again by the same command.
+drawn from ``Chaos.faults`` by the seed, at a moment that is drawn too. A run that ends is begun again by the same command.
 Then the same run is made without faults, and both histories are checked (``parts/history.py``): every step once, every
 question with its responses, all of the step's own policy, no replay that was not seen correct before. Steps of both are
 compared as well. Exit status 1 where a history is wrong, a command makes no step within ``PATIENCE_S`` or ends with a stack
