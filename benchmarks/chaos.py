@@ -3,11 +3,11 @@
     python benchmarks/chaos.py [--minutes 30] [--seed N] [--json FILE]
 
 The run is ``rlep train`` on the quickstart's task, with its own successes replayed and a checkpoint every five steps. A fault is
-drawn from ``FAULTS`` by the seed, at a moment of a step that is drawn too. A run that ends is begun again by the same command.
+drawn from ``Chaos.faults`` by the seed, at a moment that is drawn too. A run that ends is begun again by the same command.
 Then the same run is made without faults, and both histories are checked (``parts/history.py``): every step once, every
 question with its responses, all of the step's own policy, no replay that was not seen correct before. Steps of both are
-compared as well. Exit status 1 where a history is wrong, a step does not come within ``PATIENCE_S``, or a command
-ends with a stack trace instead of a sentence.
+compared as well. Exit status 1 where a history is wrong, a command makes no step within ``PATIENCE_S`` or ends with a stack
+trace instead of a sentence, or ``MOST_ENDS`` commands in a row end without one.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Chaos:
             **{f"kill {kind}": partial(self.send, kind, signal.SIGKILL) for kind in PROCESSES},
             **{f"pause {kind}": partial(self.pause, kind) for kind in PROCESSES},
             **{f"freeze {kind}": partial(self.send, kind, signal.SIGSTOP) for kind in FROZEN},
-            **{f"full disk, {kind}": partial(self.fill, kind) for kind in ("driver", "learner", "generator")},
+            **{f"full disk, {kind}": partial(self.fill, kind) for kind in ("learner", "generator")},
             "kill driver": partial(self.end, signal.SIGKILL),
             "interrupt driver": partial(self.end, signal.SIGINT),
             "terminate driver": partial(self.end, signal.SIGTERM),
@@ -208,9 +208,7 @@ class Chaos:
 
     def fill(self, kind: str) -> None:
         """From now on one of a kind can write no file beyond 4 kB; the next process can."""
-        assert self.run.process is not None
-        found = [psutil.Process(self.run.process.pid)] if kind == "driver" else self.processes(kind)
-        if found:
+        if found := self.processes(kind):
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.random.choice(found).rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
 
