@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -268,4 +269,5 @@ def _reason(error: BaseException) -> str:
 
 def _save_logs(home: Path, logs: Path) -> None:
     for session in home.glob("session_2*"):
-        shutil.copytree(session / "logs", logs, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        with suppress(OSError):  # a full disk must not hide what ended the run; what has room is kept
+            shutil.copytree(session / "logs", logs, dirs_exist_ok=True, ignore_dangling_symlinks=True)

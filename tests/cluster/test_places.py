@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from rlep.actors.cluster import DEEPEST_SOCKET
+from rlep.actors.cluster import DEEPEST_SOCKET, _save_logs
 from rlep.actors.ray_private import start_private_cluster
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
@@ -125,3 +126,21 @@ def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
     del raised[0]
     with pytest.raises(RuntimeError, match=r"^other$"):
         start_private_cluster(tmp_path, "rlep-unstarted", 1)
+
+
+@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though Ray's logs do not fit")
+def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("ended")
+    (logs / "gcs.out").write_text("ended")
+    copy = shutil.copy2
+
+    def fits(source: str, target: str) -> object:
+        if source.endswith("raylet.out"):
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, fits, False, False))
+    _save_logs(tmp_path, tmp_path / "kept")
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["gcs.out"]
