@@ -21,6 +21,12 @@ STOP_S = 600.0
 """For a command that is interrupted to write its checkpoint."""
 POLL_S = 1.0
 """How often a command's compute is looked at."""
+COMMAND = """
+import ctypes, runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the study with it ignored
+ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG: interrupted where the study is killed
+runpy.run_module("rlep", run_name="__main__", alter_sys=True)
+"""
 Pipeline = tuple[str, int]
 """Arm and seed."""
 Say = Callable[[str], None]
@@ -50,7 +56,7 @@ class Commands:
             return ""
         log = plan.directory.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "rlep", plan.command, *map(str, plan.files), "--quiet"]
+        words = [sys.executable, "-c", COMMAND, plan.command, *map(str, plan.files), "--quiet"]
         words += [word for one in plan.overrides for word in ("--set", one)]
         with log.open("ab") as output:
             with self._lock:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from functools import partial
 from math import inf
 from pathlib import Path
 
 import pytest
 
 from rlep.core.errors import DataError
-from rlep.study.study_plan import phases_of, read_study
+from rlep.study.study_plan import PhasePlan, phases_of, read_study
 from rlep.study.study_results import read_arm, taken_by
 from rlep.study.study_runner import Commands
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
+from tests.waiting import wait_until
 
 COUNTING = """
 import json, os, signal, time
@@ -59,22 +62,36 @@ def test_a_run_that_ends_before_its_last_step_and_the_budget_has_no_result(tmp_p
     assert [point.step for point in stopped.within(1499)] == [0, 2]
 
 
-def test_a_command_is_stopped_where_its_compute_passes_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stand-in for ``rlep`` counts its steps until SIGINT; it is not even begun where the files pass the limit."""
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PhasePlan:
+    """A phase whose ``rlep`` is a stand-in that counts its steps until SIGINT."""
     package = tmp_path / "rlep"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(COUNTING)
     study = read_study(study_file(tmp_path))
     (plan,) = phases_of(study.study, study.arm[0], 1, base_of(study).files, ())
-    monkeypatch.chdir(tmp_path)  # python -m finds the stand-in first
+    monkeypatch.chdir(tmp_path)  # where the stand-in is found first
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("RUN_DIRECTORY", str(plan.directory))
-    assert Commands(hours=1)(plan, 1499) == ""
-    assert taken_by(plan) > 1499
-    assert (plan.directory / "stopped").read_text() == "SIGINT"
-    (plan.directory / "stopped").unlink()
-    assert Commands(hours=1)(plan, 1499) == ""
-    assert not (plan.directory / "stopped").exists()
+    return plan
+
+
+def test_a_command_is_stopped_where_its_compute_passes_the_limit(endless: PhasePlan) -> None:
+    """It is not even begun where the files pass the limit."""
+    assert Commands(hours=1)(endless, 1499) == ""
+    assert taken_by(endless) > 1499
+    assert (endless.directory / "stopped").read_text() == "SIGINT"
+    (endless.directory / "stopped").unlink()
+    assert Commands(hours=1)(endless, 1499) == ""
+    assert not (endless.directory / "stopped").exists()
+
+
+def test_a_killed_study_interrupts_its_command(endless: PhasePlan) -> None:
+    """So that the same study goes on from its checkpoint, and meets no run of its own."""
+    study = multiprocessing.get_context("fork").Process(target=partial(Commands(hours=1), endless, inf))
+    study.start()
+    wait_until((endless.directory / "metrics.jsonl").exists, "a step of the command")
+    study.kill()
+    study.join()
+    wait_until((endless.directory / "stopped").exists, "the end of the command")
