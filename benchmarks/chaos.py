@@ -3,11 +3,11 @@
     python benchmarks/chaos.py [--minutes 30] [--seed N] [--json FILE]
 
 The run is ``rlep train`` on the quickstart's task, with its own successes replayed and a checkpoint every five steps. A fault is
-drawn from ``FAULTS`` by the seed, at a moment of a step that is drawn too. A run that ends is begun again by the same command.
+drawn from ``Chaos.faults`` by the seed, at a moment that is drawn too. A run that ends is begun again by the same command.
 Then the same run is made without faults, and both histories are checked (``parts/history.py``): every step once, every
 question with its responses, all of the step's own policy, no replay that was not seen correct before. Steps of both are
-compared as well. Exit status 1 where a history is wrong, a step does not come within ``PATIENCE_S``, or a command
-ends with a stack trace instead of a sentence.
+compared as well. Exit status 1 where a history is wrong, a command makes no step within ``PATIENCE_S`` or ends with a stack
+trace instead of a sentence, or ``MOST_ENDS`` commands in a row end without one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos.json"
 PROMPTS, FRESH, REPLAYS, MOST, EVERY = 16, 8, 2, 2, 5
 QUESTIONS = 3 * PROMPTS
 """So that a question comes again, with replays, every third step."""
-PATIENCE_S, COMMAND_S = 420.0, 300.0
+PATIENCE_S, COMMAND_S = 600.0, 300.0
+MOST_ENDS = 9
+"""Commands in a row that may end by a sentence without a step: on a busy machine Ray's node is not up in its 30 s."""
 MARK = "RLEP_CHAOS"
 PROCESSES = {  # what is killed and stopped, by a part of its command line
     "generator": "ray::GeneratorActor",
@@ -62,6 +64,8 @@ PROCESSES = {  # what is killed and stopped, by a part of its command line
     "raylet": "raylet/raylet",
     "head": "gcs/gcs_server",
 }
+FROZEN = ("generator", "engine", "verifier", "learner", "pool", "redis", "raylet")
+"""Those that stop for good; a head that hangs is what Ray itself waits some minutes for."""
 PAUSE_S = 5.0
 """Of a process that is stopped and goes on."""
 ENDED = {-signal.SIGKILL, 130, 143, 0, 1}
@@ -136,7 +140,8 @@ class Chaos:
         self.faults: dict[str, Callable[[], object]] = {
             **{f"kill {kind}": partial(self.send, kind, signal.SIGKILL) for kind in PROCESSES},
             **{f"pause {kind}": partial(self.pause, kind) for kind in PROCESSES},
-            **{f"freeze {kind}": partial(self.send, kind, signal.SIGSTOP) for kind in ("generator", "learner")},
+            **{f"freeze {kind}": partial(self.send, kind, signal.SIGSTOP) for kind in FROZEN},
+            **{f"full disk, {kind}": partial(self.fill, kind) for kind in ("learner", "generator")},
             "kill driver": partial(self.end, signal.SIGKILL),
             "interrupt driver": partial(self.end, signal.SIGINT),
             "terminate driver": partial(self.end, signal.SIGTERM),
@@ -145,6 +150,8 @@ class Chaos:
             "half a line of metrics": self.tear,
             "scale generators": partial(self.scale, "generators"),
             "scale verifiers": partial(self.scale, "verifiers"),
+            "drain generator": partial(self.drain, "generator"),
+            "drain verifier": partial(self.drain, "verifier"),
         }
 
     def go_on(self, minutes: float) -> None:
@@ -162,13 +169,16 @@ class Chaos:
         self.end(signal.SIGINT, again=False)
 
     def see_steps(self, steps: int) -> None:
-        """Wait until the run has recorded so many more lines; one that ended is begun again."""
-        until, seen, last = time.monotonic() + PATIENCE_S, 0, self.run.steps()
+        """Wait until the run has recorded so many more lines; one that ended is begun again, some times."""
+        until, seen, last, ends = time.monotonic() + PATIENCE_S, 0, self.run.steps(), 0
         while seen < steps:
             if (now := self.run.steps()) != last:
-                seen, last, until = seen + max(0, now - last), now, time.monotonic() + PATIENCE_S
+                seen, last, until, ends = seen + max(0, now - last), now, time.monotonic() + PATIENCE_S, 0
             if self.run.ended() is not None:
                 self.said[self.run.last_words()[:160]] += 1
+                ends, until = ends + 1, time.monotonic() + PATIENCE_S
+                if ends > MOST_ENDS:
+                    raise ChaosError(f"{ends} commands made no step, the last: {self.run.last_words()}")
                 self.run.begin()
             if time.monotonic() > until:
                 raise ChaosError(f"no step within {PATIENCE_S:.0f} s after {self.done[-1:]}")
@@ -195,6 +205,12 @@ class Chaos:
         if victim is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGCONT)
+
+    def fill(self, kind: str) -> None:
+        """From now on one of a kind can write no file beyond 4 kB; the next process can."""
+        if found := self.processes(kind):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.random.choice(found).rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
 
     def end(self, number: signal.Signals, *, again: bool = True) -> None:
         """End the driver by a signal, and continue the run."""
@@ -233,12 +249,21 @@ class Chaos:
         self.run.begin()
 
     def scale(self, role: str) -> None:
-        """As a user would; what is said of a run that is just ending is no fault."""
-        words = [sys.executable, "-m", "rlep", "scale", role, str(self.random.randint(1, MOST))]
-        words += ["--run", str(self.run.directory), "--grace", "20"]
-        ended = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        """As a user would."""
+        self.command_at("scale", role, str(self.random.randint(1, MOST)))
+
+    def drain(self, role: str) -> None:
+        """One that the events say has started, if it is still there."""
+        events = read_lines(self.run.directory / "events.jsonl")
+        names = sorted({one["actor"] for one in events if str(one.get("actor")).startswith(f"{role}-")})
+        self.command_at("drain", self.random.choice(names or [f"{role}-0"]))
+
+    def command_at(self, *words: str) -> None:
+        """Tell the run something; what is said of a run that is just ending, or has no such actor, is no fault."""
+        command = [sys.executable, "-m", "rlep", *words, "--run", str(self.run.directory), "--grace", "20"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S, check=False)
         if "Traceback" in ended.stderr:
-            raise ChaosError(f"rlep scale: {ended.stderr[-3000:]}")
+            raise ChaosError(f"rlep {' '.join(words)}: {ended.stderr[-3000:]}")
 
 
 def undisturbed(run: Run, steps: int) -> None:

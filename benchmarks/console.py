@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlep.config.schema import Config
-from rlep.console.pages import CURVES
+from rlep.console.compare_page import CURVES
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool

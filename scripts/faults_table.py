@@ -52,6 +52,8 @@ FAULTS = {
     34: "the network between learner and generators is cut in a weight update",
     35: "a spot instance is about to end",
 }
+BENCHMARKS = {29: "`benchmarks/chaos.py`, in `make bench-soak`"}
+"""Where a fault that no test brings about is tried by hand."""
 OUTCOMES = {
     "equal": "equal to the undisturbed run",
     "stated": "goes on, and says what was lost or refused",
@@ -105,7 +107,7 @@ def table(tests: list[FaultTest]) -> str:
         of_it = [one for one in tests if one.number == number]
         rows += [f"| {number} | {fault} | {OUTCOMES[t.outcome]} | {t.operator} | `{t.test}` |" for t in of_it]
         if not of_it:
-            rows.append(f"| {number} | {fault} | **not tested** | | |")
+            rows.append(f"| {number} | {fault} | **not tested** | | {BENCHMARKS.get(number, '')} |")
     return "\n".join(rows)
 
 

@@ -10,6 +10,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
+    AuthenticationError,
     GetTimeoutError,
     RayActorError,
     RaySystemError,
@@ -34,7 +36,7 @@ from rlep.actors.placement import (
     shortfall,
     unplaceable,
 )
-from rlep.actors.ray_private import start_private_cluster
+from rlep.actors.ray_private import refuses_token, start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
@@ -87,7 +89,12 @@ class Cluster:
         if address:
             reached = _reachable(address)
             try:
+                if "://" not in address and refuses_token(address):
+                    raise PlacementError(f"the Ray cluster at {address!r} refuses this token: {TOKEN_HINT}")
                 ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
+            except AuthenticationError as error:
+                said = str(error).split(". ")[0]
+                raise PlacementError(f"this process has no token for Ray: {said}; {TOKEN_HINT}") from None
             except (ConnectionError, ValueError) as error:
                 what = f"{address!r} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
                 raise PlacementError(what if reached else f"no Ray cluster answers at {address!r}: {error}") from None
@@ -262,4 +269,5 @@ def _reason(error: BaseException) -> str:
 
 def _save_logs(home: Path, logs: Path) -> None:
     for session in home.glob("session_2*"):
-        shutil.copytree(session / "logs", logs, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        with suppress(OSError):  # a full disk must not hide what ended the run; what has room is kept
+            shutil.copytree(session / "logs", logs, dirs_exist_ok=True, ignore_dangling_symlinks=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from ray.actor import ActorHandle
 
 from rlep.actors.replicas import Rate, State
+from rlep.core.errors import ActorLost
 
 
 class GeneratorReplica:
@@ -49,3 +51,8 @@ class GeneratorReplica:
         self.error = error
         self.lost.set()
         self.freed.set()
+
+
+def nobody_left(replicas: Sequence[GeneratorReplica]) -> ActorLost:
+    """What is said when all are out of restarts: of what the first of them died."""
+    return ActorLost("; ".join(["no generator is left", *(f"{one.name}: {one.error}" for one in replicas[:1])]))

@@ -15,14 +15,14 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocation import GUEST, Colocated
 from rlep.actors.generator_actor import GeneratorActor
-from rlep.actors.generator_replica import GeneratorReplica
+from rlep.actors.generator_replica import GeneratorReplica, nobody_left
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replica_weights import EngineWeights
 from rlep.actors.replicas import ActorStatus, ReplicaSet, RoleStatus
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.roles import GeneratorConfig
-from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.sampler.setup import SamplerOptions
 
@@ -112,8 +112,9 @@ class GeneratorPool:
     ) -> AsyncIterator[Completion]:
         """Exactly one completion per request, each as it finishes; see the port."""
         if all(worker.out_of_restarts for worker in self._workers):
-            raise self._nobody_left()
+            raise nobody_left(self._workers)
         job = self._queue.put(requests, sampling)
+        self._check_weights()
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):
@@ -181,6 +182,7 @@ class GeneratorPool:
         elif actor is not None:
             await close_actor(actor, worker.name)
         self._cluster.forget(worker.name)
+        self._check_weights()
         self._report("actor_drained", worker.name, f"{back} requests handed back" if back else "")
 
     async def _start(self, worker: GeneratorReplica) -> None:
@@ -241,6 +243,8 @@ class GeneratorPool:
             ray.kill(worker.actor)
         worker.actor = worker.version = None
         self._queue.give_back(worker.name)
+        if worker.restarts_left:
+            self._check_weights()
 
     async def _revive(self, worker: GeneratorReplica) -> bool:
         """Start a lost generator again; False when it is out of restarts."""
@@ -261,10 +265,14 @@ class GeneratorPool:
     def _check_others(self, worker: GeneratorReplica) -> None:
         """End the rollout when ``worker`` was the last hope."""
         if all(other.out_of_restarts for other in self._workers if other is not worker):
-            self._queue.fail(self._nobody_left())
+            self._queue.fail(nobody_left(self._workers))
+        self._check_weights()
 
-    def _nobody_left(self) -> ActorLost:
-        return ActorLost("; ".join(["no generator is left", *(f"{w.name}: {w.error}" for w in self._workers[:1])]))
+    def _check_weights(self) -> None:
+        """End the rollouts that wait for a publication, which waits for them."""
+        if self._version is None and self.weights.lost():
+            reason = next((f": {w.name}: {w.error}" for w in self._workers if w.error), "")
+            self._queue.fail(WeightsLost(f"no generator has the policy's weights any more{reason}"))
 
     async def _pump(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
         """Keep the engine full, with some requests waiting in it, from the queue."""

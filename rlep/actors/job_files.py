@@ -64,6 +64,8 @@ RUN = {"config.json", "events.jsonl"}
 """Files that a run directory has."""
 POOL = {"redis.conf", "served"}
 """Files that the directory of an embedded Redis has."""
+SECRET_VARIABLES = ("RAY_AUTH_TOKEN_PATH", "RLEP_REDIS_PASSWORD_FILE")
+"""Environment variables that name the file of a secret."""
 TOKEN_FILE = re.compile(r"(?:^|[._=])token_file\s*=\s*(.+)$")
 """In a word of a command: ``pool.token_file=PATH``."""
 
@@ -75,7 +77,7 @@ class JobFiles:
     sizes: dict[str, int]
     """File that goes → its bytes."""
     secrets: tuple[str, ...]
-    """Files that look like secrets."""
+    """Files that look like secrets, and those that ``SECRET_VARIABLES`` name."""
     tokens: tuple[str, ...]
     """Files that a config of the working directory, or the command, names as a ``token_file``."""
     directories: tuple[str, ...]
@@ -116,7 +118,8 @@ def job_files(working_dir: Path, arguments: Sequence[str] = ()) -> JobFiles:
     outer = [folder for folder in held if not _within(folder, (other for other in held if other != folder))]
     others = [file for file in files if not _within(file, outer)]
     tokens = _token_files(root, others, arguments) & {*others}
-    secrets = {file for file in others if looks_secret(file)} - tokens
+    given = _inside(root, [Path(os.environ[name]).absolute() for name in SECRET_VARIABLES if name in os.environ])
+    secrets = {file for file in others if looks_secret(file) or file in given} - tokens
     sizes = {file: (root / file).lstat().st_size for file in others if file not in secrets | tokens}
     return JobFiles(sizes, tuple(sorted(secrets)), tuple(sorted(tokens)), tuple(outer))
 
@@ -130,7 +133,12 @@ def _token_files(root: Path, files: Iterable[str], arguments: Iterable[str]) -> 
                 named += _values(tomllib.loads((root / file).read_text()))
             except (OSError, ValueError):  # no config; one that the command needs is refused by name
                 continue
-    paths = [Path(os.path.normpath(root / name)) for name in named]
+    return _inside(root, [root / name for name in named])
+
+
+def _inside(root: Path, places: Iterable[Path]) -> set[str]:
+    """Of these places those within ``root``, relative to it, and where links lead."""
+    paths = [Path(os.path.normpath(place)) for place in places]
     return {
         path.relative_to(base).as_posix()
         for base, path in [*((root, path) for path in paths), *((root.resolve(), path.resolve()) for path in paths)]

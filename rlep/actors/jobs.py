@@ -105,8 +105,9 @@ def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, 
             if "already exists" in str(error):
                 return identity
             if time.monotonic() > deadline:
+                said = str(error).rstrip(".")
                 raise DeadlineExceeded(
-                    f"the cluster did not take the job within {SUBMIT_DEADLINE_S:.0f} s: {error}"
+                    f"the cluster did not take the job within {SUBMIT_DEADLINE_S:.0f} s: {said}"
                 ) from None
             time.sleep(1)
 

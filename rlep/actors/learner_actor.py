@@ -20,7 +20,7 @@ from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
-from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.learner.options import LearnerOptions, PolicyOptions
 from rlep.engines.rendezvous import listen
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -119,9 +119,8 @@ class Rank:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         if options.threads:
             os.environ["OMP_NUM_THREADS"] = str(options.threads)
-        # Rows of ever new lengths would leave gaps between blocks of fixed size. Read when torch first allocates on a GPU.
         if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
-            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", allocator_settings(options.policy))
         use_node_interface()
         from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
@@ -212,3 +211,15 @@ class Rank:
         if self._sender is not None:
             self._sender.close()
         self._open.close()
+
+
+def allocator_settings(policy: PolicyOptions) -> str:
+    """What torch reads when it first allocates for a GPU.
+
+    Rows of ever new lengths would leave gaps between blocks of fixed size. And torch rounds pinned host memory up to powers of
+    two, nearly twice what a 7B model needs, but for blocks that it does not cache: those are wanted again only where every
+    update copies the gradients of all weights to the host. (``pinned_max_round_threshold_mb`` must not take its place: a
+    cached block may then be given out for a larger one.)
+    """
+    exact = "" if policy.cpu_offload and policy.lora is None else ",pinned_max_cached_size_mb:1"
+    return f"expandable_segments:True{exact}"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import grpc
+import psutil
 import ray
 from ray._private import ray_constants
+from ray._private.grpc_utils import init_grpc_channel
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
+from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 
 from rlep.core.errors import PlacementError
@@ -17,33 +21,70 @@ from rlep.core.errors import PlacementError
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
+ATTEMPTS = 3
+"""Of a private cluster to start: on a busy machine the second often comes up."""
+CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""A call of the head process that changes nothing; an empty request is whole."""
+CHECK_S = 10.0
+
+
+def refuses_token(address: str) -> bool:
+    """Whether the head at ``address``, or this machine's for ``auto``, refuses the token of this process.
+
+    ``ray.init`` would try for 48 s, and print every attempt. Raises ``AuthenticationError`` where the token cannot be read.
+    """
+    head = canonicalize_bootstrap_address(address) if address == "auto" else address
+    if head is None:
+        return False
+    with init_grpc_channel(head) as channel:
+        try:
+            channel.unary_unary(CHECK_ALIVE)(b"", timeout=CHECK_S)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
+
 
 def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
     """Start Ray on this machine with all its files in ``home``, listening on loopback alone.
 
-    Raises ``PlacementError`` where its node does not come up.
+    Raises ``PlacementError`` where its node does not come up in ``ATTEMPTS`` times 30 s.
     """
     # The control service would keep a record of every call (4 KB, up to 100,000), which no dashboard shows here.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    try:
-        with on_loopback():
-            ray.init(
-                address="local",
-                namespace=namespace,
-                num_cpus=cpus,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="error",
-                _temp_dir=str(home),
-            )
-    except Exception as error:
-        if type(error) is not Exception:  # Ray's node raises a bare one after its fixed 30 s
-            raise
-        raise PlacementError(
-            "Ray's node did not start on this machine within its 30 s: if other processes keep the machine busy, run the "
-            f"command again when they have ended ({error})"
-        ) from None
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            with on_loopback():
+                ray.init(
+                    address="local",
+                    namespace=namespace,
+                    num_cpus=cpus,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                    _temp_dir=str(home),
+                )
+        except Exception as error:
+            if (
+                type(error) is not Exception
+            ):  # Ray's node raises a bare one after its fixed 30 s, and leaves its processes
+                raise
+            _end_processes(home)
+            if not left:
+                raise PlacementError(
+                    f"Ray's node did not start on this machine within its 30 s, in {ATTEMPTS} attempts: if other processes "
+                    f"keep the machine busy, run the command again when they have ended ({error})"
+                ) from None
+        else:
+            return
+
+
+def _end_processes(home: Path) -> None:
+    """Kill what this process has started of the Ray whose files are in ``home``."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if str(home) in " ".join(process.cmdline()):
+                process.kill()
 
 
 @contextmanager

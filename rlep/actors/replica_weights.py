@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from rlep.actors.cluster import call
-from rlep.actors.generator_replica import GeneratorReplica
+from rlep.actors.generator_replica import GeneratorReplica, nobody_left
 from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import ActorLost, RlepError, WeightSyncError
 from rlep.engines.weights.weight_update import WeightUpdate
@@ -74,8 +74,20 @@ class EngineWeights:
             await asyncio.gather(*(self._load(worker, offer, deadline) for worker in sleepers))
 
     def living(self) -> tuple[str, ...]:
-        """Names of those that can load weights now; one that was restarted has another name."""
+        """Names of those that can load weights now; one that was restarted has another name.
+
+        Raises ``ActorLost`` where there never will be any.
+        """
+        if all(worker.out_of_restarts for worker in self._members()):
+            raise nobody_left(self._members())
         return tuple(self._takers())
+
+    def lost(self) -> bool:
+        """Whether no generator serves any before the next publication: in a group, one that starts has none until then."""
+        return self._config.transfer != "shared_memory" and not any(
+            worker.loading.locked() or (worker.version is not None and not worker.lost.is_set())
+            for worker in self._staying()
+        )
 
     async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
         """Have these take part in a transfer, each by its own weight update; returns the largest log-prob difference (nats).

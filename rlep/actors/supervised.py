@@ -30,6 +30,10 @@ async def watched(
         while not (await asyncio.wait({calling}, timeout=min(HEARTBEAT_S, heartbeat_timeout_s)))[0]:
             await call(handle.ping.remote(), f"{name}'s heartbeat", heartbeat_timeout_s)
         return await calling
+    except BaseException:
+        if ray.is_initialized():  # otherwise Ray says on standard output that it will make the call again
+            ray.cancel(reference)
+        raise
     finally:
         calling.cancel()
 

@@ -26,6 +26,8 @@ from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_cpus import wanted_cpus
+from rlep.driver.plan_fit import plan_fit
+from rlep.driver.plan_learner import plan_learner
 from rlep.driver.plan_memory import plan_memory
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
@@ -77,7 +79,7 @@ def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
 def findings_of(config: Config) -> Iterator[Finding]:
     """Every check, one after the other."""
     checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
-        _python, _versions, _packages, _vllm, _cores, _gpus, _driver, _rdma, _hostname, _memory,
+        _python, _versions, _packages, _vllm, _cores, _gpus, _driver, _fits, _rdma, _hostname, _memory,
         _shared_memory, _disk, _files, _redis, _ray, _secrets, _model, _float32,
     )  # fmt: skip
     for check in checks:
@@ -187,8 +189,20 @@ def _hostname(config: Config) -> Iterator[Finding]:
     yield Finding("hostname", "note" if local else "ok", f"{name} is {address}", remedy)
 
 
+def _fits(config: Config) -> Iterator[Finding]:
+    """The plan, for the smallest GPU that is here."""
+    sizes = [int(line) for line in _nvidia_smi("--query-gpu=memory.total", "--format=csv,noheader,nounits")]
+    if not sizes or not (config.learner.gpus or config.generator.gpus):
+        return
+    with suppress(ModelError):  # _model tells
+        found = plan_fit(config, read_shape(config.model.path), gpu_bytes=min(sizes) * 2**20, host_bytes=None)
+        reason, _, remedy = found.reason.partition("; ")
+        yield Finding("GPU memory", "ok" if found.fits else "wrong", reason, remedy)
+
+
 def _wanted_gpus(config: Config) -> float:
-    return config.generator.count * config.generator.gpus + config.learner.ranks * config.learner.gpus
+    generators, learners = config.generator.count * config.generator.gpus, config.learner.ranks * config.learner.gpus
+    return max(generators, learners) if config.cluster.placement == "colocated" else generators + learners
 
 
 def _nvidia_smi(*words: str) -> list[str]:
@@ -197,15 +211,20 @@ def _nvidia_smi(*words: str) -> list[str]:
 
 
 def _memory(config: Config) -> Iterator[Finding]:
-    have = psutil.virtual_memory().available
-    wanted = int(
-        (2.0 + config.generator.kv_cache_gib) * config.generator.count * GIB + 1.5 * GIB * config.learner.ranks
-    )
-    good = have >= wanted or config.cluster.address is not None
+    generator, learner, have = config.generator, config.learner, psutil.virtual_memory().available
+    cache = 0.0 if generator.gpus else generator.kv_cache_gib
+    wanted = int((2.0 + cache) * generator.count * GIB + 1.5 * GIB * learner.ranks)
+    kept, remedy = 0, "fewer actors, or a smaller generator.kv_cache_gib"
+    with suppress(ModelError):  # _model tells
+        rank = plan_learner(config, read_shape(config.model.path))
+        if learner.gpus:
+            kept = max(rank.host_bytes, rank.asleep_bytes if config.cluster.placement == "colocated" else 0)
     detail = f"{have / GIB:.1f} GiB free, {wanted / GIB:.1f} GiB for the engines without the model itself"
-    yield Finding(
-        "memory", "ok" if good else "wrong", detail, "" if good else "fewer actors, or a smaller generator.kv_cache_gib"
-    )
+    if kept:
+        detail += f", and {kept / GIB:.1f} GiB that each learner rank keeps there"
+        remedy = "more memory, learner.lora_rank, or, for ranks that sleep, cluster.placement = split"
+    good = have >= wanted + kept * learner.ranks or config.cluster.address is not None
+    yield Finding("memory", "ok" if good else "wrong", detail, "" if good else remedy)
 
 
 def _shared_memory(config: Config) -> Iterator[Finding]:
@@ -306,7 +325,17 @@ def _model(config: Config) -> Iterator[Finding]:
     elif missing or not list(path.glob("*.safetensors")):
         yield Finding("model", "wrong", f"{path} lacks {', '.join(missing) or '*.safetensors'}", "download it whole")
     else:
-        yield Finding("model", "ok", str(path))
+        yield _heads(config)
+
+
+def _heads(config: Config) -> Finding:
+    from rlep.launch.before_start import check_heads
+
+    try:
+        check_heads(config)
+    except ModelError as error:
+        return Finding("model", "wrong", str(error), "no run starts with it")
+    return Finding("model", "ok", str(config.model.path))
 
 
 def _version(package: str) -> str | None:

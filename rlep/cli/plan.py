@@ -18,9 +18,10 @@ from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.model_shape import ModelShape, read_shape
 from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
+from rlep.engines.families import check_family
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.before_start import memory_here, missing_cpus, pool_exists
-from rlep.launch.compose import check_context, read_prompts, unknown_text
+from rlep.launch.before_start import check_heads, check_lora_targets, memory_here, missing_cpus, pool_exists
+from rlep.launch.compose import check_context, check_divided, read_prompts, unknown_text
 from rlep.launch.engine_options import check_options
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
@@ -69,8 +70,12 @@ def _model(config: Config, missing: list[str]) -> tuple[Tokenizer | None, ModelS
     if not path.is_dir():
         missing.append(f"model.path = {path}: no such directory; planned without memory and prompt lengths")
         return None, None
+    check_family(path)
     tokenizer = load_tokenizer(path)
     check_context(config)
+    check_heads(config)
+    check_divided(config)
+    check_lora_targets(config)
     return tokenizer, read_shape(path)
 
 
@@ -100,7 +105,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if collection.is_file():
         return read_collection(collection)
     if not pool_exists(config):  # opening it would make one
-        missing.append(f"pool {directory}: no pool there; `rlep collect` fills it")
+        missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
     with open_pool(None, directory, config.pool.name, tokenizer_digest=None, options=options) as pool:

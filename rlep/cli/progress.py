@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,8 @@ SHOWN = {
     "loss": "loss/sft",
 }
 """Name in a step's line → metric; a step's line has those that the step has."""
+SILENT_S = 15.0
+"""Where there is no bar, a phase that has moved says how far it is after so many seconds without a line."""
 
 
 class StepBars(Progress):
@@ -46,6 +49,7 @@ class TerminalProgress:
         self.results = Console(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._quiet, self._json = quiet, as_json
         self._steps: TaskID | None = None
+        self._said = time.monotonic()
         self._progress = StepBars(
             SpinnerColumn(),
             TextColumn("{task.description:<9}"),
@@ -68,11 +72,15 @@ class TerminalProgress:
 
     @contextmanager
     def phase(self, name: str, total: int | None, unit: str) -> Iterator[Advance]:
-        """A bar that goes when the block ends; without a total it only counts."""
+        """A bar that goes when the block ends, or a line now and then; without a total it only counts."""
         task = self._progress.add_task(name, total=total, unit=unit)
 
         def advance(by: int = 1) -> None:
             self._progress.advance(task, by)
+            if self._progress.disable and time.monotonic() - self._said >= SILENT_S:
+                done = self._progress.tasks[self._progress.task_ids.index(task)].completed
+                if done != total:
+                    self.note(f"{name}: {done:g}{'' if total is None else f'/{total}'} {unit}")
 
         try:
             yield advance
@@ -112,6 +120,7 @@ class TerminalProgress:
 
     def note(self, text: str) -> None:
         """One line of text on standard error."""
+        self._said = time.monotonic()
         if not self._quiet:
             self.console.print(text)
 

@@ -114,8 +114,8 @@ def actors(place: RunPlace, seen: str, offer: Offer | None) -> str:
 
 
 def actor_lines(events: Sequence[Mapping[str, Any]]) -> list[ActorLine]:
-    """Every actor that the events name since the run was last started, in the order of its first event."""
-    begun = max((at for at, one in enumerate(events) if one.get("event") in ("run_started", "run_resumed")), default=0)
+    """Every actor that the events name since a command last read the data, before it started any, in order."""
+    begun = max((at for at, one in enumerate(events) if one.get("event") == "data_loaded"), default=0)
     found: dict[str, ActorLine] = {}
     for one in events[begun:]:
         state = _STATES.get(str(one.get("event")))

@@ -22,6 +22,7 @@ from rlep.console import pages, pool_pages
 from rlep.console.actions import Actions
 from rlep.console.actor_page import actors
 from rlep.console.addresses import Addresses
+from rlep.console.compare_page import compare
 from rlep.console.data import error_data, metrics_data, runs_data, step_data, steps_data
 from rlep.console.gate import FORM, SESSION, Gate
 from rlep.console.pool_places import PoolPlaces
@@ -108,9 +109,8 @@ class Console:
 
     def _compare(self, request: Request) -> str:
         runs = self._runs()
-        return pages.compare(
-            [runs[name] for name in request.query_params.getlist("run")[:6] if name in runs], list(runs)
-        )
+        chosen = [runs[name] for name in request.query_params.getlist("run")[:6] if name in runs]
+        return compare(chosen, list(runs), request.query_params.get("over", "steps"))
 
     def _run(self, request: Request) -> str:
         place = self._place(request)

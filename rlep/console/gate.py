@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -174,12 +174,15 @@ class Gate:
 
 
 async def _form_of(request: Request) -> Mapping[str, str] | None:
-    """The first value of each field; None where there are too many, or too long ones."""
+    """The first value of each field; None where there are too many or too long ones, or the sender has gone."""
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST_FORM:
-            return None
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_FORM:
+                return None
+    except ClientDisconnect:
+        return None
     try:
         form = parse_qs(body.decode("ascii", "replace"), max_num_fields=4)
     except ValueError:
@@ -190,7 +193,7 @@ async def _form_of(request: Request) -> Mapping[str, str] | None:
 def refused(headers: Headers, addresses: Addresses) -> str:
     """Why a request is not answered, from its Host, Origin and Sec-Fetch-Site; empty where it may be."""
     host = headers.get("host", "")
-    if not addresses.answers(host):
+    if len(headers.getlist("host")) > 1 or not addresses.answers(host):
         return "Host is not this console's"
     origin = headers.get("origin")
     if origin is not None and not addresses.trusts(origin, host):

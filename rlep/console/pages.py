@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlep.console import run_tables
+from rlep.console.compare_page import CURVES, evaluation_points, source_of
 from rlep.console.curves import Curve, picture
 from rlep.console.metric_columns import StepTable, read_steps
 from rlep.console.run_files import (
@@ -26,16 +28,6 @@ from rlep.core.errors import DataError
 
 A_PAGE = 100
 EVENTS_SHOWN = 100
-CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Accuracy and reward", ("rollout/accuracy", "rollout/reward", "replay/reward")),
-    ("Groups with a signal", ("group/informative", "group/solved_by_replay")),
-    ("Tokens in the loss", ("loss/tokens/fresh", "loss/tokens/replay")),
-    ("Length in tokens", ("rollout/length_mean", "replay/length_mean")),
-    ("Entropy", ("update/entropy/fresh", "update/entropy/replay")),
-    ("Ratio, mean", ("ratio/mean/fresh", "ratio/mean/replay")),
-    ("Gradient norm", ("update/grad_norm",)),
-    ("Seconds a step", ("time/step", "time/generate", "time/update")),
-)
 FILTERS: Mapping[str, Callable[[GroupView], bool]] = {
     "all": lambda one: True,
     "taught": lambda one: one.mass > 0,
@@ -92,13 +84,19 @@ def run(place: RunPlace, page: int, seen: str) -> str:
     events = read_tail(place, "events.jsonl", LONGEST_LINE)
     evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
     config, missing = read_json(place, "config.json")
+    sources = sorted({source_of(line) for line in evaluations.lines})
+    held_out = [Curve(source, evaluation_points(evaluations.lines, source, table, "steps")) for source in sources]
+    drawn = [
+        picture("Evaluations: avg", held_out),
+        *(picture(title, curves_of(table, names)) for title, names in CURVES),
+    ]
     end, written = len(table) - page * A_PAGE, set(run_tables.steps_with(place, "rollouts"))
     return rendered(
         "run.html",
         run=place.name,
         seen=seen,
         summary=summary_of(place),
-        pictures=[one for one in (picture(title, curves_of(table, names)) for title, names in CURVES) if one],
+        pictures=[one for one in drawn if one],
         columns=[name for _, names in CURVES for name in names if name in table.columns],
         lines=table.lines(end - A_PAGE, end)[::-1],
         page=page,
@@ -111,6 +109,7 @@ def run(place: RunPlace, page: int, seen: str) -> str:
         notes=[
             *notes,
             *events.notes,
+            *(note for note in evaluations.notes if not note.endswith(" is missing")),
             *missing,
             *([] if written else ["rollouts/ has no files: there are no pages of steps"]),
         ],
@@ -120,10 +119,15 @@ def run(place: RunPlace, page: int, seen: str) -> str:
 def step(place: RunPlace, number: int, show: str, page: int) -> str:
     """The groups of a step: which of them taught."""
     groups, notes = or_note(lambda: run_tables.read_groups(place, number))
+    try:
+        questions = run_tables.read_questions(place, number)
+    except DataError as error:
+        questions = {}
+        notes.append(str(error))
     chosen = [one for one in groups if FILTERS.get(show, FILTERS["all"])(one)]
     if show in ORDERS:
         chosen.sort(key=ORDERS[show])
-    rewards = [row["reward"] for one in groups for row in one.rows]
+    rewards = [row["reward"] for one in groups for row in one.rows if math.isfinite(row["reward"])]
     return rendered(
         "step.html",
         run=place.name,
@@ -132,6 +136,7 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
         show=show if show in FILTERS or show in ORDERS else "all",
         choices=[*FILTERS, *ORDERS],
         groups=chosen[page * A_PAGE : (page + 1) * A_PAGE],
+        questions=questions,
         found=len(chosen),
         total=len(groups),
         page=page,
@@ -198,21 +203,6 @@ def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> st
     )
 
 
-def compare(chosen: Sequence[RunPlace], names: Sequence[str]) -> str:
-    """Runs over common axes, and the keys of their configs that differ."""
-    tables = {place.name: read_steps(place)[0] for place in chosen}
-    pictures = []
-    for metric in (name for _, several in CURVES for name in several):
-        curves = [Curve(name, table.points(metric)) for name, table in tables.items()]
-        if drawn := picture(metric, curves):
-            pictures.append(drawn)
-    configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
-    keys = sorted({key for one in configs for key in one})
-    differ = [(key, [one.get(key) for one in configs]) for key in keys if len({one.get(key) for one in configs}) > 1]
-    chosen_names = [place.name for place in chosen]
-    return rendered("compare.html", chosen=chosen_names, names=names, pictures=pictures, differences=differ)
-
-
 def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, float, int]]:
     """(from, to, how many) of equal widths; the last one has its end in it."""
     if not values:
@@ -245,7 +235,7 @@ def _evaluation_rows(evaluations: JsonObjects) -> list[tuple[int, str, float | N
     """(step, data source, avg, best), newest first."""
     rows = [line for line in evaluations.lines if isinstance(line.get("step"), int)]
     return [
-        (line["step"], str(line.get("data_source")), number_of(line.get("avg")), number_of(line.get("best")))
+        (line["step"], source_of(line), number_of(line.get("avg")), number_of(line.get("best")))
         for line in reversed(rows)
     ]
 

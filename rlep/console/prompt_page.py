@@ -21,11 +21,11 @@ _ID = re.compile("[0-9a-f]{32}")
 def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
     """The groups, samples and stored responses of a question."""
     found, notes = run_tables.read_prompt(place, prompt_id)
-    if not found:
-        notes.append(f"no step among the newest {run_tables.MOST_STEPS} has this prompt")
+    evaluated, asked, damaged = run_tables.read_correct(place, prompt_id)
+    if not found and not evaluated:
+        notes.append(f"no step and no evaluation among the newest {run_tables.MOST_STEPS} has this prompt")
     written, torn = run_tables.read_written(place, [step for step, _ in found], prompt_id, MOST_WRITTEN)
     groups = dict(found)
-    evaluated, damaged = run_tables.read_correct(place, prompt_id)
     pools, away = places.of_run(place)
     held, missing = entries_of(pools, prompt_id)
     drawn: dict[str, int] = {}
@@ -38,7 +38,7 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
         run=place.name,
         prompt=prompt_id,
         found=found,
-        question=written[0][1]["question"] if written else None,
+        question=written[0][1]["question"] if written else asked,
         written=[(step, groups[step], row["text"]) for step, row in written],
         watched=prompt_id in watched,
         to_watch=as_override("rollouts.watch", [*watched, prompt_id]) if found and _ID.fullmatch(prompt_id) else None,

@@ -37,13 +37,14 @@ class RunPlace:
     directory: Path
 
     def file(self, *parts: str) -> Path:
-        """A file of the run. DataError where it, or a directory on the way, is a link to somewhere else."""
-        path = self.directory.joinpath(*parts)
-        if len(parts) == 1 and not path.is_symlink():
-            return path
-        home = self.directory.resolve()
-        if not path.resolve().is_relative_to(home):
-            raise DataError(f"{'/'.join(parts)} is a link out of the run directory and is not read")
+        """A file of the run. DataError where it leads out of the run, or is a pipe or device, which opening could wait for."""
+        path, name = self.directory.joinpath(*parts), "/".join(parts)
+        if len(parts) > 1 or path.is_symlink():
+            home = self.directory.resolve()
+            if not path.resolve().is_relative_to(home):
+                raise DataError(f"{name} is a link out of the run directory and is not read")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise DataError(f"{name} is no regular file and is not read")
         return path
 
 
@@ -85,7 +86,7 @@ def _found(directories: Sequence[Path], marks: Sequence[str]) -> dict[str, RunPl
         first = top.resolve().name
         for directory in _below(top, DEPTH, marks):
             parts = [first, *directory.relative_to(top).parts]
-            name = base = "~".join(parts)
+            name = base = os.fsencode("~".join(parts)).decode("utf-8", "replace")  # a name may be any bytes
             number = 2
             while name in found:
                 name, number = f"{base}~{number}", number + 1

@@ -73,7 +73,8 @@ def summary_of(place: RunPlace) -> RunLine:
     line = known.line
     if line.state != "running":
         return line
-    if known.host == platform.node() and is_abandoned(place.directory):
+    regular = known.files[2] is not None  # config.json
+    if regular and known.host == platform.node() and is_abandoned(place.directory):
         return replace(line, state="dead")
     return replace(line, state="silent") if time.time() - line.changed >= known.most_idle_s else line
 

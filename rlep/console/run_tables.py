@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlep.console.run_files import RunPlace
 from rlep.core.errors import DataError
+
+if TYPE_CHECKING:
+    from pyarrow import ChunkedArray, DataType
+    from pyarrow.parquet import RowGroupMetaData
 
 MOST_ROWS = 200_000
 MOST_ROW_GROUP_BYTES = 256 * 2**20
@@ -20,7 +24,15 @@ ROW_COLUMNS = (
     *("reward", "advantage", "trained", "update", "policy_version", "oldest_version", "policy"),
     *("logprob", "sampler_logprob", "gap_max", "verifier_path", "verifier_s"),
 )
-NUMBERS = ("group", "member", "tokens", "reward", "advantage")
+KINDS: Mapping[str, str] = (
+    dict.fromkeys(("group", "member", "tokens", "update", "policy_version", "oldest_version", "sample"), "integers")
+    | dict.fromkeys(("reward", "advantage", "logprob", "sampler_logprob", "gap_max", "verifier_s"), "numbers")
+    | dict.fromkeys(("replayed", "trained"), "booleans")
+    | {"token_ids": "lists of integers", "logprobs": "lists of numbers"}
+)
+"""What a column must hold; those that are not named hold strings."""
+WHOLE = ("group", "member", "prompt_id", "tokens", "reward", "advantage")
+"""Columns without a null."""
 TEXT_COLUMNS = ("group", "member", "question", "reference", "text", "token_ids", "logprobs")
 SAMPLE_COLUMNS = (
     "prompt_id",
@@ -99,8 +111,6 @@ def steps_with(run: RunPlace, folder: str) -> list[int]:
 def read_groups(run: RunPlace, step: int) -> list[GroupView]:
     """The groups of a step in their order. Raises ``DataError``."""
     rows = read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ROW_COLUMNS)
-    if any(not isinstance(row[name], int | float) for row in rows for name in NUMBERS):
-        raise DataError(f"rollouts/step-{step:06d}.parquet has rows without numbers")
     by_group: dict[int, list[Row]] = {}
     for row in rows:
         by_group.setdefault(row["group"], []).append(row)
@@ -111,6 +121,14 @@ def read_texts(run: RunPlace, step: int, group: int) -> list[Row]:
     """Question, text and log-probs of a group's members; empty where it was not among the chosen. Raises ``DataError``."""
     name = f"step-{step:06d}.tokens.parquet"
     return read_rows(run, ("rollouts", name), TEXT_COLUMNS, only=("group", group))
+
+
+def read_questions(run: RunPlace, step: int) -> dict[int, str]:
+    """Group → question of the groups whose texts were written; none where their file was removed. Raises ``DataError``."""
+    parts = ("rollouts", f"step-{step:06d}.tokens.parquet")
+    if not run.file(*parts).exists():
+        return {}
+    return {row["group"]: str(row["question"]) for row in read_rows(run, parts, ("group", "question"), ("member", 0))}
 
 
 def read_written(
@@ -154,19 +172,21 @@ def read_prompt(run: RunPlace, prompt: str) -> tuple[list[tuple[int, GroupView]]
     return found, notes
 
 
-def read_correct(run: RunPlace, prompt: str) -> tuple[list[tuple[int, int, int]], list[str]]:
-    """(step, correct, samples) of the newest evaluations that had the prompt, newest first, and notes on damaged files."""
+def read_correct(run: RunPlace, prompt: str) -> tuple[list[tuple[int, int, int]], str | None, list[str]]:
+    """(step, correct, samples) of the newest evaluations that had the prompt, newest first, its text, and notes."""
+    question: str | None = None
     found, notes = [], []
     for step in steps_with(run, "samples")[:MOST_STEPS]:
         name = ("samples", f"step-{step:06d}.parquet")
         try:
-            rows = read_rows(run, name, ("status",), only=("prompt_id", prompt))
+            rows = read_rows(run, name, ("status", "question"), only=("prompt_id", prompt))
         except DataError as error:
             notes.append(str(error))
             continue
         if rows:
+            question = question or rows[0]["question"]
             found.append((step, sum(row["status"] == "correct" for row in rows), len(rows)))
-    return found, notes
+    return found, question, notes
 
 
 def read_drawn(run: RunPlace, steps: Sequence[int]) -> tuple[list[tuple[int, str, str]], list[str]]:
@@ -193,28 +213,76 @@ def read_rows(
 
     name, path = "/".join(parts), run.file(*parts)
     rows: list[Row] = []
+    asked = [*columns, *(only[:1] if only else ())]
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        with path.open("rb") as source:
+            metadata = pq.read_metadata(source)
+            plain = {metadata.schema.column(at).path for at in range(metadata.num_columns)}
+            # texts stay in their dictionaries until their sizes are known: every row could have the largest
+            texts = [one for one in asked if one in plain and one not in KINDS]
+            file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts)
             if missing := [column for column in columns if column not in file.schema_arrow.names]:
                 raise DataError(f"{name} has no column {', '.join(missing)}")
+            if wrong := [one for one in columns if not _holds(file.schema_arrow.field(one).type, KINDS.get(one))]:
+                raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
             if file.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
             for number in range(file.num_row_groups):
-                part = file.metadata.row_group(number)
-                if part.total_byte_size > MOST_ROW_GROUP_BYTES:
-                    raise DataError(
-                        f"{name}: a row group has {part.total_byte_size} bytes; at most {MOST_ROW_GROUP_BYTES}"
-                    )
-                if only is None:
-                    rows += file.read_row_group(number, columns=list(columns)).to_pylist()
-                    continue
-                column, value = only
-                key = file.read_row_group(number, columns=[column])
-                held = pc.equal(key[column], pa.scalar(value, key[column].type))
-                if pc.any(held).as_py():
-                    rows += file.read_row_group(number, columns=list(columns)).filter(held).to_pylist()
+                _bounded(name, _stored(file.metadata.row_group(number)))
+                held = None
+                if only is not None:
+                    column, value = only
+                    key = file.read_row_group(number, columns=[column])[column]
+                    held = pc.equal(key, pa.scalar(value, getattr(key.type, "value_type", key.type)))
+                    if not pc.any(held).as_py():
+                        continue
+                table = file.read_row_group(number, columns=list(columns))
+                table = table if held is None else table.filter(held)
+                _bounded(name, sum(map(_texts_in, table.columns)))
+                rows += table.to_pylist()
     except FileNotFoundError:
         raise DataError(f"{name} is missing") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{name} is damaged: {error}") from None
+    if lacking := [one for one in columns if one in WHOLE and any(row[one] is None for row in rows)]:
+        raise DataError(f"{name} has rows without {lacking[0]}")
     return rows
+
+
+def _bounded(name: str, size: int) -> None:
+    if size > MOST_ROW_GROUP_BYTES:
+        raise DataError(f"{name}: a row group has {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
+
+
+def _stored(part: RowGroupMetaData) -> int:
+    """Bytes of a row group without compression; values that take none, as of a list of equal numbers, count as 4."""
+    values = [int(part.column(at).num_values) for at in range(part.num_columns)]
+    return max(int(part.total_byte_size), *(4 * one for one in values))
+
+
+def _texts_in(column: ChunkedArray) -> int:
+    """Bytes of a column's texts when each row has its own."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    sizes = (pc.sum(pc.take(pc.binary_length(one.dictionary), one.indices)).as_py() for one in column.chunks)
+    return sum(size or 0 for size in sizes)
+
+
+def _holds(kind: DataType, wanted: str | None) -> bool:
+    """Whether a column of this type holds what ``KINDS`` says of it."""
+    from pyarrow import types
+
+    if wanted is not None and wanted.startswith("lists of "):
+        several = types.is_list(kind) or types.is_large_list(kind)
+        return several and _holds(kind.value_type, wanted.removeprefix("lists of "))
+    if wanted == "integers":
+        return bool(types.is_integer(kind))
+    if wanted == "numbers":
+        return bool(types.is_integer(kind) or types.is_floating(kind))
+    if wanted is not None:
+        return bool(types.is_boolean(kind))
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind))

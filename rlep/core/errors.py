@@ -53,6 +53,10 @@ class ActorLost(RlepError, RuntimeError):
     """An actor died or stopped answering, and is out of restarts."""
 
 
+class WeightsLost(ActorLost):
+    """No generator serves the policy any more, and those that start again get it from the next publication only."""
+
+
 class LearnerLost(ActorLost):
     """A learner rank died or stopped answering heartbeats; all ranks have to be restarted together."""
 

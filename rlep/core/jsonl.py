@@ -39,15 +39,15 @@ class JsonLines:
         self._cut(self._file.read().rfind(b"\n") + 1)
 
     def append(self, line: Mapping[str, object]) -> None:
-        """Write one line; ValueError for NaN and infinity, TypeError for what is not JSON."""
+        """Write one line; ValueError for NaN and infinity, TypeError for what is not JSON, OSError with the file's name."""
         text = json.dumps(line, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         with self._lock:
             size = os.fstat(self._file.fileno()).st_size
             try:
                 self._write(text.encode() + b"\n")
-            except OSError:
+            except OSError as error:
                 self._cut(size)  # a full disk must not leave half a line for the next one to continue
-                raise
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
 
     def truncate_from(self, step: int) -> int:
         """Drop the first line of step ``step`` or later and all that follow it; how many they were. Atomic."""

@@ -194,7 +194,7 @@ def _parse_line(line: bytes, where: str) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: text that is not UTF-8: {error}") from error
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.pos + 1}") from error
+        raise DataError(f"{where}: not JSON: {error.msg.removesuffix(' at')} at column {error.pos + 1}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON: {error}") from error
     if not isinstance(raw, dict):

@@ -90,6 +90,18 @@ def read_shape(model: Path) -> ModelShape:
         raise ModelError(f"{path}: the model's shape cannot be read: {error!r}") from None
 
 
+def undivided(shape: ModelShape, workers: int) -> str:
+    """What of a model cannot be divided among tensor-parallel ``workers``; an empty string where all can.
+
+    Fewer key heads than workers are repeated.
+    """
+    if shape.heads % workers:
+        return f"{shape.heads} attention heads"
+    if shape.kv_heads % workers and workers % shape.kv_heads:
+        return f"{shape.kv_heads} key heads"
+    return f"an intermediate size of {shape.intermediate}" if shape.intermediate % workers else ""
+
+
 def linear_layers(model: Path) -> tuple[str, ...]:
     """Names of the linear layers within the decoder's layers, as the weights' files state them; sorted.
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
 
 from rlep.config.schema import Config
 from rlep.core.plural import sized
-from rlep.driver.model_shape import ModelShape, width_of
+from rlep.driver.model_shape import ModelShape, undivided, width_of
 from rlep.driver.plan_learner import plan_learner
-from rlep.driver.plan_memory import plan_memory
+from rlep.driver.plan_memory import PROCESS_BYTES, plan_memory
 
-PROCESS_BYTES = 2 * 2**30
-"""GPU memory of a process beside its tensors, asleep or not: CUDA context, NCCL's buffers, graphs, fragments. Rough."""
 HOST_PROCESS_BYTES = 2**29
 """Host memory of a process on CPUs beside its tensors: the code of torch, vLLM and transformers."""
+
+NO_CACHE = "a generator's weights leave no KV cache for one sequence of greatest length"
 
 Change = tuple[str, str, object]
 """Section, key and value of an override."""
@@ -48,7 +48,7 @@ def lowering_settings(config: Config) -> list[str]:
 
 def _fit(config: Config, shape: ModelShape, gpu_bytes: int, host_bytes: int | None) -> Fit:
     learner, generator = config.learner, config.generator
-    rank = plan_learner(config, shape)
+    rank, memory = plan_learner(config, shape), plan_memory(config, shape, gpu_bytes)
     asleep = PROCESS_BYTES if config.cluster.placement == "colocated" else 0
     training, serving, lacking = 0, 0, []
     if learner.gpus:
@@ -62,8 +62,8 @@ def _fit(config: Config, shape: ModelShape, gpu_bytes: int, host_bytes: int | No
                 f"a generator takes {sized(serving)} of a GPU's {sized(gpu_bytes)} (generator.memory_utilization = "
                 f"{generator.memory_utilization:g}), the sleeping rank's {sized(asleep)} included"
             )
-        if plan_memory(config, shape, gpu_bytes).kv_sequences < 1:
-            lacking.append("a generator's weights leave no KV cache for one sequence of greatest length")
+        if memory.kv_sequences < 1:
+            lacking.append(NO_CACHE)
     known = True
     if not (learner.gpus or generator.gpus):
         weights = shape.parameters * width_of(generator.dtype, 0)
@@ -74,28 +74,49 @@ def _fit(config: Config, shape: ModelShape, gpu_bytes: int, host_bytes: int | No
             lacking.append(f"the actors need {sized(training + serving)} of this machine's {sized(host_bytes)}")
     if lacking:
         return Fit(training, serving, False, " and ".join(lacking))
-    what = "of host memory in all" if not (learner.gpus or generator.gpus) else f"of a GPU's {sized(gpu_bytes)}"
+    what = "of host memory in all"
+    if learner.gpus or generator.gpus:
+        what = f"of a GPU's {sized(gpu_bytes)}"
+        host = max(rank.host_bytes, rank.asleep_bytes if asleep else 0)
+        if learner.gpus and host:
+            what += f", and {sized(host)} of host memory for each rank"
     return Fit(training, serving, known or None, f"learner {sized(training)}, generator {sized(serving)} {what}")
 
 
 def _with_remedy(found: Fit, config: Config, shape: ModelShape, gpu_bytes: int, host_bytes: int | None) -> Fit:
     """``found`` with the fewest changes that make it fit."""
-    changes = _changes(config)
+    changes = [(change,) for change in _changes(config)] + _more_gpus(config, shape)
     share = int(20 * (1 - PROCESS_BYTES / gpu_bytes)) / 20
     if config.cluster.placement == "colocated" and 0 < share < config.generator.memory_utilization:
-        changes.append(("generator", "memory_utilization", share))
+        changes.append((("generator", "memory_utilization", share),))
 
     def helps(chosen: tuple[Change, ...]) -> bool:
         return _fit(_changed(config, chosen), shape, gpu_bytes, host_bytes).fits is True
 
-    tried = (chosen for count in range(1, len(changes) + 1) for chosen in combinations(changes, count))
-    remedy = next((chosen for chosen in tried if helps(chosen)), None)
-    advice = "try more memory or a smaller model: no setting helps"
-    if not config.learner.lora_rank:
-        advice = "try LoRA (learner.lora_rank = 32), more memory or a smaller model: no other setting helps"
+    sets = (chosen for count in range(1, len(changes) + 1) for chosen in combinations(changes, count))
+    remedy = next((chosen for chosen in (tuple(chain(*one)) for one in sets) if helps(chosen)), None)
     if remedy is not None:
-        advice = f"try {' '.join(map(_text, remedy))}"
-    return Fit(found.learner_bytes, found.generator_bytes, False, f"{found.reason}; {advice}")
+        return replace(found, reason=f"{found.reason}; try {' '.join(map(_text, remedy))}")
+    others = ["more memory or a smaller model"]
+    if NO_CACHE in found.reason:
+        others.insert(0, "more GPUs for a generator (generator.tensor_parallel)")
+    if found.reason != NO_CACHE and not config.learner.lora_rank:
+        others.insert(0, "LoRA (learner.lora_rank = 32)")
+    none = "no setting" if len(others) == 1 else "no other setting"
+    return replace(found, reason=f"{found.reason}; try {', '.join(others)}: {none} helps")
+
+
+def _more_gpus(config: Config, shape: ModelShape) -> list[tuple[Change, ...]]:
+    """The same GPUs for fewer generators, each on two, four or eight times as many."""
+    generator, learner = config.generator, config.learner
+    found: list[tuple[Change, ...]] = []
+    for factor in (2, 4, 8) if generator.gpus else ():
+        width = generator.tensor_parallel * factor
+        together = config.cluster.placement == "split" or not learner.shards % width
+        if together and not generator.count % factor and not undivided(shape, width):
+            wider = {"tensor_parallel": width, "gpus": width, "count": generator.count // factor}
+            found.append(tuple(("generator", key, value) for key, value in wider.items()))
+    return found
 
 
 def _changes(config: Config) -> list[Change]:

@@ -131,7 +131,8 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     logits = 4 * tokens * shape.vocabulary
     probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
     chunks = 3 * min(HEAD_CHUNK_BYTES[device], logits)
-    handed_on = 0 if width == 4 else width  # the head sums its weight's gradient in float32
+    # The head sums its weight's gradient in float32: a GPU adds one float32 product at a time, and at the end it is rounded.
+    handed_on = 0 if width == 4 else 4 if learner.gpus else width
     head = (kept + ends, probabilities + chunks + matrix * (4 + handed_on))
     norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32
     weights = adapters or shape.layer_parameters

@@ -10,6 +10,8 @@ from rlep.driver.model_shape import ModelShape, width_of
 GIB = 2**30
 GPU_GIB = 80.0
 """Memory of a GPU where the command is not told another."""
+PROCESS_BYTES = 2 * GIB
+"""GPU memory of a process beside its tensors, asleep or not: CUDA context, NCCL's buffers, graphs, fragments. Rough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,10 @@ def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int = int(GPU_GIB 
     generator = config.generator
     served = width_of(generator.dtype, generator.gpus)
     if generator.gpus:
-        memory = int(gpu_bytes * generator.memory_utilization) * generator.tensor_parallel
-        cache = max(0, memory - shape.parameters * served)
+        memory = (
+            int(gpu_bytes * generator.memory_utilization) - PROCESS_BYTES - _largest_step_bytes(config, shape, served)
+        )
+        cache = max(0, memory * generator.tensor_parallel - shape.parameters * served)
     else:
         cache = int(generator.kv_cache_gib * GIB)
     sequence = shape.kv_bytes(served) * (config.data.max_prompt_tokens + config.rollout.max_tokens)
@@ -48,3 +52,13 @@ def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int = int(GPU_GIB 
         kv_sequences=cache // sequence,
         weight_update=shape.parameters * served,
     )
+
+
+def _largest_step_bytes(config: Config, shape: ModelShape, width: int) -> int:
+    """On one GPU, what vLLM sets aside for its largest step: the feed-forward network over all its tokens, or the logits of all
+    its sequences in float32 with what is sampled from, four times in all."""
+    generator = config.generator
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    tokens = max(generator.max_batched_tokens, longest)
+    network = tokens * (3 * shape.intermediate // generator.tensor_parallel + 4 * shape.hidden) * width
+    return max(network, 16 * generator.max_sequences * shape.vocabulary)

@@ -61,8 +61,8 @@ CHANGEABLE = (
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
-FIXED = ("learner.lora_",)
-"""Of these what may not: it is part of the model."""
+FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at")
+"""Of these what may not: it is part of the model, or decides the rewards."""
 
 ACCEPTABLE = {"data": ("data.",), "tokenizer": (), "pool": ("pool.name",)}
 """``checkpoint.accept`` → which keys may differ then, beside the digest."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.algorithms.selection import replayed_prompts
-from rlep.core.errors import CheckpointError, ConfigError, LearnerLost, MixingError, RlepError
+from rlep.core.errors import ActorLost, CheckpointError, ConfigError, LearnerLost, MixingError, RlepError, WeightsLost
 from rlep.core.types import Int64Array, Prompt, UpdateOutcome
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, RunState
@@ -108,6 +108,7 @@ class Training:
     async def run(self) -> Checkpoint:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one.
 
+        Where no generator has the weights any more, and the learner still has, the step is begun again.
         Cancelled, it first writes a checkpoint of the last complete step, unless the next one's updates have begun.
         """
         final: Checkpoint | None = None
@@ -115,15 +116,18 @@ class Training:
             while final is None:
                 try:
                     final = await self._until_done()
+                except WeightsLost as error:
+                    await self._trainers.rollouts.drop()
+                    if "update" in self._clock.begun:  # the learner has others by now
+                        await self._restart_learner(error)
+                        continue
+                    self._run.progress.note(f"{error}; sending them again")
+                    if self._unsaved is not None:
+                        await self._save(self._unsaved)
+                    await self._store.checkpoints.finished()
                 except LearnerLost as error:
                     await self._trainers.rollouts.drop()
-                    self._store.events.log("actor_lost", actor="learner", error=str(error))
-                    log = self._store.keep_log("learner.err", str(error))
-                    reason = str(error).partition("\n")[0]  # a traceback follows
-                    self._run.progress.note(f"learner lost ({reason}); starting its ranks again")
-                    await self._store.checkpoints.abandon()
-                    await self._restart_learner(log)
-                    self._store.events.log("actor_restarted", actor="learner")
+                    await self._restart_learner(error)
         except asyncio.CancelledError:
             await self._save_interrupted()
             raise
@@ -133,12 +137,18 @@ class Training:
         self._store.events.log("run_finished", self._run.config.run.steps)
         return final
 
-    async def _restart_learner(self, log: Path) -> None:
+    async def _restart_learner(self, lost: ActorLost) -> None:
         """Start all ranks again; the error of a learner that cannot be says where the last failure is written down."""
+        self._store.events.log("actor_lost", actor="learner", error=str(lost))
+        log = self._store.keep_log("learner.err", str(lost))
+        reason = str(lost).partition("\n")[0]  # a traceback follows
+        self._run.progress.note(f"learner lost ({reason}); starting its ranks again")
+        await self._store.checkpoints.abandon()
         try:
             await self._trainers.learner.restart()
         except LearnerLost as error:
             raise LearnerLost(f"{error}. Log: {log}") from error
+        self._store.events.log("actor_restarted", actor="learner")
 
     async def _until_done(self) -> Checkpoint:
         checkpoint = await self._restore()

@@ -30,6 +30,9 @@ FAMILIES: dict[str, str] = {
 }
 """transformers' ``model_type`` -> what people call it."""
 
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vLLM computes on CPUs; with another one its engine dies at the first request."""
+
 
 def check_family(model_dir: Path) -> None:
     """Raise ``ModelError`` where the learner is not known to train models of this family, named by its ``config.json``."""

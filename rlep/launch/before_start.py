@@ -1,4 +1,4 @@
-"""What is checked before any actor starts: CPUs of this machine, and whether the pool is there and filled."""
+"""What is checked before any actor starts: CPUs of this machine, the model's heads, and whether the pool is there and filled."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from contextlib import closing
 
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted, named, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
 from rlep.driver.model_shape import linear_layers, read_shape
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
+from rlep.engines.families import CPU_HEAD_SIZES
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.rpc.run_pool import open_run_pool
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.values import PoolOptions, PoolStats
 
 
 def joins_cluster(config: Config) -> bool:
@@ -56,13 +57,28 @@ def check_cpus(config: Config, *, learns: bool) -> None:
         raise ConfigError(missing)
 
 
+def check_heads(config: Config) -> None:
+    """Raise ``ModelError`` where the model's attention heads have a size that vLLM does not compute on CPUs."""
+    if config.generator.gpus:
+        return
+    try:
+        size = read_shape(config.model.path).head_dim
+    except ModelError:  # vLLM serves more families than have such a shape
+        return
+    if size not in CPU_HEAD_SIZES:
+        raise ModelError(
+            f"{config.model.path} has attention heads of {size} values; vLLM on CPUs computes those of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or GPUs"
+        )
+
+
 def check_lora_targets(config: Config) -> None:
     """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
     if not config.learner.lora_rank:
         return
     present = linear_layers(config.model.path)
     unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
-    if unknown:
+    if present and unknown:
         raise ConfigError(
             f"learner.lora_targets: no linear layer of {config.model.path} is called {', '.join(unknown)}; "
             f"there are {', '.join(present)}, and all-linear for all of them"
@@ -82,7 +98,7 @@ def check_watched(config: Config, prompts: PromptSet) -> None:
 
 
 def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> None:
-    """Raise ``PoolError`` where the pool of replays is not there, has no response to any of ``prompts``, or does not answer.
+    """Raise ``PoolError`` where the pool of replays is not there, has too few responses to ``prompts``, or does not answer.
 
     On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
     """
@@ -90,15 +106,28 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
         return
     if not pool_exists(config):
         raise PoolError(
-            f"there is no pool at {config.pool_directory}: run `rlep collect` with the same data and "
-            "pool.directory first, or check pool.directory"
+            f"there is no pool at {config.pool_directory}: fill it by `rlep collect` or `rlep pool import` with "
+            "the same data and pool.directory first, or check pool.directory"
         )
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
     try:
         with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
             covered_questions(config, opened.pool.prompt_ids(), prompts)
+            check_minimum(config, opened.pool.stats())
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
+
+
+def check_minimum(config: Config, stats: PoolStats) -> None:
+    """Raise ``PoolError`` where no question has as many responses as a draw needs, so far as the statistics tell."""
+    least = config.replay.minimum
+    told = max(count for count in stats.questions_with if count <= least)
+    if not stats.questions_with[told]:
+        enough = max(count for count, questions in stats.questions_with.items() if questions)
+        raise PoolError(
+            f"no question of pool {config.pool.name} has the {counted(least, 'response')} that a draw needs (replay.minimum): "
+            f"collect more, or set replay.minimum={enough}"
+        )
 
 
 def pool_exists(config: Config) -> bool:
@@ -113,7 +142,7 @@ def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -
     if not covered:
         raise PoolError(
             f"pool {config.pool.name} at {config.pool.url or config.pool_directory} has responses to "
-            f"{counted(len(ids), 'question')}, to none of the {len(prompts)} training questions: run `rlep collect` with the "
-            "same data first, or check pool.directory and pool.name"
+            f"{counted(len(ids), 'question')}, to none of the {len(prompts)} training questions: fill it by `rlep collect` or "
+            "`rlep pool import` with the same data first, or check pool.directory and pool.name"
         )
     return covered

@@ -28,11 +28,12 @@ from rlep.actors.timeline import write_trace
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.schema import Config
-from rlep.core.errors import ModelError
+from rlep.core.errors import ConfigError, ModelError
 from rlep.core.plural import counted
 from rlep.core.types import Prompt
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
 from rlep.driver import ports
+from rlep.driver.model_shape import read_shape, undivided
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
 from rlep.launch.engine_options import (
@@ -72,6 +73,7 @@ def read_inputs(config: Config, *, train: bool = True) -> Inputs:
     model, data = config.model, config.data
     tokenizer = load_tokenizer(model.path)
     check_context(config)
+    check_divided(config)
     return Inputs(
         tokenizer,
         vocabulary_size(model.path),
@@ -90,6 +92,13 @@ def check_context(config: Config) -> None:
             f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
             f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
         )
+
+
+def check_divided(config: Config) -> None:
+    """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
+    workers, model = config.generator.tensor_parallel, config.model.path
+    if workers > 1 and (part := undivided(read_shape(model), workers)):
+        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
 
 
 def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
@@ -111,8 +120,8 @@ def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
     questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
     if not questions:
         return []
-    share = f"{len(questions):,} of {counted(len(found), 'question')}"
-    return [f"{share} hold text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
+    share = f"{len(questions):,} of {counted(len(found), 'question')} {'holds' if len(questions) == 1 else 'hold'}"
+    return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
 def fingerprint(model: Path) -> str:
@@ -158,9 +167,17 @@ class RunActors:
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self._stack.aclose()
 
-    async def started(self) -> None:
-        """Wait until all actors that were asked for are up; the first failure ends the wait."""
-        await asyncio.gather(*self._starting)
+    @property
+    def roles(self) -> int:
+        """How many were asked for."""
+        return len(self._starting)
+
+    async def started(self, advance: Callable[[], None] | None = None) -> None:
+        """Wait until all roles that were asked for are up, ``advance`` being told of each; the first failure ends the wait."""
+        for started in asyncio.as_completed(self._starting):
+            await started
+            if advance is not None:
+                advance()
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""

@@ -25,7 +25,7 @@ def sampler_options(config: Config) -> SamplerOptions:
     """The generator section for the engine."""
     role, rollout = config.generator, config.rollout
     cuda = role.gpus > 0
-    if cuda and role.tensor_parallel > 1 and role.gpus != role.tensor_parallel:
+    if cuda and role.gpus != role.tensor_parallel:
         raise ConfigError(
             f"generator.tensor_parallel = {role.tensor_parallel} on GPUs needs generator.gpus = {role.tensor_parallel}, "
             f"it is {role.gpus:g}"
@@ -95,6 +95,11 @@ def learner_options(config: Config) -> LearnerOptions:
     """The learner, update and loss sections for the ranks."""
     role, update, loss = config.learner, config.update, config.loss
     cuda = role.gpus > 0
+    if role.gpus not in (0, 1):
+        raise ConfigError(
+            f"learner.gpus = {role.gpus:g}: a rank computes on one GPU, which NCCL lets no two ranks share; set it to 1, or 0 "
+            "for CPUs, and learner.ranks to the number of GPUs"
+        )
     dtype = ("bfloat16" if cuda else "float32") if role.dtype == "auto" else role.dtype
     return LearnerOptions(
         policy=PolicyOptions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,16 @@ from rlep.engines.families import check_family
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 from rlep.launch.before_start import (
     check_cpus,
+    check_heads,
     check_lora_targets,
+    check_minimum,
     check_pool,
     check_watched,
     covered_questions,
     memory_advice,
     pool_exists,
 )
-from rlep.launch.compose import Inputs, read_inputs, run_actors, unknown_text
+from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors, unknown_text
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.watch import Watch
@@ -161,6 +163,7 @@ def _trained(
 def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
     """The inputs; names rows to look at, and says where the evaluation is not held out."""
     inputs = read_inputs(config, train=train)
+    check_heads(config)
     for found in (inputs.train, inputs.evaluation):
         for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
             progress.note(line)
@@ -180,7 +183,10 @@ def _opened(config: Config, inputs: Inputs, phase: str, progress: CommandProgres
     except BaseException as error:
         refused = isinstance(error, REFUSALS) and not store.begun
         interrupted = not isinstance(error, Exception)
-        store.events.log("run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # a full disk, which may be what it failed of
+            store.events.log(
+                "run_interrupted" if interrupted else "run_failed", error=f"{type(error).__name__}: {error}"
+            )
         raise
     finally:
         if refused:
@@ -214,6 +220,7 @@ async def _train(
     config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress, *, supervised: bool
 ) -> Checkpoint:
     prompts = _train_set(inputs)
+    progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=True)}")
     async with (
         run_actors(config, partial(_report, store)) as actors,
         RolloutFiles(config, inputs.tokenizer.decode, store.events) as files,
@@ -226,8 +233,7 @@ async def _train(
         tolerance = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[generator_dtype(config)]}
         watch = Watch(config.run.steps, progress.phases, shown=progress.step, constant=tolerance)
         control = actors.control(watch.progress)
-        progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=True)}")
-        await actors.started()
+        await _started(actors, progress)
         digest = "" if pool is None else await _pool_digest(config, pool, prompts, store, progress)
         if failures is not None:
             digest += f"+{await failures.digest()}"
@@ -249,30 +255,37 @@ async def _train(
 
 async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress: CommandProgress) -> Collected:
     prompts = _train_set(inputs)
+    progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=False)}")
     async with run_actors(config, partial(_report, store)) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         pool = actors.pool(inputs, read_only=False)
         failures = actors.failures(inputs, read_only=False) if config.collection.failed else None
         actors.control(Watch(None, progress.phases).progress)
-        progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=False)}")
-        await actors.started()
+        await _started(actors, progress)
         store.begin()
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         return await Collector(run, pool, store, prompts.prompts, failures).run()
 
 
 async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -> Evaluated:
+    progress.note(f"{config.run.name}: starting {_actor_counts(config, learns=False)}")
     async with run_actors(config) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
-        await actors.started()
+        await _started(actors, progress)
         run = _run(config, inputs, Roles(generators, verifiers), progress)
         return await evaluate_policy(run, inputs.held_out, config.evaluation.samples)
+
+
+async def _started(actors: RunActors, progress: CommandProgress) -> None:
+    with progress.phase("start", actors.roles, "roles") as advance:
+        await actors.started(advance)
 
 
 async def _pool_digest(
     config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
 ) -> str:
     covered = covered_questions(config, await pool.prompt_ids(), prompts)
+    check_minimum(config, await pool.stats())
     where = config.pool.url or config.pool_directory
     digest = await pool.digest()
     store.events.log("pool_opened", where=str(where), digest=digest, covered=covered, questions=len(prompts))

@@ -88,11 +88,6 @@ class Summary:
     """RLEP's mean accuracy and the baseline's, over the steps at which both were evaluated."""
     notes: tuple[str, ...]
 
-    @property
-    def area_gain(self) -> float | None:
-        """The difference of the two."""
-        return None if self.means is None else self.means[0].avg - self.means[1].avg
-
     def rows(self) -> list[dict[str, str]]:
         """The table, one mapping of column title to text per run."""
         return [_row(run) for run in self.runs]

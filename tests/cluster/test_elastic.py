@@ -197,6 +197,7 @@ def answer(prompt: Prompt, sample: int) -> Completion:
     return Completion(f"v/{sample}", prompt.id, sample, np.array([5]), np.zeros(1, np.float32), "stop", VERSION, text)
 
 
+@pytest.mark.fault(8, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
 @pytest.mark.fault(27, outcome="equal", operator="events `actor_drained`, `actor_restarted`")
 async def test_verifiers_come_hang_die_and_go_while_they_grade(elastic: ElasticRun) -> None:
     prompt = elastic.prompts[0]

@@ -160,23 +160,6 @@ async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_
         assert (await learners.score(batch)).tobytes() == before.tobytes()
 
 
-@pytest.mark.fault(8, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
-async def test_a_silent_verifier_is_replaced_and_its_answers_are_graded(tmp_path: Path) -> None:
-    config = config_in(tmp_path, "cluster.cpus=2", "verifier.heartbeat_timeout_s=5")
-    async with run_actors(config) as actors:
-        verifiers = actors.verifiers()
-        await actors.started()
-        handle = await verifiers._replicas.members[0].actor.handle()
-        silent = await handle.ping.remote()
-        os.kill(silent, signal.SIGSTOP)
-        graded = await verifiers.grade(
-            PROMPT, [completion(PROMPT, 0, r"\boxed{62}"), completion(PROMPT, 1, r"\boxed{3}")]
-        )
-        assert [verdict.status for verdict in graded] == ["correct", "wrong"]
-        successor = await verifiers._replicas.members[0].actor.handle()
-        assert await successor.ping.remote() != silent
-
-
 @pytest.mark.fault(2, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
 async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "verifier.restarts=1")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,8 +17,8 @@ import psutil
 import pytest
 import ray
 
-from rlep.actors.cluster import DEEPEST_SOCKET
-from rlep.actors.ray_private import start_private_cluster
+from rlep.actors.cluster import DEEPEST_SOCKET, _save_logs
+from rlep.actors.ray_private import ATTEMPTS, start_private_cluster
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
@@ -114,14 +116,51 @@ def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close()
 def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raised: list[Exception] = [Exception("The current node timed out during startup."), RuntimeError("other")]
+    raised: list[Exception] = [Exception("The current node timed out during startup.")] * ATTEMPTS
 
     def fail(**_: object) -> None:
-        raise raised[0]
+        raise raised.pop()
 
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(PlacementError, match=r"^Ray's node did not start on this machine.*The current node timed out"):
         start_private_cluster(tmp_path, "rlep-unstarted", 1)
-    del raised[0]
+    assert not raised
+    raised.append(RuntimeError("other"))
     with pytest.raises(RuntimeError, match=r"^other$"):
         start_private_cluster(tmp_path, "rlep-unstarted", 1)
+
+
+def test_a_second_attempt_finds_no_process_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[subprocess.Popen[bytes]] = []
+    code = [sys.executable, "-c", "import time; time.sleep(3600)"]
+
+    def started(**_: object) -> None:
+        if left:
+            return
+        left.extend(subprocess.Popen([*code, where]) for where in (str(tmp_path / "session"), "elsewhere"))
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", started)
+    start_private_cluster(tmp_path, "rlep-second", 1)
+    assert left[0].wait(timeout=60) == -signal.SIGKILL
+    assert left[1].poll() is None
+    left[1].kill()
+    left[1].wait()
+
+
+@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though Ray's logs do not fit")
+def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("ended")
+    (logs / "gcs.out").write_text("ended")
+    copy = shutil.copy2
+
+    def fits(source: str, target: str) -> object:
+        if source.endswith("raylet.out"):
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        return copy(source, target)
+
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, fits, False, False))
+    _save_logs(tmp_path, tmp_path / "kept")
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["gcs.out"]

@@ -17,6 +17,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.settings import load_config
+from rlep.core.errors import WeightsLost
 from rlep.core.types import Prompt, Request, Sampling
 from rlep.launch.compose import read_inputs, run_actors
 from tests.conftest import own_processes
@@ -133,3 +134,20 @@ async def test_a_generator_that_hangs_in_a_transfer_is_left_out_of_the_next_atte
     await cast.both_back()
     assert await cast.weights.publish(4) <= 1e-4
     assert cast.versions() == {"generator-0": 4, "generator-1": 4}
+
+
+@pytest.mark.fault(
+    1, outcome="stated", operator="events `actor_lost`, `WeightsLost` at once; the weights are sent again"
+)
+async def test_a_rollout_whose_generators_are_all_lost_ends_and_begins_again_with_the_version_sent_again(
+    cast: Cast,
+) -> None:
+    for name in ("generator-0", "generator-1"):
+        os.kill(await cast.pid(name), signal.SIGKILL)
+    with pytest.raises(WeightsLost, match="no generator has the policy's weights any more: generator-0: "):
+        await cast.rollout("nobody")
+    await cast.both_back()
+    with pytest.raises(WeightsLost):  # they live, and have none
+        await cast.rollout("nothing")
+    assert await cast.weights.publish(4) <= 1e-4
+    assert await cast.rollout("again") == {4}

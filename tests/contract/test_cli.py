@@ -100,7 +100,7 @@ def test_plan_names_conflicts_and_text_without_tokens(config: str, overrides: li
     assert result.stderr.splitlines() == [
         "1 question with two or more references, each kept as a prompt of its own:",
         "  1 + 1",
-        "1 of 6 questions hold text that the tokenizer does not know, e.g. What is 5 + 1?",
+        "1 of 6 questions holds text that the tokenizer does not know, e.g. What is 5 + 1?",
     ]
 
 
@@ -166,6 +166,11 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
             "generator.gpus=1,generator.tensor_parallel=2",
             "generator.tensor_parallel = 2 on GPUs needs generator.gpus = 2",
         ),
+        ("generator.gpus=0.5", "generator.tensor_parallel = 1 on GPUs needs generator.gpus = 1"),
+        ("learner.gpus=0.5", "learner.gpus = 0.5: a rank computes on one GPU"),
+        ("learner.gpus=2", "learner.gpus = 2: a rank computes on one GPU"),
+        ("generator.tensor_parallel=3", f"generator.tensor_parallel = 3: {MODEL} has 2 attention heads"),
+        ('learner.lora_rank=4,learner.lora_targets=["qv"]', "learner.lora_targets: no linear layer of"),
         ("cluster.placement=colocated,learner.ranks=2", 'cluster.placement = "colocated" with learner.ranks = 2'),
         ("generator.transfer=nccl", 'generator.transfer = "nccl" needs generator.gpus and learner.gpus'),
     ],

@@ -1,8 +1,10 @@
 """What every command finds before it starts an actor: too few CPUs, no pool or an empty one, nothing left to do."""
 
 import asyncio
+import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +13,16 @@ import pytest
 import ray
 from typer.testing import CliRunner, Result
 
+from rlep import Verdict, load_tokenizer, trajectory_from_text
 from rlep.cli import app
+from rlep.cli.doctor import findings_of
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
 from rlep.launch.compose import read_inputs
+from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
-from tests.contract.cli_values import MODEL, arguments, opened
+from tests.contract.cli_values import MODEL, ROWS, arguments, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
 
@@ -87,6 +92,23 @@ def test_a_refused_command_leaves_what_was_there_before(config: str, overrides: 
     assert events(directory)[-1] == "run_failed"
 
 
+@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though no event can be written")
+def test_a_full_disk_does_not_hide_what_ended_the_command(
+    config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: EventLog, event: str, *__: object, **___: object) -> None:
+        if event == "run_failed":
+            raise OSError(errno.ENOSPC, "No space left on device", "events.jsonl")
+
+    opened(overrides, "train").close()
+    few = [*overrides, "generator.cpus=4", "cluster.cpus=3"]
+    before = invoke("train", config, few)
+    monkeypatch.setattr(EventLog, "log", full)
+    after = invoke("train", config, few)
+    assert after.exit_code == before.exit_code == 2
+    assert after.stderr == before.stderr
+
+
 def test_a_sink_that_is_not_installed_leaves_no_directory(
     config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,8 +145,8 @@ def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str]
     result = invoke(command, config, [*overrides, "replay.count=2"])
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: there is no pool at {tmp_path / 'run' / 'pool'}: run `rlep collect` with the same data and "
-        "pool.directory first, or check pool.directory\n"
+        f"error: there is no pool at {tmp_path / 'run' / 'pool'}: fill it by `rlep collect` or `rlep pool import` with "
+        "the same data and pool.directory first, or check pool.directory\n"
     )
     assert not (tmp_path / "run").exists()
     opened([*overrides, "update.lr=0.5"], "train").close()
@@ -139,6 +161,27 @@ def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Pat
     assert result.stderr.startswith(
         f"error: pool pool at {tmp_path / 'pool'} has responses to 0 questions, to none of the 4 training questions: "
     )
+
+
+def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(Path(MODEL))
+    verdict = Verdict("correct", "2", verifier="mine", version="1")
+    made = []
+    for row in ROWS:
+        question, answer = [{"role": "user", "content": row["problem"]}], row["answer"]
+        made.append(trajectory_from_text(tokenizer, question, answer, answer, verdict))
+    with open_pool(None, tmp_path / "pool", "pool", tokenizer_digest=tokenizer.digest, options=PoolOptions()) as pool:
+        assert pool.add(made).inserted == 4
+    overrides = [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"']
+    for least in (2, 5):
+        result = invoke("train", config, [*overrides, f"replay.minimum={least}"])
+        assert (result.exit_code, result.stderr) == (
+            1,
+            f"error: no question of pool pool has the {least} responses that a draw needs (replay.minimum): "
+            "collect more, or set replay.minimum=1\n",
+        )
 
 
 def test_a_finished_run_has_nothing_to_do(config: str, overrides: list[str], tmp_path: Path) -> None:
@@ -178,3 +221,25 @@ def test_a_finished_collection_has_nothing_to_do_unless_its_pool_is_gone(
     done = invoke("collect", config, overrides)
     assert done.exit_code == 0, done.output
     assert done.stderr == "nothing to do: all 4 questions are collected\n"
+
+
+def test_heads_that_vllm_does_not_compute_on_cpus_are_refused(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    stated = json.loads((model / "config.json").read_text())
+    assert stated["hidden_size"] // stated["num_attention_heads"] == 32  # the shipped model's
+    stated["num_attention_heads"] = 4
+    (model / "config.json").write_text(json.dumps(stated))
+    overrides = [*overrides, f'model.path="{model}"']
+    sentence = (
+        f"{model} has attention heads of 16 values; vLLM on CPUs computes those of "
+        "32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512: take another model, or GPUs"
+    )
+    for command in ("train", "collect", "plan"):
+        result = invoke(command, config, overrides)
+        assert (result.exit_code, result.stderr) == (2, f"error: {sentence}\n"), command
+    found = [finding for finding in findings_of(load_config([], overrides)) if finding.what == "model"]
+    assert [(one.level, one.detail) for one in found] == [("wrong", sentence)]
+    assert "16 values" not in invoke("plan", config, [*overrides, "generator.gpus=1", "learner.gpus=1"]).stderr

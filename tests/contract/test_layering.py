@@ -66,7 +66,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "latex2sympy2_extended": ("services/",),
     "sympy": ("services/",),
     "reasoning_gym": ("services/",),
-    "grpc": ("services/",),
+    "grpc": ("services/", "actors/ray_private.py"),
     "grpc_health": ("services/",),
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),

@@ -41,16 +41,13 @@ def symbols(module: str, *names: str) -> tuple[Symbol, ...]:
 
 
 _C10D, _DECOMP, _RAY = "torch._C._distributed_c10d", "torch._decomp", "ray._private"
+_LINEAR = ("input_tensor", "weight", "bias", "attr", "scalars", "algorithm")
 _OUTPUT = ("new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "events")
 _CORE, _GROUP, _TOPK = "vllm.v1.core", "SingleTypeKVCacheManager", "vllm.v1.sample.ops.topk_topp_sampler"
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (
         # Operators have no Python definition: their shape functions have the same parameters.
-        Symbol(
-            "torch._meta_registrations",
-            "meta_linear_pointwise_default",
-            ("input_tensor", "weight", "bias", "attr", "scalars", "algorithm"),
-        ),
+        Symbol("torch._meta_registrations", "meta_linear_pointwise_default", _LINEAR),
         Symbol(f"{_DECOMP}.decompositions", "_softmax_backward_data", ("grad_output", "output", "dim", "input_dtype")),
         Symbol("torch.nn.modules.module", "Module.register_parameter", ("name", "param")),
         Symbol(_C10D, "ProcessGroupGloo.__init__", ("store", "rank", "size", "timeout")),
@@ -82,6 +79,9 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
         Symbol("ray._private.worker", "init._temp_dir"),
+        Symbol("ray._private.services", "canonicalize_bootstrap_address", ("addr",)),
+        Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
+        Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
         Symbol(f"{_RAY}.runtime_env.packaging", "_get_excludes", ("path", "excludes")),
         Symbol(f"{_RAY}.runtime_env.packaging", "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),

@@ -1,10 +1,11 @@
-"""A running run is looked at and changed by commands from another process, and says so when it has ended."""
+"""A running run is looked at and changed by commands and by the console from other processes, and says so when it has ended."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -16,88 +17,141 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
+
 from rlep.core.jsonl import read_lines
 from tests.small import BASE, options, rlep, small_task
 from tests.waiting import wait_until
 
 
-def test_status_top_scale_and_drain_of_a_run_on_a_private_cluster(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    more = [f'run.directory="{run}"', "run.name=operated", "run.steps=10000", "cluster.cpus=4", "verifier.cpus=0.25"]
-    overrides = [*small_task(tmp_path), *more, "data.evaluation=[]"]
-    command = [sys.executable, "-m", "rlep", "train", str(BASE), *options(overrides)]
-    with (tmp_path / "output.txt").open("w") as output:
+@dataclass(frozen=True)
+class Operated:
+    """A run of thousands of steps on a private cluster."""
+
+    directory: Path
+    training: subprocess.Popen[bytes]
+
+    def happened(self) -> list[tuple[str, str | None]]:
+        """Events and their actors."""
+        return [(line["event"], line.get("actor")) for line in read_lines(self.directory / "events.jsonl")]
+
+    def status(self) -> dict[str, Any]:
+        """As ``rlep status`` gives it to scripts."""
+        found: dict[str, Any] = json.loads(rlep("status", self.directory, "--json").stdout)
+        return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    """One run for the file, which its last test ends; it has made a step."""
+    home = tmp_path_factory.mktemp("operating")
+    directory = home / "runs" / "run"
+    more = [f'run.directory="{directory}"', "run.name=operated", "run.steps=10000"]
+    more += ["cluster.cpus=4", "verifier.cpus=0.25", "data.evaluation=[]"]
+    command = [sys.executable, "-m", "rlep", "train", str(BASE), *options([*small_task(home), *more])]
+    with (home / "output.txt").open("w") as output:
         training = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    metrics = directory / "metrics.jsonl"
     try:
-        before = status_of(run, training, output=tmp_path / "output.txt")
-        assert states(before, "generator") == {"generator-0": "serving"}
-        assert states(before, "learner") == {"learner-0": "serving"}
-        check_last_step(before)
-
-        assert (run / "contact.json").stat().st_mode & 0o777 == 0o600
-        contact = json.loads((run / "contact.json").read_text())
-        assert Path(contact["token_file"]).stat().st_mode & 0o777 == 0o600
-        assert Path(contact["token_file"]).read_text() not in (run / "contact.json").read_text()
-
-        table = rlep("scale", "verifiers", "2", "--run", run).stdout
-        assert "verifier-1" in table
-        after = json.loads(rlep("status", run, "--json").stdout)
-        assert states(after, "verifier") == {"verifier-0": "serving", "verifier-1": "serving"}
-        rlep("drain", "verifier-0", "--run", run)
-        rlep("drain", "verifier-0", "--run", run)  # it was removed already
-        assert states(json.loads(rlep("status", run, "--json").stdout), "verifier") == {"verifier-1": "serving"}
-
-        refused = rlep("drain", "verifier-1", "--run", run, check=False)
-        assert (refused.returncode, refused.stderr) == (
-            2,
-            "error: verifier-1 is the only verifier: add another first\n",
-        )
-        too_many = rlep("scale", "verifiers", "99", "--run", run, check=False)
-        assert too_many.returncode == 1
-        assert "98 of 98 new verifiers did not start" in too_many.stderr
-        assert "this machine has 4 CPU" in too_many.stderr
-
-        watched_to_its_end(run, training)
-        assert training.wait(timeout=90) == 130
+        wait_until(lambda: (metrics.exists() and metrics.read_text()) or training.poll() is not None, "a step", 300)
+        assert training.poll() is None, (home / "output.txt").read_text()
+        yield Operated(directory, training)
     finally:
         training.kill()
         training.wait()
-    lines = read_lines(run / "metrics.jsonl")
+
+
+def test_status_scale_and_drain_of_a_run_on_a_private_cluster(run: Operated) -> None:
+    before = run.status()
+    assert states(before, "generator") == {"generator-0": "serving"}
+    assert states(before, "learner") == {"learner-0": "serving"}
+    check_last_step(before)
+
+    contact_file = run.directory / "contact.json"
+    assert contact_file.stat().st_mode & 0o777 == 0o600
+    contact = json.loads(contact_file.read_text())
+    assert Path(contact["token_file"]).stat().st_mode & 0o777 == 0o600
+    assert Path(contact["token_file"]).read_text() not in contact_file.read_text()
+
+    table = rlep("scale", "verifiers", "2", "--run", run.directory).stdout
+    assert "verifier-1" in table
+    assert states(run.status(), "verifier") == {"verifier-0": "serving", "verifier-1": "serving"}
+    rlep("drain", "verifier-0", "--run", run.directory)
+    rlep("drain", "verifier-0", "--run", run.directory)  # it was removed already
+    assert states(run.status(), "verifier") == {"verifier-1": "serving"}
+    assert ("actor_started", "verifier-1") in run.happened()
+    assert ("actor_drained", "verifier-0") in run.happened()
+
+    refused = rlep("drain", "verifier-1", "--run", run.directory, check=False)
+    assert (refused.returncode, refused.stderr) == (2, "error: verifier-1 is the only verifier: add another first\n")
+    too_many = rlep("scale", "verifiers", "99", "--run", run.directory, check=False)
+    assert too_many.returncode == 1
+    assert "98 of 98 new verifiers did not start" in too_many.stderr
+    assert "this machine has 4 CPU" in too_many.stderr
+
+
+def test_a_verifier_is_added_and_another_drained_by_the_consoles_forms(run: Operated, tmp_path: Path) -> None:
+    (old,) = states(run.status(), "verifier")
+    token = tmp_path / "token"
+    where = [str(run.directory.parent), "--listen", "127.0.0.1:0", "--token-file", str(token), "--actions"]
+    console = [sys.executable, "-m", "rlep", "console", *where]
+    with subprocess.Popen(console, stdout=subprocess.PIPE, text=True) as serving:
+        try:
+            assert serving.stdout is not None
+            address = serving.stdout.readline().strip()
+            change(address, token.read_text().strip(), "scale", role="verifiers", count="2")
+            (new,) = states(run.status(), "verifier").keys() - {old}
+            assert ("actor_started", new) in run.happened()
+            change(address, token.read_text().strip(), "drain", actor=old)
+            assert ("actor_drained", old) in run.happened()
+            assert states(run.status(), "verifier") == {new: "serving"}
+        finally:
+            serving.terminate()
+
+
+def change(address: str, token: str, what: str, **form: str) -> None:
+    """Send a form of the page of actors as a browser does; returns when the command is done."""
+    with httpx.Client(base_url=address, timeout=120) as browser:
+        browser.post("/login", data={"token": token})
+        page = "/runs/runs~run/actors"
+        secret = re.search('name="csrf" value="([^"]+)"', browser.get(page).text)
+        assert secret
+        answer = browser.post(f"{page}/{what}", data={"csrf": secret[1]} | form)
+        assert answer.status_code == 303, answer.text
+        wait_until(lambda: ": at work</p>" not in browser.get(page).text, "the command's end", 600)
+        shown = browser.get(page).text
+        assert re.search(rf"rlep {what} [^<]*</h3><p>[^<]*: done</p>", shown), shown
+
+
+def test_top_follows_the_run_to_its_end_which_status_then_names(run: Operated) -> None:
+    (verifier,) = states(run.status(), "verifier")
+    watched_to_its_end(run, verifier)
+    assert run.training.wait(timeout=90) == 130
+    lines = read_lines(run.directory / "metrics.jsonl")
     assert all(line["metrics"]["actors/alive/verifier"] in (1, 2) for line in lines)
     assert {line["metrics"]["actors/alive/learner"] for line in lines} == {1}
     assert {line["metrics"]["actors/restarts/generator"] for line in lines} == {0}
-    ended = rlep("status", run, check=False)
+    ended = rlep("status", run.directory, check=False)
     assert ended.returncode == 2
-    assert f"no run is in progress in {run}" in ended.stderr
-    events = [(line["event"], line.get("actor")) for line in read_lines(run / "events.jsonl")]
-    assert ("actor_started", "verifier-1") in events
-    assert ("actor_drained", "verifier-0") in events
-    assert not [event for event, _ in events if event == "actor_lost"]
+    assert f"no run is in progress in {run.directory}" in ended.stderr
+    assert not [event for event, _ in run.happened() if event == "actor_lost"]
 
 
-def status_of(run: Path, training: subprocess.Popen[bytes], *, output: Path) -> dict[str, Any]:
-    """The status once the run takes commands and its first weights are served."""
-    metrics = run / "metrics.jsonl"
-    wait_until(lambda: (metrics.exists() and metrics.read_text()) or training.poll() is not None, "the first step", 300)
-    assert training.poll() is None, output.read_text()
-    found: dict[str, Any] = json.loads(rlep("status", run, "--json").stdout)
-    return found
-
-
-def watched_to_its_end(run: Path, training: subprocess.Popen[bytes]) -> None:
+def watched_to_its_end(run: Operated, verifier: str) -> None:
     """``rlep top`` without a terminal, on one until ``q``, and on one until the run is stopped."""
-    once = rlep("top", run).stdout  # no terminal: one frame
+    once = rlep("top", run.directory).stdout  # no terminal: one frame
     assert "critical path: " in once
-    assert "verifier-1" in once
-    with on_terminal("top", str(run)) as shown, on_terminal("top", str(run)) as left:
-        left.until("verifier-1")
+    assert verifier in once
+    with on_terminal("top", str(run.directory)) as shown, on_terminal("top", str(run.directory)) as left:
+        left.until(verifier)
         os.write(left.terminal, b"q")
         assert left.until_end() == 0
-        assert f"{run} continues" in left.seen
-        shown.until("verifier-1")
-        os.kill(training.pid, signal.SIGINT)
+        assert f"{run.directory} continues" in left.seen
+        shown.until(verifier)
+        os.kill(run.training.pid, signal.SIGINT)
         assert shown.until_end() == 0
-        assert f"{run} has ended" in shown.seen
+        assert f"{run.directory} has ended" in shown.seen
 
 
 def check_last_step(status: dict[str, Any]) -> None:

@@ -64,6 +64,18 @@ def test_a_system_message_goes_first_unless_there_is_one(tokenizer: Tokenizer) -
     assert text(own, user, system="6") == "78"
 
 
+def test_an_empty_system_message_takes_the_place_of_the_templates_own(model_dir: Path, tmp_path: Path) -> None:
+    own = copied(model_dir, tmp_path / "own")
+    (own / "chat_template.jinja").write_text(
+        "{% if messages[0]['role'] != 'system' %}7{% endif %}{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
+    tokenizer = load_tokenizer(own)
+    texts = [
+        tokenizer.decode(tokenizer.encode_prompt([Message("user", "8")], system=system)) for system in (None, "", "6")
+    ]
+    assert texts == ["78", "8", "68"]
+
+
 def test_messages_without_template_are_joined_by_blank_lines(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_prompt([Message("system", "7"), Message("user", "8")], chat_template=False)
     assert ids.tolist() == [11, 3, 12, 2]  # 7, <unk> for the blank line, 8, <sep>

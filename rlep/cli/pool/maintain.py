@@ -207,7 +207,11 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
         return [*findings, Finding("records", "ok", f"every checksum and content id matches{_below(vocabulary)}")]
     first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
     level = "note" if found.removed == found.damaged else "wrong"
-    remedy = "" if level == "note" else "rlep pool doctor --repair removes them; an import of an export adds them again"
+    remedy = (
+        ""
+        if level == "note"
+        else "rlep pool doctor --repair removes them; importing an earlier export brings those back that were whole in it"
+    )
     return [
         *findings,
         Finding("records", level, f"{found.damaged} damaged, {found.removed} removed: {first}", remedy),

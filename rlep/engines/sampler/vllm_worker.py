@@ -159,14 +159,14 @@ class GlooEngine(_LayerwiseEngine[GlooInitInfo, GlooUpdateInfo]):
 def published_tensors(
     path: Path, checksums: Mapping[str, int], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each weight of a published file, in host memory, once its checksum was compared on ``device``.
+    """Each weight of a published file, on ``device``, once its checksum was compared there.
 
     Raises ``WeightSyncError`` at the first that is not what was published; without ``checksums`` none is compared.
     """
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
-            tensor = file.get_tensor(name)
-            if checksums and int(checksum(tensor.to(device))) != checksums[name]:
+            tensor = file.get_tensor(name).to(device)
+            if checksums and int(checksum(tensor)) != checksums[name]:
                 raise WeightSyncError(f"{name} in {path} is not what was published")
             yield name, tensor
 

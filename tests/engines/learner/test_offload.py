@@ -1,6 +1,7 @@
-"""Shards that rest in host memory while the ranks compute on GPUs, as ``cpu_offload`` has them, in torch's fake tensors.
+"""State in host memory: of ranks that sleep, and shards that rest there while the ranks compute on GPUs (``cpu_offload``).
 
-Fake tensors have a device and a shape but no numbers: they show, without a GPU, where each operation leaves its result.
+The latter are torch's fake tensors, which have a device and a shape but no numbers: they show, without a GPU, where each
+operation leaves its result.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rlep.engines.learner.full_weights import FullWeights
+from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
 from rlep.engines.learner.options import OptimizerOptions
 
@@ -53,3 +55,16 @@ def test_moments_that_a_checkpoint_takes_and_gives_back_are_the_optimizers_own(s
         assert tuple(moment.shape) == (4, 3)
         assert moment.to_local().device.type == "cpu"
         assert moment.to_local().untyped_storage()._cdata == state[key].untyped_storage()._cdata
+
+
+def test_pinned_memory_is_kept_for_the_next_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    weights, asleep = [torch.arange(6.0), torch.arange(3.0)], OffloadedState()
+    used = []
+    for _ in range(2):
+        asleep.offload(weights, torch.device("cpu"))
+        assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
+        used.append(sorted(host.data_ptr() for _, host in asleep._held))
+        asleep.fetch()
+        assert [weight.tolist() for weight in weights] == [[0, 1, 2, 3, 4, 5], [0, 1, 2]]
+    assert used[0] == used[1]

@@ -55,6 +55,18 @@ def test_secrets_runs_and_pools_stay_here_and_the_rest_is_listed(tmp_path: Path)
     assert taken == set(found.sizes)
 
 
+def test_the_files_that_the_environment_names_stay_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tree(tmp_path / "project", "ray", "redis/pw", "train.toml")
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(root / "ray"))
+    monkeypatch.setenv("RLEP_REDIS_PASSWORD_FILE", "redis/pw")
+    found = job_files(root)
+    assert (set(found.sizes), found.secrets) == ({"train.toml"}, ("ray", "redis/pw"))
+    assert found.lines()[1] == "left out because they look like secrets: ray, redis/pw"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "elsewhere"))
+    assert set(job_files(root).sizes) == {"ray", "train.toml"}
+
+
 def test_a_file_that_a_config_or_the_command_names_as_token_file_stays_here(tmp_path: Path) -> None:
     root = tree(tmp_path / "project", "conf/reader", "conf/writer", "given", "linked/to", "other", "bad.toml", "a.pem")
     (root / "link").symlink_to("linked/to")

@@ -13,11 +13,13 @@ import pytest
 from rlep.cli.doctor import Finding, findings_of
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from tests.unit.driver.test_plan import MATH_7B
 
 doctor = importlib.import_module("rlep.cli.doctor")  # ``rlep.cli.doctor`` is the command
 MODEL = Path("rlep/quickstart/model").absolute()
 OTHER = "set learner.dtype and generator.dtype, or take another GPU"
 Usage = namedtuple("Usage", ["total", "used", "free"])
+Memory = namedtuple("Memory", ["available"])
 
 
 def found(config: Config, what: str) -> list[Finding]:
@@ -28,9 +30,11 @@ def found(config: Config, what: str) -> list[Finding]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """One GPU, as ``nvidia-smi`` and the installed CUDA runtime describe it."""
-    told = {"driver": "580.65.06", "capability": "9.0", "runtime": "13.0.96"}
+    told = {"driver": "580.65.06", "capability": "9.0", "runtime": "13.0.96", "mib": "81559"}
 
     def smi(*words: str) -> list[str]:
+        if words[0] == "--query-gpu=memory.total":
+            return [told["mib"]]
         return ["GPU 0: H100"] if words == ("-L",) else [f"{told['driver']}, {told['capability']}, H100"]
 
     original = doctor._version
@@ -58,6 +62,34 @@ def test_a_gpu_with_its_driver(
     (finding,) = found(config, "GPU 0")
     assert (finding.level, finding.remedy) == (level, remedy)
     assert finding.detail == f"H100, driver {driver}, compute capability {capability}"
+
+
+def test_a_gpu_that_is_shared_is_counted_once(gpu: dict[str, str]) -> None:
+    both = ["learner.gpus=1", "generator.gpus=1"]
+    (finding,) = found(load_config([], [*both, "cluster.placement=colocated"]), "GPUs")
+    assert (finding.level, finding.detail) == ("ok", "1 here, the actors ask for 1")
+    (finding,) = found(load_config([], both), "GPUs")
+    assert (finding.level, finding.detail) == ("wrong", "1 here, the actors ask for 2")
+
+
+@pytest.mark.parametrize(("mib", "level"), [("81559", "ok"), ("2048", "wrong")])
+def test_the_plan_is_held_against_the_gpu_that_is_here(gpu: dict[str, str], mib: str, level: str) -> None:
+    gpu["mib"] = mib
+    config = load_config([], ["learner.gpus=1", "generator.gpus=0", f"model.path={MODEL}"])
+    (finding,) = found(config, "GPU memory")
+    assert finding.level == level
+    assert ("a learner rank needs " in finding.detail) is (level == "wrong")
+
+
+def test_what_ranks_keep_in_host_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "read_shape", lambda _: MATH_7B)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: Memory(64 * 2**30))
+    config = load_config([Path("configs/rlep.toml"), Path("configs/machines/8x80gb.toml")])
+    (finding,) = list(doctor._memory(config))
+    assert finding.level == "wrong"
+    assert finding.detail.endswith(
+        "28.0 GiB for the engines without the model itself, and 10.6 GiB that each learner rank keeps there"
+    )
 
 
 @pytest.mark.parametrize(("gpus", "dtype", "noted"), [(1, "float32", True), (1, "auto", False), (0, "float32", False)])

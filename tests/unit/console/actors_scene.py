@@ -23,9 +23,10 @@ def write_files(run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     happened = [
         ("actor_started", "of-an-earlier-life", ""),
-        ("run_resumed", None, ""),
+        ("data_loaded", None, ""),
         ("actor_started", "generator-0", ""),
         ("actor_started", "generator-1", ""),
+        ("run_resumed", None, ""),
         ("actor_lost", "generator-1", "first"),
         ("actor_restarted", "generator-1", ""),
         ("actor_lost", "generator-1", ATTACK),

@@ -6,12 +6,15 @@ import logging
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
+from starlette.types import Message
 
-from rlep.console.app import Console
-from rlep.console.gate import COOKIE, HEADERS, SESSION_S, Sessions
+from rlep.console.addresses import Addresses
+from rlep.console.app import Console, console_app
+from rlep.console.gate import COOKIE, HEADERS, SESSION_S, Sessions, refused
 from rlep.services.pool.rpc.access import Role
-from tests.unit.console.console_scene import TOKEN, client_of
+from tests.unit.console.console_scene import TOKEN, client_of, role_of
 
 
 def addresses() -> list[str]:
@@ -156,3 +159,30 @@ def test_a_long_login_is_not_read(runs: Path) -> None:
     assert client_of(runs, logged_in=False).post("/login", content=b"token=" + b"x" * 10_000).status_code == 413
     fields = {f"f{at}": "x" for at in range(9)}
     assert client_of(runs, logged_in=False).post("/login", data=fields).status_code == 413
+
+
+def test_two_hosts_are_refused() -> None:
+    hosts = [(b"host", b"127.0.0.1:7272"), (b"host", b"evil.example")]
+    assert refused(Headers(raw=hosts[:1]), Addresses()) == ""
+    assert refused(Headers(raw=hosts), Addresses()) == "Host is not this console's"
+
+
+async def test_a_login_whose_sender_goes_is_no_error(runs: Path) -> None:
+    heard: list[Message] = [{"type": "http.request", "body": b"token=", "more_body": True}, {"type": "http.disconnect"}]
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        return heard.pop(0)
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/login",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+    }
+    await console_app([runs], role_of)(scope, receive, send)
+    assert said[0]["status"] == 413

@@ -16,9 +16,11 @@ from starlette.testclient import TestClient
 
 from rlep.config.settings import load_config
 from rlep.console.app import Console
+from rlep.console.compare_page import AXES, evaluation_points, positions
 from rlep.console.curves import thinned
+from rlep.console.metric_columns import read_steps
 from rlep.console.pages import histogram
-from rlep.console.run_files import RunPlace
+from rlep.console.run_files import RunPlace, read_tail
 from rlep.console.run_state import mark_of
 from rlep.console.templates_of import figure, shade
 from rlep.core.jsonl import read_lines
@@ -60,13 +62,13 @@ def test_a_step_shows_its_groups_and_filters_them(client: TestClient, runs: Path
     rows = pq.read_table(runs / "a" / "rollouts" / "step-000001.parquet").to_pylist()
     wrong = [g for g in range(4) if not any(r["status"] == "correct" for r in rows if r["group"] == g)]
     fresh = [[r for r in rows if r["group"] == g and not r["replayed"]] for g in range(4)]
-    found = [row for row in Found(page(client, "/runs/runs~a/steps/1")).rows if len(row) == 7 and row[0].isdecimal()]
+    found = [row for row in Found(page(client, "/runs/runs~a/steps/1")).rows if len(row) == 8 and row[0].isdecimal()]
     counts = [sum(row["status"] == "correct" for row in members) for members in fresh]
     assert [row[2].split(",")[0] for row in found] == [f"{count} of 3" for count in counts]
     assert ["rescued" in row[2] for row in found] == [not count for count in counts]  # every replay is correct
     assert f"{len(wrong)} of 4 groups" in page(client, "/runs/runs~a/steps/1?show=wrong")
     longest = Found(page(client, "/runs/runs~a/steps/1?show=long")).rows
-    lengths = [int(row[4]) for row in longest if len(row) == 7 and row[0].isdecimal()]
+    lengths = [int(row[4]) for row in longest if len(row) == 8 and row[0].isdecimal()]
     assert lengths == sorted(lengths, reverse=True)
 
 
@@ -256,3 +258,52 @@ def test_a_damaged_token_file_is_named_on_the_page_of_a_prompt(runs: Path, tmp_p
     assert "rollouts/step-000001.tokens.parquet is damaged" in text
     (files / "step-000001.tokens.parquet").unlink()
     assert "step-000001.tokens" not in page(client_of(tmp_path / "runs"), f"/runs/runs~a/prompts/{name}")
+
+
+def test_a_step_shows_the_questions_whose_texts_were_kept(client: TestClient, runs: Path) -> None:
+    kept = pq.read_table(runs / "a" / "rollouts" / "step-000001.tokens.parquet", columns=["group"])["group"].to_pylist()
+    found = [row for row in Found(page(client, "/runs/runs~a/steps/1")).rows if len(row) == 8 and row[0].isdecimal()]
+    assert {int(row[0]) for row in found if ATTACK[:20] in row[7]} == set(kept)
+
+
+def test_a_question_of_evaluations_alone_is_shown_with_them(client: TestClient, runs: Path) -> None:
+    row = pq.read_table(runs / "a" / "samples" / "step-000002.parquet").to_pylist()[0]
+    text = page(client, f"/runs/runs~a/prompts/{row['prompt_id']}")
+    assert "No step trained on it." in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "has this prompt" not in text
+    samples = page(client, f"/runs/runs~a/evaluations/2?prompt={row['prompt_id']}")
+    assert f"/runs/runs~a/prompts/{row['prompt_id']}" in samples
+    assert "has this prompt" in page(client, f"/runs/runs~a/prompts/{'0' * 32}")
+
+
+def test_runs_are_drawn_over_steps_time_or_compute(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    taken = ({"generated": 1e6, "scored": 2e6, "trained": 3e6}, {"generated": 4e6, "scored": 5e6, "trained": 6e6})
+    lines = [
+        {
+            "step": at,
+            "wall_s": 60.0 * (at + 1),
+            "metrics": {f"compute/{name}_tokens": one for name, one in held.items()},
+        }
+        for at, held in enumerate(taken)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    evaluated = [{"step": at, "wall_s": 30.0 + 90.0 * at, "data_source": "aime", "avg": 0.25 * at} for at in (0, 1, 2)]
+    evaluated.append({"step": 9, "data_source": "aime", "avg": 0.5})  # of a line that is lost
+    (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
+    place = RunPlace("runs~a", run)
+    table, read = read_steps(place)[0], read_tail(place, "evaluations.jsonl").lines
+    assert list(positions(table, "time")) == [1.0, 2.0]
+    assert list(positions(table, "compute")) == [12.0, 27.0]  # 1 + 2 + 3 × 3, 4 + 5 + 3 × 6 million
+    found = {over: evaluation_points(read, "aime", table, over) for over in AXES}
+    assert found["steps"] == ((0, 0.0), (1, 0.25), (2, 0.5), (9, 0.5))
+    assert found["time"] == ((0.5, 0.0), (2.0, 0.25), (3.5, 0.5))
+    assert found["compute"] == ((0.0, 0.0), (12.0, 0.25), (27.0, 0.5))
+    client = client_of(tmp_path / "runs")
+    assert ["aime: avg", "runs~a: 0.5"] in Found(page(client, "/compare?run=runs~a&over=compute")).rows
+    assert 'over=time" aria-current="true"' in page(client, "/compare?run=runs~a&over=time")
+    assert "<figcaption>Evaluations: avg</figcaption>" in page(client, "/runs/runs~a")
+    for path in ("/compare?run=runs~a&over=%3Cscript%3E", "/compare?over=time"):
+        assert_harmless(page(client, path))

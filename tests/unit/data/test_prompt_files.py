@@ -211,6 +211,7 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (b'{"question": "a", "answer": ', "not JSON: Expecting value at column 29"),
+        (b'{"question": "a", "answer": "4', "not JSON: Unterminated string starting at column 29"),
         (b'["question", "answer"]', "expected a JSON object, found list"),
         (b'{"question": "\xff", "answer": "1"}', "not UTF-8"),
         (b'{"question": "\\ud800", "answer": "1"}', "no UTF-8 form"),

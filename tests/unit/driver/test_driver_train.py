@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlep.config.schema import Config
-from rlep.core.errors import CheckpointError, DataError, LearnerLost
+from rlep.core.errors import CheckpointError, DataError, LearnerLost, WeightsLost
 from rlep.core.jsonl import read_lines
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
@@ -191,6 +192,47 @@ async def test_a_lost_learner_is_restarted_and_restored(
     assert scene.learner.state == undisturbed[1].learner.state
     happened = events(tmp_path)
     assert [happened.count(name) for name in ("run_started", "run_resumed", "actor_lost", "actor_restarted")] == [1] * 4
+
+
+@dataclass(eq=False)
+class Forgetful(World):
+    """Loses all generators' weights at some events, each once, e.g. ``generate/1``: the second rollout."""
+
+    at: tuple[str, ...] = ()
+
+    async def event(self, name: str, detail: object = "") -> None:
+        number = self.count(name)
+        await super().event(name, detail)
+        if f"{name}/{number}" in self.at:
+            raise WeightsLost("no generator has them")
+
+
+@pytest.mark.parametrize("every", [1, 2, 9])
+@pytest.mark.fault(1, outcome="equal", operator="over gloo or NCCL, all at once: events `actor_lost`, `run_resumed`")
+async def test_where_no_generator_has_the_weights_any_more_they_are_sent_again_and_no_step_is_made_twice(
+    tmp_path: Path, undisturbed: tuple[Path, Scene], every: int
+) -> None:
+    # In the evaluation before step 0, before and within rollouts: 56 responses in all, without those that came twice.
+    world = Forgetful(at=("completion/0", "generate/2", "completion/20", "completion/40", "completion/60"))
+    scene = scene_of(config_of(checkpoint={"every": every}), pool=filled_pool(world, TRAIN.prompts))
+    await trained(tmp_path, scene)
+    assert untimed(tmp_path) == untimed(undisturbed[0])
+    assert evaluations(tmp_path) == evaluations(undisturbed[0])
+    assert scene.learner.state == undisturbed[1].learner.state
+    assert scene.world.count("update") == undisturbed[1].world.count("update")
+    assert events(tmp_path).count("actor_restarted") == 0
+    assert sum("sending them again" in note for note in scene.progress.notes) == 5
+
+
+async def test_where_updates_of_the_step_were_made_meanwhile_the_learner_begins_at_its_checkpoint(
+    tmp_path: Path, undisturbed: tuple[Path, Scene]
+) -> None:
+    scene = scene_of(config_of(), pool=filled_pool(Forgetful(at=("update/3",)), TRAIN.prompts))
+    scene.learner.restarts = 1
+    await trained(tmp_path, scene)
+    assert untimed(tmp_path) == untimed(undisturbed[0])
+    assert scene.learner.state == undisturbed[1].learner.state
+    assert events(tmp_path).count("actor_restarted") == 1
 
 
 async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:

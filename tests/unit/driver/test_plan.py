@@ -140,9 +140,15 @@ def test_memory_of_the_rlep_preset_s_generators() -> None:
     memory = plan_memory(load_config([RLEP]), MATH_7B)
     assert memory.kv_token == 57_344  # 2 x 28 x 4 x 128 x 2 bytes
     assert memory.kv_sequence == 234_881_024  # 224 MiB for 4096 tokens
-    # 0.85 x 80 GiB = 73,014,444,032, less the weights: 57,783,211,008 / 234,881,024 = 246.01
-    assert memory.kv_sequences == 246
-    assert plan_memory(load_config([RLEP]), MATH_7B, 40 * GIB).kv_sequences == 90  # 36,507,222,016 - 15,231,233,024
+    # 0.85 x 80 GiB = 73,014,444,032, less weights, 2 GiB of the process, and logits of 512 sequences 16 x 512 x 152064
+    assert memory.kv_cache == 54_390_019_072
+    assert memory.kv_sequences == 231  # 231.6
+    assert (
+        plan_memory(load_config([RLEP]), MATH_7B, 40 * GIB).kv_sequences == 76
+    )  # (36,507,222,016 - the same) / 224 MiB
+    # With 32 sequences the feed-forward network needs more: 8192 x (3 x 18944 + 4 x 3584) x 2 = 1,166,016,512
+    few = load_config([RLEP], ["generator.max_sequences=32"])
+    assert plan_memory(few, MATH_7B).kv_cache == 54_390_019_072 + 1_245_708_288 - 1_166_016_512
     assert memory.weight_update == 15_231_233_024
 
 

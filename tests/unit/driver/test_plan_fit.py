@@ -94,10 +94,15 @@ def test_unsharded_gradients_are_the_first_thing_to_go() -> None:
 
 
 def test_it_says_so_where_no_setting_helps() -> None:
-    found = fit(["learner.cpu_offload=true", "learner.reshard_after_forward=true"], gib=12)
+    none = ["learner.cpu_offload=true", "learner.reshard_after_forward=true"]
+    found = fit(none, gib=8)
     assert found.fits is False
     assert found.reason.endswith(
-        "; try LoRA (learner.lora_rank = 32), more memory or a smaller model: no other setting helps"
+        "; try LoRA (learner.lora_rank = 32), more GPUs for a generator (generator.tensor_parallel), "
+        "more memory or a smaller model: no other setting helps"
+    )
+    assert fit([*none, "learner.lora_rank=8", "learner.micro_batch_tokens=4096"], gib=4).reason.endswith(
+        "more GPUs for a generator (generator.tensor_parallel), more memory or a smaller model: no other setting helps"
     )
 
 
@@ -107,8 +112,28 @@ def test_a_generator_beside_a_sleeping_rank_takes_less() -> None:
     assert "the sleeping rank's 2.0 GiB included" in found.reason
 
 
-def test_a_model_that_leaves_no_room_for_the_cache_does_not_fit() -> None:
-    assert "leave no KV cache for one sequence" in fit(["generator.memory_utilization=0.1"]).reason
+def test_a_generator_that_is_too_large_for_one_gpu_is_spread_over_more() -> None:
+    found = fit(["generator.memory_utilization=0.1"])  # 8 GiB of each GPU: four together hold 14.2 GiB and the cache
+    assert found.reason == (
+        "a generator's weights leave no KV cache for one sequence of greatest length; try "
+        "--set generator.tensor_parallel=4 --set generator.gpus=4 --set generator.count=1"
+    )
+    alone = fit(["generator.memory_utilization=0.1", "generator.count=1"])
+    assert alone.reason.endswith(
+        "; try more GPUs for a generator (generator.tensor_parallel), more memory or a smaller model: no other setting helps"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "host_gib"),
+    [([], 0), (COLOCATED, 85.1), (["learner.lora_rank=32", "learner.cpu_offload=true"], 15.4)],
+)
+def test_what_a_rank_has_in_host_memory_is_stated(overrides: list[str], host_gib: float) -> None:
+    # 7,615,616,512 x 12 bytes asleep; 2 bytes of frozen weights and 80,740,352 adapters x 16 offloaded
+    found = fit(["learner.ranks=1", "generator.count=1", *overrides], gib=200)
+    assert found.fits is True
+    said = f", and {host_gib} GiB of host memory for each rank"
+    assert (said in found.reason) if host_gib else ("host" not in found.reason)
 
 
 @pytest.mark.parametrize(("host_gib", "fits"), [(None, None), (64, False), (512, True)])

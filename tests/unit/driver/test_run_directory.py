@@ -121,6 +121,17 @@ def test_what_does_not_change_the_steps_may_change(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize(("key", "value"), [("profile", "exact"), ("correct_at", 0.5)])
+def test_what_decides_the_rewards_may_not_change_although_the_verifiers_may(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    begun = config_of(verifier={"profile": "python:mine:grade"})
+    stepped(tmp_path, begun)
+    RunDirectory(tmp_path, config_of(verifier={"profile": "python:mine:grade", "count": 2}), FACTS).close()
+    with pytest.raises(ConfigError, match=rf"verifier\.{key}  in the directory: .*  in this command: \"?{value}"):
+        RunDirectory(tmp_path, config_of(verifier={"profile": "python:mine:grade", key: value}), FACTS)
+
+
 @pytest.mark.parametrize("key", ["lora_rank", "lora_alpha"])
 def test_adapters_may_not_change_although_the_learner_may(tmp_path: Path, key: str) -> None:
     stepped(tmp_path, config_of(learner={"lora_rank": 8}))

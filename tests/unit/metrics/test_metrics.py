@@ -223,16 +223,18 @@ def test_a_killed_writer_loses_no_written_line(tmp_path: Path, keep: ExitStack) 
 
 
 @pytest.mark.fault(11, outcome="stopped", operator="one sentence that names the file")
-def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, keep: ExitStack) -> None:
+@pytest.mark.parametrize(("room", "reason"), [(5, "only 5 of 11 bytes written"), (0, "File too large")])
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, keep: ExitStack, room: int, reason: str) -> None:
     log = keep.enter_context(JsonLines(tmp_path / "events.jsonl"))
     log.append({"step": 0})
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 5, limits[1]))  # room for 5 of 11 bytes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + room, limits[1]))
     try:
-        with pytest.raises(OSError, match="only 5 of 11 bytes"):
+        with pytest.raises(OSError, match=reason) as caught:
             log.append({"step": 1})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(log.path)
     log.append({"step": 2})
     assert read_lines(log.path) == [{"step": 0}, {"step": 2}]
 

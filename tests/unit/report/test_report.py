@@ -46,7 +46,8 @@ def test_the_numbers_by_hand(runs: list[Path]) -> None:
     # trapezoids: (10 · 0.15 + 10 · 0.25) / 20 and (10 · 0.2 + 10 · 0.28) / 20
     assert base.area == pytest.approx(0.2)
     assert replay.area == pytest.approx(0.24)
-    assert found.area_gain == pytest.approx(0.04)
+    assert found.means is not None
+    assert [mean.avg for mean in found.means] == pytest.approx([0.24, 0.2])
     assert (base.seconds_per_step, replay.seconds_per_step) == (2.0, 3.0)
     assert (base.wall_s, replay.wall_s) == (40.0, 60.0)
     assert found.crossing is not None
@@ -125,7 +126,9 @@ def test_a_peak_that_is_not_reached_is_said(tmp_path: Path) -> None:
 def test_curves_are_compared_where_both_were_evaluated(tmp_path: Path) -> None:
     base = write_run(tmp_path / "base", [(0, 0.0), (10, 0.9), (20, 0.2)])
     replay = write_run(tmp_path / "replay", [(0, 0.0), (20, 0.4)], replays=1)
-    assert summary([base, replay]).area_gain == pytest.approx(0.1)  # straight lines to 0.2 and to 0.4
+    means = summary([base, replay]).means
+    assert means is not None
+    assert [mean.avg for mean in means] == pytest.approx([0.2, 0.1])  # straight lines to 0.4 and to 0.2
 
 
 def test_the_final_accuracy_has_the_most_samples_and_the_curve_the_usual(tmp_path: Path) -> None:
