@@ -28,7 +28,7 @@ async def watch_head(address: str, deadline_s: float) -> None:
     while away is None or time.monotonic() - away < deadline_s:
         await asyncio.sleep(min(POLL_S, deadline_s / 2))
         begun = time.monotonic()
-        there = await asyncio.to_thread(_answers, host.strip("[]"), int(port))
+        there = await asyncio.to_thread(answers, host.strip("[]"), int(port))
         away = None if there else begun if away is None else away
     raise HeadLost(
         f"Ray's head process at {address} has not answered for {deadline_s:.0f} s (cluster.head_deadline_s); "
@@ -36,8 +36,8 @@ async def watch_head(address: str, deadline_s: float) -> None:
     )
 
 
-def _answers(host: str, port: int) -> bool:
-    """Whether it reacts: a process that hangs has its connections taken by the kernel, and says nothing.
+def answers(host: str, port: int) -> bool:
+    """Whether what listens there reacts: a process that hangs has its connections taken by the kernel, and says nothing.
 
     With TLS it closes the connection, which is an answer too.
     """

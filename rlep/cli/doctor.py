@@ -293,12 +293,8 @@ def _ray(config: Config) -> Iterator[Finding]:
     program = Path(sys.executable).with_name("ray")
     status = _output([str(program), "status", *([] if address == "auto" else ["--address", address])])
     reached = "Resources" in status
-    yield Finding(
-        "Ray cluster",
-        "ok" if reached else "wrong",
-        address,
-        "" if reached else "ray start --head, or check the address",
-    )
+    remedy = "" if reached else "ray start --head, or check the address"
+    yield Finding("Ray cluster", "ok" if reached else "wrong", address, remedy)
 
 
 def _secrets(_: Config) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
+from rlep.actors.node_watch import watched_node
 from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
 from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.replicas import RoleStatus
@@ -314,8 +315,9 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
-        async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
-            yield entered
+        with watched_node(config.cluster.head_deadline_s):
+            async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
+                yield entered
         logs = None
     finally:
         await asyncio.wait({connecting})  # a thread cannot be stopped, and what it has begun is to be ended

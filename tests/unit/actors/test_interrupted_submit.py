@@ -35,8 +35,12 @@ class Dashboard:
 def test_it_ends_following_and_not_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "JobSubmissionClient", Dashboard)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # submitting sets it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background have it ignored
     words = ["submit", "--address", ADDRESS, "--working-dir", str(tmp_path), "--", "pool", "stats"]
-    result = CliRunner().invoke(app, words)
+    try:
+        result = CliRunner().invoke(app, words)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130, result.output
     submitted, line = result.stdout.splitlines()
     job = submitted.removeprefix("submitted ").removesuffix(f" to {ADDRESS}")
