@@ -275,8 +275,8 @@ class ClusterConfig(Section):
     place_deadline_s: Seconds = 60
     """An actor that the cluster cannot place within this time ends the run, naming the missing resource or label."""
     head_deadline_s: Seconds = Field(30, lt=60)
-    """Ray's head process that cannot be reached for this long ends the run, after a checkpoint of the last complete step. Less
-    than the 60 s after which Ray itself ends the driver."""
+    """Ray's head process that cannot be reached for this long ends the run, after a checkpoint of the last complete step, and the
+    process on the driver's own node (raylet) ends it at once. Less than the 60 s after which Ray itself ends the driver."""
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
     ``generator.tensor_parallel`` learner ranks, sharing them by time; see ``docs/how-to/choose-devices.md``."""

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 HUNG = """
 import sys, time
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ with watched_node(0.01):
 """
 
 
+@pytest.mark.fault(8, outcome="stopped", operator="one sentence after `cluster.head_deadline_s`; exit status 1")
 def test_a_raylet_that_hangs_ends_a_process_that_stands_still() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes its connections
         port = silent.getsockname()[1]
