@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlep.metrics.spans import DRIVER, STEP, Span, StepBreakdown, breakdown_of, chrome_trace
 
 MOST_SPANS = 50_000
 """The oldest go first; a step of 8 generators has some hundred."""
+WRITTEN_S, WRITTEN_SPANS = 30.0, 5_000
+"""How often a running run writes its newest spans, and how many: 50 ms of work."""
 
 
 class Timeline:
@@ -66,3 +69,11 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps(chrome_trace(spans)))
     part.replace(path)
+
+
+async def keep_trace(path: Path, timeline: Timeline, seconds: float = WRITTEN_S) -> None:
+    """Write the newest spans now and then, until cancelled; a disk that takes no file ends nothing."""
+    while True:
+        await asyncio.sleep(seconds)
+        with suppress(OSError):
+            write_trace(path, timeline.spans[-WRITTEN_SPANS:])

@@ -148,7 +148,7 @@ def timeline_end(place: RunPlace) -> tuple[LastSteps | None, list[str]]:
     """The last whole steps of ``timeline.json``, or why there are none."""
     tree, missing = read_json(place, "timeline.json", MOST_BYTES)
     if missing == ("timeline.json is missing",):
-        return None, ["timeline.json is written when the run ends: rlep timeline asks a run that works"]
+        return None, ["timeline.json is not written yet: half a minute after the start, rlep timeline asks sooner"]
     if missing:
         return None, list(missing)
     try:

@@ -25,7 +25,7 @@ from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
 from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
-from rlep.actors.timeline import write_trace
+from rlep.actors.timeline import keep_trace, write_trace
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.schema import Config
@@ -259,7 +259,9 @@ class RunActors:
         self._begin(role, start())
         self._stack.callback(remove_contact, directory)
         self._stack.callback(remove_targets, directory)
-        self._stack.callback(lambda: write_trace(directory / "timeline.json", self.cluster.timeline.spans))
+        trace, timeline = directory / "timeline.json", self.cluster.timeline
+        self._stack.callback(lambda: write_trace(trace, timeline.spans))
+        self._stack.callback(asyncio.ensure_future(keep_trace(trace, timeline)).cancel)
         return role
 
     def weights(self, learners: Learners, generators: GeneratorPool, prompts: Sequence[Prompt]) -> WeightPublisher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.actors.timeline import MOST_SPANS, Timeline, write_trace
+from rlep.actors.timeline import MOST_SPANS, WRITTEN_SPANS, Timeline, keep_trace, write_trace
 from rlep.metrics.spans import Span, busy_shares, chrome_trace
+from tests.waiting import until
 
 SPANS = [
     Span("learner", "update", 104.0, 108.0),
@@ -100,3 +102,26 @@ def test_the_last_step_is_the_last_that_came_to_its_end() -> None:
     assert last.idle == {"generator": pytest.approx(0.9), "learner": pytest.approx(0.8)}
     assert timeline.last_step() is last
     assert [span.count for span in timeline.spans if span.what == "step"] == [4, 5]
+
+
+@pytest.mark.asyncio
+async def test_a_running_run_writes_its_newest_spans_and_no_full_disk_ends_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline, file = Timeline(iter(range(10 * WRITTEN_SPANS)).__next__), tmp_path / "timeline.json"
+    for number in range(WRITTEN_SPANS + 3):
+        timeline.add("learner", "update", number)
+    attempts: list[int] = []
+
+    def once_full(path: Path, spans: tuple[Span, ...]) -> None:
+        attempts.append(len(spans))
+        if len(attempts) == 1:
+            raise OSError(28, "No space left on device")
+        write_trace(path, spans)
+
+    monkeypatch.setattr("rlep.actors.timeline.write_trace", once_full)
+    keeping = asyncio.create_task(keep_trace(file, timeline, 0.001))
+    await until(file.exists, "the file")
+    keeping.cancel()
+    assert {*attempts} == {WRITTEN_SPANS}
+    assert [span[3] for span in complete(json.loads(file.read_text()))][-1] == 1_000_000 * (WRITTEN_SPANS - 1)

@@ -41,7 +41,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         (b'{"traceEvents": [{"ph": "X"}]}', "timeline.json: not a trace of rlep"),
         (b'{"traceEvents": [], "otherData": {"begin": 0}}', "timeline.json has no whole step"),
         (b"{", "timeline.json cannot be read"),
-        (None, "timeline.json is written when the run ends"),
+        (None, "timeline.json is not written yet"),
     ):
         (run / "timeline.json").write_bytes(content) if content else (run / "timeline.json").unlink()
         text = page(client, "/runs/runs~a/actors")
