@@ -33,11 +33,13 @@ def watched_node(deadline_s: float) -> Iterator[None]:
 
 
 def _watch(host: str, port: int, deadline_s: float, ended: threading.Event) -> None:
+    known = False  # once it has answered: by Ray's client (``ray://``) it may be out of reach
     away: float | None = None  # since the first attempt that failed: a machine that slept proves nothing
     while not ended.wait(min(POLL_S, deadline_s / 2)):
         begun = time.monotonic()
         there = answers(host, port)
-        away = None if there else begun if away is None else away
+        known = known or there
+        away = None if there or not known else begun if away is None else away
         if away is not None and time.monotonic() - away >= deadline_s and not ended.is_set():
             said = (
                 f"error: Ray's node process (raylet) at {host}:{port} has not answered for {deadline_s:.0f} s "

@@ -1,12 +1,15 @@
-"""A raylet that hangs ends the process, though its main thread stands still; one that answers does not."""
+"""A raylet that hangs ends the process, though its main thread stands still; one that was never reached does not."""
 
 from __future__ import annotations
 
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from rlep.actors import node_watch
 
 HUNG = """
 import sys, time
@@ -26,13 +29,32 @@ with watched_node(0.01):
 
 @pytest.mark.fault(8, outcome="stopped", operator="one sentence after `cluster.head_deadline_s`; exit status 1")
 def test_a_raylet_that_hangs_ends_a_process_that_stands_still() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel takes its connections
-        port = silent.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+        port = raylet.getsockname()[1]
         command = [sys.executable, "-c", HUNG, str(port)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+            raylet.settimeout(240)
+            first, _ = raylet.accept()
+            first.close()  # an answer; from now on only the kernel takes connections
+            output, errors = watching.communicate(timeout=240)
+    assert (watching.returncode, output, errors) == (
         1,
         "",
         f"error: Ray's node process (raylet) at 127.0.0.1:{port} has not answered for 0 s (cluster.head_deadline_s); "
         "the same command continues the run from its last checkpoint\n",
     )
+
+
+def test_a_raylet_that_never_answered_is_out_of_reach_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    ended = threading.Event()
+
+    def out_of_reach(_host: str, port: int) -> bool:
+        asked.append(port)
+        if len(asked) == 5:
+            ended.set()
+        return False
+
+    monkeypatch.setattr(node_watch, "answers", out_of_reach)
+    node_watch._watch("10.0.0.1", 7, 1e-9, ended)
+    assert asked == [7] * 5
