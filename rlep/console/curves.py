@@ -54,7 +54,9 @@ def picture(title: str, curves: Sequence[Curve]) -> Picture | None:
         return f"{across:.1f},{_height((y - y0) / high):.1f}"
 
     drawn = [Polyline(one.label, " ".join(at(x, y) for x, y in one.points), one.points[-1][1]) for one in curves]
-    ticks = tuple((round(_height(share), 1), f"{y0 + share * high:.3g}") for share in (0.0, 0.5, 1.0))
+    shares = (0.0, 0.5, 1.0)
+    labels = _distinct([y0 + share * high for share in shares])
+    ticks = tuple((round(_height(share), 1), label) for share, label in zip(shares, labels, strict=True))
     return Picture(title, tuple(drawn), ticks, (f"{x0:g}", f"{x1:g}"))
 
 
@@ -68,6 +70,16 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> t
         part = points[start : start + size]
         kept += sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
     return tuple(kept)
+
+
+def _distinct(values: Sequence[float]) -> list[str]:
+    """Labels of as few digits, from three, as tell them apart."""
+    labels = [f"{value:.3g}" for value in values]
+    for digits in range(4, 9):
+        if len({*labels}) == len(labels):
+            break
+        labels = [f"{value:.{digits}g}" for value in values]
+    return labels
 
 
 def _height(share: float) -> float:

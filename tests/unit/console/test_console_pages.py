@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from rlep.config.settings import load_config
 from rlep.console.app import Console
 from rlep.console.compare_page import AXES, evaluation_points, positions
-from rlep.console.curves import thinned
+from rlep.console.curves import Curve, picture, thinned
 from rlep.console.metric_columns import read_steps
 from rlep.console.pages import histogram
 from rlep.console.run_files import RunPlace, read_tail
@@ -181,6 +181,17 @@ def test_curves_keep_their_peaks_and_histograms_count_all() -> None:
     assert (5003.0, 100.0) in kept
     assert [count for _, _, count in histogram([0.0, 0.1, 0.95, 1.0])] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
     assert [shade(value) for value in (None, -0.005, -0.05, -3.0, -9.0)] == ["s0", "s0", "s1", "s4", "s5"]
+
+
+def test_the_labels_of_a_narrow_range_differ() -> None:
+    def labels(*values: float) -> list[str]:
+        drawn = picture("ratio/mean", [Curve("run", tuple(enumerate(values)))])
+        assert drawn
+        return [label for _, label in drawn.ticks]
+
+    assert labels(0.0, 0.705) == ["0", "0.352", "0.705"]
+    assert labels(0.9996, 1.0004) == ["0.9996", "1", "1.0004"]
+    assert labels(2.5) == ["2.5", "3", "3.5"]
 
 
 @pytest.mark.parametrize(
