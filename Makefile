@@ -23,6 +23,7 @@ quickstart: setup  ## the whole RLEP workflow on a tiny model: base, phase 1, co
 	@.venv/bin/rlep quickstart
 
 test: check  ## every check and every test, those that start clusters and engines last
+	$(PYTEST) -n 2 -m slow tests/unit tests/contract
 	$(PYTEST) -n 2 tests/services
 	$(PYTEST) -n 2 --dist loadfile tests/browser
 	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder --durations=15 $(HEAVY)
@@ -30,12 +31,12 @@ test: check  ## every check and every test, those that start clusters and engine
 test-real: setup-dev  ## both phases on a real model of 135M parameters, from PyPI; some minutes
 	$(PYTEST) tests/real
 
-check: setup-dev  ## lint, format, types, documentation, unit and contract tests; about a minute
+check: setup-dev  ## lint, format, types, documentation, unit and contract tests but the slow ones; about a minute
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	$(RUN) -m mypy
 	$(SPHINX)
-	$(PYTEST) -n 2 tests/unit tests/contract
+	$(PYTEST) -n 2 -m "not slow" tests/unit tests/contract
 
 docs: setup-dev  ## build the documentation site into build/docs; broken links and anchors are errors
 	$(SPHINX)

@@ -22,6 +22,8 @@ from rlep.services.pool.rpc.access import Role
 
 ACTION_S = 960.0
 """Deadline of a command, which gives up by itself before that."""
+KILLED_S = 5.0
+"""Longest wait for the end of a command that was killed."""
 MOST_OUTPUT = 2**14
 """Bytes of a command's output that are kept: its end."""
 MOST_KEPT = 5
@@ -139,6 +141,9 @@ class Actions:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            with suppress(TimeoutError):  # what it has left to say is dropped; so its pipe is closed
+                async with asyncio.timeout(KILLED_S):
+                    await process.communicate()
             change.ended = change.ended or "stopped with the console"
 
 

@@ -33,7 +33,7 @@ CONTEXT = 64
 FEWEST, MOST = 4, 8
 """Moves of a way."""
 LEAST_WAYS = 3
-STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("walks", 60, 2e-3))
+STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("walks", 10, 2e-3))
 TRAIN, HELD_OUT = 512, 200
 SETTINGS = {"min_rows": SIDE, "max_rows": SIDE, "min_cols": SIDE, "max_cols": SIDE, "p_blocked": BLOCKED}
 

@@ -81,6 +81,7 @@ MARKED = [block for page in PAGES for block in blocks(page) if block.mark == "te
 RUN = [page for page in PAGES if any(block.mark is None for block in blocks(page))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_the_commands_of_a_page_can_be_run_in_their_order(page: Path, tmp_path: Path) -> None:
     home = workplace(tmp_path, page)

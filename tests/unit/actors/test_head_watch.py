@@ -47,6 +47,7 @@ async def test_a_head_that_is_there_ends_nothing_and_the_watch_ends_with_the_blo
         assert watch.cancelled()
 
 
+@pytest.mark.slow
 async def test_a_head_that_hangs_is_gone_though_the_kernel_takes_its_connections() -> None:
     hangs = pytest.raises(HeadLost, match="has not answered for 0 s")
     with listen("127.0.0.1") as listening, hangs:  # nobody accepts

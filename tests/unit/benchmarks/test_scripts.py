@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 LOADED = """
 import runpy, sys
@@ -15,6 +17,7 @@ for name in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_every_benchmark_loads_as_a_script() -> None:
     names = sorted(map(str, BENCHMARKS.glob("*.py")))
     command = [sys.executable, "-c", LOADED, str(BENCHMARKS), *names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 
 from rlep.console.actions import MOST_OUTPUT, Actions
 from rlep.console.app import Console
+from rlep.console.run_files import RunPlace
 from tests.unit.console.actions_scene import stub_actions, write_working
 from tests.unit.console.console_scene import READER, TOKEN, client_of
 from tests.unit.console.page_checks import page
@@ -141,6 +143,16 @@ def test_a_command_that_does_not_end_is_stopped(run: Path, actions: Actions, tmp
     with client_of(run.parent, actions=Actions((str(tmp_path / "nothing"),))) as client:
         assert sent(client, "scale", role="verifiers", count="2")[0] == 303
         wait_until(lambda: ": did not start: " in page(client, ADDRESS), "the command's end")
+
+
+def test_a_command_ends_with_the_console_and_leaves_nothing_open(run: Path, actions: Actions, tmp_path: Path) -> None:
+    (tmp_path / "wait").touch()
+    with client_of(run.parent, actions=actions) as client:
+        assert sent(client, "scale", role="verifiers", count="2")[0] == 303
+        wait_until((tmp_path / "asked").exists, "the command's start")
+    gc.collect()  # an unclosed pipe is a ResourceWarning, which fails this test
+    (change,) = actions.offer(RunPlace("runs~a", run), None).changes
+    assert change.ended == "stopped with the console"
 
 
 def test_a_run_that_ended_or_is_somebody_elses_takes_no_commands(client: TestClient, run: Path, tmp_path: Path) -> None:

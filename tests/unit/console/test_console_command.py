@@ -18,6 +18,8 @@ import pytest
 
 from tests.services.pool.pool_servers import make_certificate
 
+pytestmark = pytest.mark.slow
+
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "rlep", "console", *map(str, arguments)]

@@ -64,6 +64,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STEP, TEXTS, SAMPLES])
 def test_columns_of_any_kind_end_in_a_page(copied: Path, name: str) -> None:
     table = pq.read_table(copied / name)

@@ -12,6 +12,8 @@ from rlep.core.errors import ConfigError
 from rlep.metrics.trackers import BATCH, TensorBoardTracker, _remember, mlflow_name, open_trackers
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_sinks_are_no_trackers(tmp_path: Path) -> None:
     assert open_trackers([], directory=tmp_path, project="p", name="n") == []

@@ -20,6 +20,8 @@ from rlep.report.charts_replay import coverage_text
 from rlep.report.load import load_runs
 from tests.unit.metrics.report_values import evaluation, write_collection, write_run
 
+pytestmark = pytest.mark.slow
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

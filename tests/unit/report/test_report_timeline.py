@@ -16,6 +16,8 @@ from rlep.report.page import last_steps as rows_of
 from rlep.report.timeline_chart import bars_of, last_breakdown, last_steps, tracks
 from tests.unit.metrics.report_values import write_run
 
+pytestmark = pytest.mark.slow
+
 T = 1_000_000.0
 
 

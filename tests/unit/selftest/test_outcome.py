@@ -67,6 +67,7 @@ def test_what_a_check_prints_does_not_reach_the_results(capfd: pytest.CaptureFix
     assert capfd.readouterr() == ("", "a message\n")
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_fails_at_its_deadline_and_is_ended(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     for deadline_s in (5.0, 20.0, 80.0):  # a process may take long to start on a busy machine

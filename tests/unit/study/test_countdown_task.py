@@ -64,6 +64,7 @@ def test_lessons_reach_their_target_and_none_is_a_question_of_the_data_sets(
     assert least <= reached / len(pairs) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_questions_are_graded_by_the_tasks_own_scorer() -> None:
     made = rows(12, 3)

@@ -79,6 +79,7 @@ def test_lessons_arrive_by_a_shortest_way_and_none_is_a_question_of_the_data_set
     assert least <= reached / len(pairs) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_questions_are_graded_by_the_tasks_own_scorer() -> None:
     made = rows(12)

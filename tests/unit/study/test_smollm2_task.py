@@ -24,6 +24,7 @@ def test_the_solver_finds_every_right_response() -> None:
     assert len({text for text, _ in expressions([3, 4, 2])}) == 6 * 9 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_files_have_different_questions_and_the_tasks_scorer_agrees_with_the_solver(tmp_path: Path) -> None:
     main(tmp_path)

@@ -17,6 +17,8 @@ from rlep.study.study_report import comparisons, summary, write_report
 from rlep.study.study_results import read_arm
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 
