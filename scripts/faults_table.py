@@ -51,6 +51,7 @@ FAULTS = {
     33: "the shared file system is slow or stale",
     34: "the network between learner and generators is cut in a weight update",
     35: "a spot instance is about to end",
+    36: "Ray's process on the driver's node (raylet) is killed",
 }
 BENCHMARKS = {29: "`benchmarks/chaos.py`, in `make bench-soak`"}
 """Where a fault that no test brings about is tried by hand."""

@@ -164,3 +164,33 @@ def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, fits, False, False))
     _save_logs(tmp_path, tmp_path / "kept")
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["gcs.out"]
+
+
+RAYLET_WATCHED = """
+import time
+from rlep.actors.cluster import Cluster
+from rlep.actors.node_watch import watched_node
+from rlep.config.roles import ClusterConfig
+
+cluster = Cluster(ClusterConfig(cpus=1), "raylet")
+cluster.connect()
+with watched_node(30):
+    print("watching", flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.fault(36, outcome="stopped", operator="one sentence at once; exit status 1")
+def test_a_driver_whose_raylet_is_killed_says_so_at_once() -> None:
+    command = [sys.executable, "-c", RAYLET_WATCHED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        while driver.stdout.readline() != "watching\n":
+            assert driver.poll() is None, driver.communicate()
+        children = psutil.Process(driver.pid).children(recursive=True)
+        next(one for one in children if one.name() == "raylet").kill()
+        assert driver.wait(240) == 1
+        said = [line for line in driver.communicate()[1].splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert said[0].startswith("error: Ray's node process (raylet) at 127.0.0.1:")
+    assert said[0].endswith(" is gone; the same command continues the run from its last checkpoint")
