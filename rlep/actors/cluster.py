@@ -121,8 +121,9 @@ class Cluster:
         """Until Ray's head process is gone. Raises ``HeadLost``."""
         try:
             await watch_head(ray.get_runtime_context().gcs_address, self.config.head_deadline_s)
-        except HeadLost:
+        except HeadLost as error:
             self.headless = True
+            self.report("head_lost", "head", str(error))  # at once: where the end takes longer, Ray ends this process
             raise
 
     def close(self, logs: Path | None = None) -> None:

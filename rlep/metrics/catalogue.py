@@ -204,6 +204,7 @@ EVENTS: dict[str, str] = {
     "actor_lost": "An actor died or stopped answering",
     "actor_restarted": "An actor was started again in place of a lost one",
     "actor_drained": "An actor was drained on request; what it handed back",
+    "head_lost": "Ray's head process has not answered for `cluster.head_deadline_s`; the run ends",
     "update_skipped": "An optimizer update was not applied",
     "checkpoint_saved": "A checkpoint is complete on disk",
     "checkpoint_refused": "A checkpoint was torn or corrupt and was passed over",

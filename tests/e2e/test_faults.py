@@ -185,10 +185,14 @@ def lose_the_head(home: Path, run: subprocess.Popen[str], number: signal.Signals
     assert errors[0].endswith("has not answered for 2 s (cluster.head_deadline_s); the same command continues the run")
     assert "Traceback" not in said(home)
     assert not shared_segments()
-    assert [line["event"] for line in read_lines(home / "run" / "events.jsonl")][-1] == "run_failed"
+    events = [line["event"] for line in read_lines(home / "run" / "events.jsonl")]
+    assert events[-1] == "run_failed"
+    assert events.count("head_lost") == events.count("run_failed")
 
 
-@pytest.mark.fault(6, outcome="stopped", operator="one sentence after `cluster.head_deadline_s`; exit status 1")
+@pytest.mark.fault(
+    6, outcome="stopped", operator="event `head_lost` and one sentence after `cluster.head_deadline_s`; exit status 1"
+)
 def test_without_its_head_the_run_stops_with_a_checkpoint_and_continues(whole: Path, tmp_path: Path) -> None:
     home = tmp_path / "headless"
     overrides = [*settings(home), "cluster.head_deadline_s=2"]
