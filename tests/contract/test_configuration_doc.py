@@ -84,7 +84,7 @@ def test_a_marked_test_is_a_row_and_a_fault_without_one_is_said_to_be_untested(t
     rows = faults_table.table(faults_table.marked_tests(tmp_path)).splitlines()[2:]
     assert len(rows) == len(faults_table.FAULTS)
     assert rows[0] == "| 1 | a generator is killed | **not tested** | |  |"
-    assert rows[28].endswith("**not tested** | | `benchmarks/chaos.py`, in `make bench-soak` |")
+    assert "**not tested** | | `benchmarks/chaos.py`, in `make bench-soak`" in rows[28]
     assert rows[1] == (
         "| 2 | a verifier is killed | equal to the undisturbed run | nothing | `tests/test_one.py::test_kill` |"
     )
