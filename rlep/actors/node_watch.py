@@ -16,6 +16,9 @@ import ray
 
 from rlep.actors.head_watch import ANSWER_S, HELLO, POLL_S, answers
 
+AGAIN_S = 0.1
+"""Before the next connection, after one that was held; twice as long each time where none is (TLS), up to ``POLL_S``."""
+
 
 @contextmanager
 def watched_node(deadline_s: float) -> Iterator[None]:
@@ -49,14 +52,15 @@ def _watch(host: str, port: int, deadline_s: float, ended: threading.Event) -> N
 
 def _hold(host: str, port: int, ended: threading.Event) -> None:
     """Keep a connection to it: the kernel closes that with the process, and then refuses another."""
-    known = False
-    while not ended.is_set():
+    known, pause = False, 0.0
+    while not ended.wait(pause):
+        begun = time.monotonic()
         try:
             with socket.create_connection((host, port), timeout=ANSWER_S) as held:
                 known = True
                 held.settimeout(
                     None
-                )  # until it is closed: by the process, by its end, or as a client that says nothing more
+                )  # until it is closed: by the process, by its end, or as a client that says no more
                 held.sendall(HELLO)
                 while held.recv(4096):
                     pass
@@ -65,7 +69,8 @@ def _hold(host: str, port: int, ended: threading.Event) -> None:
                 _end(host, port, "is gone")
             return
         except OSError:  # reset, or out of reach for now
-            ended.wait(POLL_S if not known else 0)
+            pass
+        pause = AGAIN_S if time.monotonic() - begun > POLL_S else min(max(2 * pause, AGAIN_S), POLL_S)
 
 
 def _end(host: str, port: int, what: str) -> None:

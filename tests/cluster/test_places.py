@@ -168,14 +168,23 @@ def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 RAYLET_WATCHED = """
-import time
+import socket, threading, time
 from rlep.actors.cluster import Cluster
 from rlep.actors.node_watch import watched_node
 from rlep.config.roles import ClusterConfig
 
 cluster = Cluster(ClusterConfig(cpus=1), "raylet")
 cluster.connect()
+connect, connected = socket.create_connection, threading.Event()
+
+def connecting(*args, **kwargs):
+    connection = connect(*args, **kwargs)
+    connected.set()
+    return connection
+
+socket.create_connection = connecting
 with watched_node(30):
+    connected.wait(240)
     print("watching", flush=True)
     time.sleep(3600)
 """

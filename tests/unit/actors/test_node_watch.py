@@ -83,3 +83,25 @@ def test_a_raylet_that_never_answered_is_out_of_reach_and_ends_nothing(monkeypat
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     node_watch._hold("127.0.0.1", port, threading.Event())  # returns
+
+
+def test_a_raylet_that_hangs_up_is_asked_less_and_less_often() -> None:
+    class Seven(threading.Event):
+        """Set by the seventh wait."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return len(pauses) == 7
+
+    pauses: list[float | None] = []
+    with socket.create_server(("127.0.0.1", 0)) as raylet:
+
+        def hang_up() -> None:
+            for _ in range(6):
+                raylet.accept()[0].close()
+
+        hanging_up = threading.Thread(target=hang_up)
+        hanging_up.start()
+        node_watch._hold("127.0.0.1", raylet.getsockname()[1], Seven())
+        hanging_up.join(240)
+    assert pauses == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
