@@ -112,7 +112,8 @@ class Run:
         status = self.process.poll()
         if status is not None:
             said = self.output.read_bytes()[self.began :].decode(errors="replace")
-            if status not in ENDED or "Traceback (most recent call last)" in said:
+            explained = status != 1 or any(line.startswith("error: ") for line in said.splitlines())
+            if status not in ENDED or not explained or "Traceback (most recent call last)" in said:
                 raise ChaosError(f"the run ended with {status}: {said[-3000:]}")
         return status
 

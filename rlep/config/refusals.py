@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlep.core.plural import counted
+
 Context = Mapping[str, Any]
 
 SENTENCES: dict[str, Callable[[Context], str]] = {
@@ -21,6 +23,8 @@ SENTENCES: dict[str, Callable[[Context], str]] = {
     "dict_type": lambda ctx: "must be a table of names and values",
     "tuple_type": lambda ctx: "must be a list",
     "too_long": lambda ctx: f"must have at most {ctx['max_length']} values",
+    "too_short": lambda ctx: f"must have at least {counted(ctx['min_length'], 'value')}",
+    "extra_forbidden": lambda ctx: "is not a known key",
     "missing": lambda ctx: "is missing",
     "value_error": lambda ctx: str(ctx["error"]),
 }

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from rlep.config.refusals import reason
 from rlep.config.roles import Section
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -146,9 +147,8 @@ def read_study(file: Path) -> Study:
     try:
         study = Study.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{file}: {place}: {first['msg'].removeprefix('Value error, ')}") from None
+        said = ((".".join(map(str, issue["loc"])), reason(issue)) for issue in error.errors())
+        raise ConfigError("\n".join(": ".join(filter(None, (str(file), *one))) for one in said)) from None
     if study.study.base == QUICKSTART:
         return study
     files = tuple(file.parent / one for one in study.study.base)

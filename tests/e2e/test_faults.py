@@ -40,9 +40,9 @@ TIMED = (
 LOST_CALLS = {
     "CoreWorkerService.grpc_client.PushTask": {
         "num_failures": -1,
-        "req_failure_prob": 10,
-        "resp_failure_prob": 10,
-        "in_flight_failure_prob": 5,
+        "req_failure_prob": 4,
+        "resp_failure_prob": 4,
+        "in_flight_failure_prob": 2,
     }
 }
 """Per cent of the calls of an actor whose request, or whose answer, Ray loses."""
