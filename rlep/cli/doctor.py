@@ -20,7 +20,6 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from rlep.actors.job_files import SECRET_VARIABLES
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
@@ -299,7 +298,7 @@ def _ray(config: Config) -> Iterator[Finding]:
 
 
 def _secrets(_: Config) -> Iterator[Finding]:
-    for name in SECRET_VARIABLES:
+    for name in ("RAY_AUTH_TOKEN_PATH", "RLEP_REDIS_PASSWORD_FILE"):
         file = Path(os.environ[name]) if name in os.environ else None
         if file is None:
             continue
