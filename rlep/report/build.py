@@ -60,19 +60,21 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
     trained = sorted((r for r in records if r.role != "collection"), key=_prominence)
     main = [run for run in trained if run.role in ("baseline", "rlep")] or trained[:1]
     rlep = next((run for run in trained if run.role == "rlep"), None)
+    method = rlep.method if rlep else "RLEP"
+    clock = "" if method == "live replay" else " RLEP's clock does not contain what its pool cost."
     timed = next((run for run in (*([rlep] if rlep else []), *trained) if run.spans), None)
     collection = next((r.collection for r in sorted(records, key=_prominence) if r.collection), None)
     return [
         Panel(
             "Held-out accuracy by step",
             "Mean over questions; the band is the 95 % interval over questions. Rings: the baseline's best "
-            "evaluation, and RLEP's first that is not below it, where its band and the baseline's do not overlap there.",
+            f"evaluation, and {method}'s first that is not below it, where its band and the baseline's do not overlap.",
             partial(accuracy, runs=trained, source=source, over="steps"),
         ),
         Panel(
             "Held-out accuracy by wall clock",
-            "The clock of a run counts from its own start, with evaluations and without pauses. RLEP's clock does not "
-            "contain what its pool cost." + _cost(collection.wall_s if collection else None),
+            f"The clock of a run counts from its own start, with evaluations and without pauses.{clock}"
+            + _cost(collection.wall_s if collection else None),
             partial(accuracy, runs=trained, source=source, over="minutes"),
         ),
         Panel(

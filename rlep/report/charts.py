@@ -52,7 +52,8 @@ def accuracy(
         _curve(axes, run, points, colour, over=over)
     by_role = {run.role: points for run, points in reversed(curves)}
     if "baseline" in by_role and "rlep" in by_role and over != "compute":
-        _mark(axes, theme, crossing(by_role["baseline"], by_role["rlep"]), over=over)
+        method = next(run.method for run, _ in curves if run.role == "rlep")
+        _mark(axes, theme, crossing(by_role["baseline"], by_role["rlep"]), method, over=over)
     axes.set_title(title)
     if over == "steps":
         step_axis(axes, label)
@@ -143,7 +144,7 @@ def _curve(axes: Axes, run: RunRecord, points: Sequence[EvaluationPoint], colour
         axes.fill_between(x, [low for low, _ in bounds], [high for _, high in bounds], color=colour, alpha=0.13, lw=0)
 
 
-def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: Over) -> None:
+def _mark(axes: Axes, theme: Theme, at: BaselineReached, method: str, *, over: Over) -> None:
     end = float(at.baseline_step) if over == "steps" else at.baseline_wall_s / 60
     unit = "step" if over == "steps" else "minute"
     name = (
@@ -155,7 +156,7 @@ def _mark(axes: Axes, theme: Theme, at: BaselineReached, *, over: Over) -> None:
     if at.certain and at.rlep_step is not None and at.rlep_wall_s is not None:
         start = float(at.rlep_step) if over == "steps" else at.rlep_wall_s / 60
         reached = f"{start:.0f}" if over == "steps" else f"{start:.1f}"
-        name += f"\nRLEP there at {unit} {reached}"
+        name += f"\n{method} there at {unit} {reached}"
         axes.plot([start], [at.peak], "o", markersize=11, markerfacecolor="none", color=theme.rlep, markeredgewidth=1.6)
     axes.hlines(at.peak, min(start, end), max(start, end), color=theme.faint, linewidth=1, linestyle=(0, (2, 2)))
     axes.plot([end], [at.peak], "o", markersize=11, markerfacecolor="none", color=theme.baseline, markeredgewidth=1.6)

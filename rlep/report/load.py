@@ -97,6 +97,11 @@ class RunRecord:
     notes: tuple[str, ...]
     """What is missing or broken, in words."""
 
+    @property
+    def method(self) -> str:
+        """What a run with replays is called."""
+        return "live replay" if _at(self.config, "replay", "source") == "live" else "RLEP"
+
 
 def load_runs(directories: Sequence[Path]) -> list[RunRecord]:
     """One record per run directory, in order. DataError for a path that is not a directory, or when there is none."""

@@ -87,10 +87,12 @@ class Summary:
     means: tuple[MeanOverSteps, MeanOverSteps] | None
     """RLEP's mean accuracy and the baseline's, over the steps at which both were evaluated."""
     notes: tuple[str, ...]
+    method: str = "RLEP"
+    """What the run with replays is called: RLEP or live replay."""
 
     def rows(self) -> list[dict[str, str]]:
         """The table, one mapping of column title to text per run."""
-        return [_row(run) for run in self.runs]
+        return [_row(run, self.method) for run in self.runs]
 
     def headline(self) -> str:
         """One or two sentences on the crossing, or on what is missing to tell."""
@@ -99,17 +101,17 @@ class Summary:
         at = self.crossing
         first = f"The baseline peaks at {percent(at.peak)} at step {at.baseline_step}"
         if at.rlep_step is None:
-            text = f"{first}; RLEP has not reached that."
+            text = f"{first}; {self.method} has not reached that."
         else:
             share = f" ({at.rlep_step / at.baseline_step:.0%} of the steps)" if at.baseline_step else ""
             there = f"{with_interval(at.rlep)} there, the baseline {with_interval(at.baseline)}"
-            text = f"{first}; RLEP reaches that at step {at.rlep_step}{share}: {there}."
+            text = f"{first}; {self.method} reaches that at step {at.rlep_step}{share}: {there}."
             if not at.certain:
                 text = (
-                    f"{first}. Whether RLEP reaches that sooner is not certain: at step {at.rlep_step} it has "
+                    f"{first}. Whether {self.method} reaches that sooner is not certain: at step {at.rlep_step} it has "
                     f"{with_interval(at.rlep)}, the baseline {with_interval(at.baseline)}, and these intervals overlap."
                 )
-        return text if self.means is None else f"{text} {mean_sentence(*self.means)}"
+        return text if self.means is None else f"{text} {mean_sentence(self.method, *self.means)}"
 
 
 def summary(run_directories: Sequence[Path]) -> Summary:
@@ -129,6 +131,7 @@ def summary_of(records: Sequence[RunRecord]) -> Summary:
         crossing=crossing(baseline, rlep) if baseline and rlep else None,
         means=means_over_steps(baseline, rlep),
         notes=tuple(f"{record.label}: {note}" for record in records for note in record.notes),
+        method=next((record.method for record in trained if record.role == "rlep"), "RLEP"),
     )
 
 
@@ -219,12 +222,13 @@ def means_over_steps(
     return None if first is None or second is None else (first, second)
 
 
-def mean_sentence(rlep: MeanOverSteps, baseline: MeanOverSteps) -> str:
+def mean_sentence(method: str, rlep: MeanOverSteps, baseline: MeanOverSteps) -> str:
     """What the means say, claimed only where their intervals do not overlap."""
-    both = f"RLEP has {with_interval(rlep)}, the baseline {with_interval(baseline)}"
+    both = f"{method} has {with_interval(rlep)}, the baseline {with_interval(baseline)}"
     if apart(rlep, baseline):
         side = "above" if rlep.avg > baseline.avg else "below"
-        return f"Averaged over the steps, RLEP is {100 * abs(rlep.avg - baseline.avg):.1f} points {side} the baseline: {both}."
+        points = f"{100 * abs(rlep.avg - baseline.avg):.1f} points"
+        return f"Averaged over the steps, {method} is {points} {side} the baseline: {both}."
     return f"Averaged over the steps, {both}: too close to tell apart."
 
 
@@ -249,13 +253,13 @@ def with_interval(point: Estimate | None) -> str:
     return f"{percent(point.avg)} [{100 * point.low:.1f}, {100 * point.high:.1f}]"
 
 
-def _row(run: RunSummary) -> dict[str, str]:
+def _row(run: RunSummary, method: str) -> dict[str, str]:
     steps = f"{run.steps}" if run.finished or run.planned_steps is None else f"{run.steps} of {run.planned_steps}"
     at_peak = "" if run.peak_step is None else f" at step {run.peak_step}"
     samples = "" if run.final_samples is None else f" (n = {run.final_samples})"
     return {
         "run": run.label,
-        "role": {"rlep": "RLEP"}.get(run.role, run.role),
+        "role": method if run.role == "rlep" else run.role,
         "G + M": run.group,
         "steps": steps,
         "start": percent(run.start),

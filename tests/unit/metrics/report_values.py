@@ -27,6 +27,7 @@ def write_run(
     curve: Curve,
     *,
     replays: int = 0,
+    replay_source: str = "offline",
     steps: int = 20,
     done: int = 20,
     command: str = "train",
@@ -40,7 +41,7 @@ def write_run(
     config = {
         "run": {"name": directory.name, "steps": steps},
         "rollout": {"fresh": 3},
-        "replay": {"count": replays, "minimum": 2},
+        "replay": {"count": replays, "source": replay_source, "minimum": 2},
     }
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "manifest.json").write_text(json.dumps({"command": command, "created": 1000.0, "git": "c8d5773"}))

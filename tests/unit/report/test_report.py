@@ -125,6 +125,17 @@ def test_a_peak_that_is_not_reached_is_said(tmp_path: Path) -> None:
     assert "RLEP has not reached that. Averaged over the steps, RLEP has 20.0% [10.0, 30.0]" in found.headline()
 
 
+def test_live_replay_is_called_so(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", [(0, 0.1), (20, 0.4)])
+    live = write_run(tmp_path / "live", [(0, 0.1), (20, 0.3)], replays=2, replay_source="live")
+    found = summary([base, live])
+    assert found.rows()[1]["role"] == "live replay"
+    assert "; live replay has not reached that. Averaged over the steps, live replay has 20.0%" in found.headline()
+    html = build_report([base, live], tmp_path / "out").html.read_text()
+    assert "and live replay&#x27;s first that is not below it" in html
+    assert "RLEP" not in html
+
+
 def test_curves_are_compared_where_both_were_evaluated(tmp_path: Path) -> None:
     base = write_run(tmp_path / "base", [(0, 0.0), (10, 0.9), (20, 0.2)])
     replay = write_run(tmp_path / "replay", [(0, 0.0), (20, 0.4)], replays=1)
