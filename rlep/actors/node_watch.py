@@ -58,9 +58,8 @@ def _hold(host: str, port: int, ended: threading.Event) -> None:
         try:
             with socket.create_connection((host, port), timeout=ANSWER_S) as held:
                 known = True
-                held.settimeout(
-                    None
-                )  # until it is closed: by the process, by its end, or as a client that says no more
+                # Until it is closed: by the process, by its end, or as a client that says nothing more.
+                held.settimeout(None)
                 held.sendall(HELLO)
                 while held.recv(4096):
                     pass

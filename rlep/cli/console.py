@@ -120,6 +120,7 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
     """Where the pools are that ``--pool`` names. Raises ``ConfigError``, which repeats nothing of an address."""
     from pydantic import ValidationError
 
+    from rlep.config.refusals import reason
     from rlep.config.roles import PoolConfig
     from rlep.core.errors import ConfigError
     from rlep.services.pool.rpc.run_pool import on_server
@@ -133,5 +134,5 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
     try:
         PoolConfig(url=text)
     except ValidationError as error:
-        raise ConfigError(f"--pool {text.split('://', maxsplit=1)[0]:.20}://…: {error.errors()[0]['msg']}") from None
+        raise ConfigError(f"--pool {text.split('://', maxsplit=1)[0]:.20}://…: {reason(error.errors()[0])}") from None
     return PoolPlace(text, Path(), NAME, token_file, ca_file) if on_server(text) else PoolPlace(text, Path(), NAME)

@@ -22,7 +22,7 @@ SENTENCES: dict[str, Callable[[Context], str]] = {
     "path_type": lambda ctx: "must be a path, as text",
     "dict_type": lambda ctx: "must be a table of names and values",
     "tuple_type": lambda ctx: "must be a list",
-    "too_long": lambda ctx: f"must have at most {ctx['max_length']} values",
+    "too_long": lambda ctx: f"must have at most {counted(ctx['max_length'], 'value')}",
     "too_short": lambda ctx: f"must have at least {counted(ctx['min_length'], 'value')}",
     "extra_forbidden": lambda ctx: "is not a known key",
     "missing": lambda ctx: "is missing",

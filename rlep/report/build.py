@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlep.report.charts import AXES, accuracy, anatomy
 from rlep.report.charts_replay import coverage, coverage_text, gradient, groups, retention
-from rlep.report.load import RunRecord, load_runs
+from rlep.report.load import LIVE, RunRecord, load_runs, method_of
 from rlep.report.page import Chart, page
 from rlep.report.summary import summary_of
 from rlep.report.theme import DARK, LIGHT, Theme, rc
@@ -60,8 +60,8 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
     trained = sorted((r for r in records if r.role != "collection"), key=_prominence)
     main = [run for run in trained if run.role in ("baseline", "rlep")] or trained[:1]
     rlep = next((run for run in trained if run.role == "rlep"), None)
-    method = rlep.method if rlep else "RLEP"
-    clock = "" if method == "live replay" else " RLEP's clock does not contain what its pool cost."
+    method = method_of(records)
+    clock = "" if method == LIVE else " RLEP's clock does not contain what its pool cost."
     timed = next((run for run in (*([rlep] if rlep else []), *trained) if run.spans), None)
     collection = next((r.collection for r in sorted(records, key=_prominence) if r.collection), None)
     return [

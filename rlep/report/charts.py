@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from rlep.core.types import Float64Array
-from rlep.report.load import EvaluationPoint, MetricsRow, RunRecord
+from rlep.report.load import EvaluationPoint, MetricsRow, RunRecord, method_of
 from rlep.report.summary import BaselineReached, crossing, curve, percent
 from rlep.report.theme import Theme, empty, per_cent
 
@@ -52,8 +52,7 @@ def accuracy(
         _curve(axes, run, points, colour, over=over)
     by_role = {run.role: points for run, points in reversed(curves)}
     if "baseline" in by_role and "rlep" in by_role and over != "compute":
-        method = next(run.method for run, _ in curves if run.role == "rlep")
-        _mark(axes, theme, crossing(by_role["baseline"], by_role["rlep"]), method, over=over)
+        _mark(axes, theme, crossing(by_role["baseline"], by_role["rlep"]), method_of(runs), over=over)
     axes.set_title(title)
     if over == "steps":
         step_axis(axes, label)

@@ -17,6 +17,8 @@ from rlep.metrics.spans import Span, spans_of
 
 Role = Literal["baseline", "rlep", "control", "collection"]
 ALL = "all"
+RLEP, LIVE = "RLEP", "live replay"
+"""What a run with replays is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,6 @@ class RunRecord:
     notes: tuple[str, ...]
     """What is missing or broken, in words."""
 
-    @property
-    def method(self) -> str:
-        """What a run with replays is called."""
-        return "live replay" if _at(self.config, "replay", "source") == "live" else "RLEP"
-
 
 def load_runs(directories: Sequence[Path]) -> list[RunRecord]:
     """One record per run directory, in order. DataError for a path that is not a directory, or when there is none."""
@@ -114,6 +111,12 @@ def load_runs(directories: Sequence[Path]) -> list[RunRecord]:
     for directory in directories:
         records.append(load_run(directory, taken={record.role for record in records}))
     return records
+
+
+def method_of(records: Sequence[RunRecord]) -> str:
+    """What the run with replays that is compared with the baseline is called; ``RLEP`` without one."""
+    sources = (_at(record.config, "replay", "source") for record in records if record.role == "rlep")
+    return LIVE if next(sources, None) == "live" else RLEP
 
 
 def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rlep.report.load import ALL, EvaluationPoint, Role, RunRecord, load_runs
+from rlep.report.load import ALL, EvaluationPoint, Role, RunRecord, load_runs, method_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Summary:
     means: tuple[MeanOverSteps, MeanOverSteps] | None
     """RLEP's mean accuracy and the baseline's, over the steps at which both were evaluated."""
     notes: tuple[str, ...]
-    method: str = "RLEP"
+    method: str
     """What the run with replays is called: RLEP or live replay."""
 
     def rows(self) -> list[dict[str, str]]:
@@ -131,7 +131,7 @@ def summary_of(records: Sequence[RunRecord]) -> Summary:
         crossing=crossing(baseline, rlep) if baseline and rlep else None,
         means=means_over_steps(baseline, rlep),
         notes=tuple(f"{record.label}: {note}" for record in records for note in record.notes),
-        method=next((record.method for record in trained if record.role == "rlep"), "RLEP"),
+        method=method_of(records),
     )
 
 

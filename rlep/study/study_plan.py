@@ -147,8 +147,11 @@ def read_study(file: Path) -> Study:
     try:
         study = Study.model_validate(tree)
     except ValidationError as error:
-        said = ((".".join(map(str, issue["loc"])), reason(issue)) for issue in error.errors())
-        raise ConfigError("\n".join(": ".join(filter(None, (str(file), *one))) for one in said)) from None
+        lines = []
+        for issue in error.errors():
+            place = ".".join(map(str, issue["loc"]))  # empty where arms are compared with each other
+            lines.append(f"{file}: {place}: {reason(issue)}" if place else f"{file}: {reason(issue)}")
+        raise ConfigError("\n".join(lines)) from None
     if study.study.base == QUICKSTART:
         return study
     files = tuple(file.parent / one for one in study.study.base)
