@@ -48,7 +48,7 @@ class Reading:
         """What it states; None where the grammar does not read it."""
         try:
             return statements.read(self.quantity.body)
-        except Unreadable:
+        except (Unreadable, RecursionError):
             return None
 
 
@@ -104,6 +104,8 @@ def compare(gold: Reading, target: Reading) -> Found:
         return "wrong"
     try:
         return "correct" if same.same(gold.answer, target.answer) else "wrong"
+    except RecursionError:
+        return "unparsable"
     except same.Unknown:
         return "correct" if _engine_agrees(gold, target) else "wrong"
 

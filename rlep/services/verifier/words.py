@@ -78,5 +78,5 @@ def _choices_of(latex: str) -> list[str] | None:
     if not found or len(found) < len(letters):
         return None
     if len(found) == 1:
-        return [found[0].upper()]
+        return None if bare in ("e", "i") else [found[0].upper()]
     return found if all(letter.isupper() for letter in found) else None

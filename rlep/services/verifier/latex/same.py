@@ -401,7 +401,7 @@ def _names_of(gold: Node, target: Node) -> Names:
     applied = list(_applications(gold)) + list(_applications(target))
     heads = {renamed.get(name, name) for name, _ in applied}
     imaginary = "i" in together and (all("i" in side for side in sides) or together - {"e"} <= {"i", "z"} or not together - {"e", "i"})
-    matrices = _matrix_letters(gold, target) if not renamed else frozenset()
+    matrices = _matrix_letters(gold, target)
     vectors = frozenset(name for name in together if name.startswith(_VECTORS)) - matrices
     point = Point(
         "",
@@ -506,14 +506,23 @@ def _all(node: Node, kind: str) -> Iterator[Node]:
 
 
 def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]:
-    """Letters in bold or upright type as plain ones, where no side has both and no product of vectors is asked for."""
-    if not any(name.startswith(_FONT) for side in sides for name in side):
-        return {}
+    """Other spellings of one letter, where no side uses both: bold or upright type, ``I`` for ``i``, ``c`` for a constant ``C``."""
+    renamed: dict[str, str] = {}
+    for one, two in (sides, sides[::-1]):
+        if "i" in one and "I" in two and "I" not in one and "i" not in two and not (one | two) - {"i", "I", "e"}:
+            renamed["I"] = "i"
+        if "C" in one and "c" in two and "c" not in one and "C" not in two and all(_adds(node, "Cc") for node in (gold, target)):
+            renamed["c"] = "C"
     ordered = any(has(node, kind) for node in (gold, target) for kind in ("cross", "dot", "norm", "transpose"))
     plain = [{_plain(name) for name in side} for side in sides]
-    if ordered or any(len(one) != len(two) for one, two in zip(plain, sides, strict=True)) or any(map(_transposes, (gold, target))):
-        return {}
-    return {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
+    if not ordered and all(len(one) == len(two) for one, two in zip(plain, sides, strict=True)) and not any(map(_transposes, (gold, target))):
+        renamed |= {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
+    return renamed
+
+
+def _adds(node: Node, letters: str) -> bool:
+    """Whether an expression is a sum in which one of these letters stands alone."""
+    return node.kind == "sum" and any(part.kind == "name" and part.name in letters for part in node.parts)
 
 
 def _plain(name: str) -> str:

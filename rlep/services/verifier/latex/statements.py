@@ -67,7 +67,7 @@ def read(latex: str) -> Answer:
     if _CYCLES.fullmatch(latex):
         return _cycles(latex)
     tokens = lex(_PLAIN.sub(r"\\text{\1}", latex))
-    while tokens and tokens[0].text == "{" and closing(tokens, 0) == len(tokens) - 1:
+    if tokens and tokens[0].text == "{" and closing(tokens, 0) == len(tokens) - 1 and any(map(_joint_of, tokens)):
         tokens = tokens[1:-1]
     parts = [(part, _joint(behind)) for part, behind in split(tokens, lambda token: bool(_joint_of(token)))]
     items = [_item(part) for part, _ in parts if part]

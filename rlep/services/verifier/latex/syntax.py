@@ -21,6 +21,7 @@ FUNCTIONS = {
 """Functions that have a value, under the names people use."""
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc"}
 _SET_OPERATORS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference", "\\backslash": "difference"}
+_SIGNS = frozenset({"+", "-", "\\pm", "\\mp"})
 _TIMES = frozenset({"\\cdot", "\\times", "*", "\\ast"})
 _OVER = frozenset({"/", "\\div", ":"})
 _FONTS = frozenset({"mathbf", "boldsymbol", "bm", "mathit", "mathsf", "mathtt", "mathrm", "mathnormal", "pmb", "ensuremath", "rm", "bf"})
@@ -31,7 +32,7 @@ _MARKS = frozenset(
 """Marks: of letters they make another name, of anything else they are not read."""
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho varrho sigma varsigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar aleph imath jmath nabla partial".split()
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar aleph imath jmath partial".split()
 )
 _SAME_LETTER = {"varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta", "varrho": "rho", "ell": "l"}
 _FIGURES = frozenset({"\\angle", "\\triangle", "\\measuredangle", "\\square", "\\odot"})
@@ -86,16 +87,16 @@ class Parser:
     def _sum(self) -> Node:
         parts: list[Node] = []
         while True:
-            sign = self._peek()
-            if sign in ("+", "-", "\\pm", "\\mp"):
-                self._at += 1
-            elif parts:
+            signs = []
+            while self._peek() in _SIGNS:
+                signs.append(self._next().text)
+            if parts and not signs:
                 break
-            part = self._signed() if sign == "" else self._product()
-            if sign == "-":
+            part = self._product()
+            if signs.count("-") % 2:
                 part = Node("negative", (part,))
-            elif sign in ("\\pm", "\\mp"):
-                part = Node("either", (part,), sign)
+            if either := [sign for sign in signs if sign in ("\\pm", "\\mp")]:
+                part = Node("either", (part,), either[0])
             parts.append(part)
         return parts[0] if len(parts) == 1 else Node("sum", tuple(parts))
 
@@ -225,7 +226,7 @@ class Parser:
         if token.kind == "number":
             return Node("number", (), token.text if "." in token.text else "", Fraction(token.text))
         if token.kind == "letter":
-            return self._applied(self._primed(Node("name", (), token.text)))
+            return self._applied(self._primed(Node("name", (), token.text + self._rest_of_group(token.text))))
         if token.kind == "text":
             return self._word(token.text)
         if token.kind == "command":
@@ -237,6 +238,17 @@ class Parser:
         if token.text == "|":
             return self._bars("|", "absolute")
         raise Unreadable(f"{token.text} is not expected")
+
+    def _rest_of_group(self, first: str) -> str:
+        """The other capitals of a name such as ``SO`` in ``SO(3)``."""
+        end = self._at
+        while end < len(self._tokens) and self._tokens[end].kind == "letter" and self._tokens[end].text.isupper():
+            end += 1
+        if not first.isupper() or end == self._at or end >= len(self._tokens) or self._tokens[end].text != "(":
+            return ""
+        rest = "".join(token.text for token in self._tokens[self._at : end])
+        self._at = end
+        return rest
 
     def _primed(self, name: Node) -> Node:
         primes = 0
@@ -417,6 +429,8 @@ class Parser:
         return (node,)
 
     def _is_function(self) -> bool:
+        if self._at >= len(self._tokens):
+            return False
         token = self._tokens[self._at]
         return token.text.lstrip("\\") in FUNCTIONS and token.kind in ("command", "text") and token.text != "\\Gamma"
 
