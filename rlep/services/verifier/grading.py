@@ -100,7 +100,7 @@ def compare(gold: Reading, target: Reading) -> Found:
         return "correct" if alike else "wrong"
     if target.answer is None:
         return "unparsable"
-    if gold.answer is None or quantity.disagree(gold.quantity, target.quantity):
+    if gold.answer is None or words.denies(target.latex, gold.latex) or quantity.disagree(gold.quantity, target.quantity):
         return "wrong"
     try:
         return "correct" if same.same(gold.answer, target.answer) else "wrong"

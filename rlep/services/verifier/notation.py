@@ -133,7 +133,7 @@ def to_latex(text: str) -> str:
     text = _FACTORIAL_EQUALS.sub("! =", text).replace("!=", "\\ne ")
     if _PLAIN_NAME.search(text):
         text = _with_plain_names(text)
-    if "\\" in text or "~" in text or "/" in text:
+    if any(mark in text for mark in "\\~/{"):
         text = _ROW.sub(_ROW_MARK, text)
         for pattern, replacement in _COMMANDS:
             text = pattern.sub(replacement, text)

@@ -36,6 +36,17 @@ def phrase_of(latex: str) -> str | None:
     return words if mixed and not marked else words.casefold().replace("-", " ")
 
 
+_DENIAL = re.compile(
+    r"(?<![a-zA-Z])(?:not|never|false|wrong|incorrect|undefined|indeterminate|infinite|dne|nan|neg|lnot)(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+
+
+def denies(answer: str, reference: str) -> bool:
+    """Whether an answer takes something back that the reference does not: ``\\text{not }x=42``."""
+    return bool(_DENIAL.search(answer)) and not _DENIAL.search(reference)
+
+
 _SHORT = frozenset({"yes", "no", "odd", "all", "both", "red", "one", "two", "six", "ten", "dne"})
 
 

@@ -56,7 +56,7 @@ def engine_alone(reference: str, answer: str) -> bool:
 )
 def test_what_the_engine_accepts_and_the_contract_does_not(reference: str, answer: str) -> None:
     assert engine_alone(reference, answer)
-    assert judge(reference, answer)[0] == "wrong"
+    assert judge(reference, answer)[0] in ("wrong", "unparsable")
 
 
 @pytest.mark.parametrize(

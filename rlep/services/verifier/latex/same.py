@@ -680,11 +680,12 @@ def is_rational(answer: Answer | None) -> bool:
 
 def may_ask_engine(gold: Answer, target: Answer) -> bool:
     """Whether the symbolic engine reads both as they are written: one value each, in the same names, without functions of them."""
-    if gold.form != "one" or target.form != "one":
+    if "list" in (gold.form, target.form):
         return False
-    sides = [side for item in (*gold.items, *target.items) for side in item.sides]
-    known = [side for side in sides if side is not None]
-    if len(known) < len(sides) or unknowns(gold.items[0].value) != unknowns(target.items[0].value):
+    sides = [[side for item in answer.items for side in item.sides] for answer in (gold, target)]
+    known = [side for side in (*sides[0], *sides[1]) if side is not None]
+    names = [set().union(*(unknowns(side) for side in some if side is not None)) for some in sides]
+    if len(known) < len(sides[0]) + len(sides[1]) or names[0] != names[1]:
         return False
     opaque = ("apply", "operator", "derivative", "transpose", "cross", "either", "norm")
     return not any(has(side, kind) for side in known for kind in opaque) and not any(map(_transposes, known))
