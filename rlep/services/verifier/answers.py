@@ -24,7 +24,8 @@ _BETWEEN = re.compile(
     r"|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
 )
 """What joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
-_PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*\\?%")
+_PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))")
+_SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$]*[^$\\]|)\$(?!\d)")
 _FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
 _LAST_OF_WRAPPED = frozenset(".$)]*`")
@@ -175,8 +176,12 @@ def _stripped(answer: str) -> str:
 
 
 def reference_of(text: str) -> str:
-    """The answer a reference states: its box if it has one, else all of it."""
+    """The answer a reference states: the boxes of its last sentence that has one, else all of it."""
     boxed = last_box(text)
+    found = _closed_boxes(text) if boxed is not None else []
+    if len(found) > 1:
+        ends = [end.end() for end in _SENTENCE_END.finditer(text, 0, found[-1][0])]
+        boxed = ", ".join(_without_boxes(text[start:end]).strip() for start, end in found if start > max(ends, default=0))
     return clean(_DOLLARS.sub(r"\1", text) if boxed is None else boxed)
 
 

@@ -88,6 +88,7 @@ _PLAIN_NAMES = (  # SymPy's and typewriter spelling
     (re.compile(r"(?<![a-zA-Z\\])(alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])(?=\s*\S)"), r"\\\1 "),
 )  # fmt: skip
 _PLAIN_NAME = re.compile(rf"\*\*|(?<![a-zA-Z\\])(?:{_PLAIN_FUNCTIONS}|pi|Pi|inf|oo|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])")
+_PERCENT = re.compile(r"(?<=[\d}$])\s*\$?\s*(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])")
 _WORDS_IN_TEXT = re.compile(rf"(\\(?:text[a-z]*|mathrm|mbox|operatorname|begin|end)\s*\{{[^{{}}]*\}})")
 _NAME = rf"{_TEXT}\{{([^{{}}]*)\}}"
 _UNITS = (  # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \mathrm{cm^2} as \text{m/s}, ..., \text{cm}^{2}
@@ -130,7 +131,9 @@ def to_latex(text: str) -> str:
     """Text in plain LaTeX; never shorter of meaning: only spelling changes."""
     if not text.isascii():
         text = _from_unicode(text)
-    text = _FACTORIAL_EQUALS.sub("! =", text).replace("!=", "\\ne ")
+    text = _FACTORIAL_EQUALS.sub("! =", text).replace("!=", "\\ne ").replace(">=", "\\ge ").replace("<=", "\\le ")
+    if "perc" in text or "pct" in text:
+        text = _PERCENT.sub("\\\\%", text)
     if _PLAIN_NAME.search(text):
         text = _with_plain_names(text)
     if any(mark in text for mark in "\\~/{"):

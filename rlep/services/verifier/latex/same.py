@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
+from rlep.services.verifier.exact import rounds
 from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
 from rlep.services.verifier.latex.syntax import Node
 from rlep.services.verifier.latex.values import MP, Infinite, Matrix, NoValue, OutOfDomain, Point, Scalar, Value, evaluate, infinity_of, number
@@ -19,8 +20,6 @@ _FONT = ("\\mathbf ", "\\boldsymbol ", "\\bm ", "\\mathit ", "\\mathsf ", "\\mat
 _SAME = MP.mpf("1e-40")
 _ROUGH = MP.mpf("1e-11")
 _DECIMAL = MP.mpf("1e-6")
-_FEWEST_DIGITS = 7
-"""A decimal stands for the fraction that it rounds from so many significant digits on."""
 
 
 class Unknown(Exception):  # noqa: N818 - no error: these answers cannot be compared by their values
@@ -147,11 +146,18 @@ def _assignments(answer: Answer) -> tuple[dict[str, Node], bool] | None:
         return None
     found: dict[str, Node] = {}
     for item in answer.items:
-        name = item.sides[0]
-        if set(item.relations) != {"="} or name is None or name.kind != "name":
+        name = _letters(item.sides[0])
+        if set(item.relations) != {"="} or not name:
             return None
-        found[name.name] = item.value
+        found[name] = item.value
     return (found, False) if len(found) == len(answer.items) else None
+
+
+def _letters(node: Node | None) -> str:
+    """The letters of a name or of a side of a figure, as ``AB``; empty for anything else."""
+    if node is None or node.kind == "name":
+        return node.name if node is not None else ""
+    return "".join(map(_letters, node.parts)) if node.kind == "product" and all(map(_letters, node.parts)) else ""
 
 
 def _assigned(gold: Answer, target: Answer) -> bool | None:
@@ -163,9 +169,11 @@ def _assigned(gold: Answer, target: Answer) -> bool | None:
     if named is None or plain.form not in ("tuple", "list") or any(item.relations for item in plain.items):
         return None
     values, ordered = named
-    names = list(values) if ordered else sorted(values)
-    items = [Item((values[name],)) for name in names]
-    return _in_order(items, plain.items) if one is not None else _in_order(plain.items, items)
+    items = {name: Item((value,)) for name, value in values.items()}
+    in_order = list(items.values()) if ordered else [items[name] for name in sorted(items)]
+    if one is None:  # the reference has no names
+        return _in_order(plain.items, in_order) or (plain.form == "list" and _matched(plain.items, in_order))
+    return _in_order(in_order, plain.items) or _in_order(list(items.values()), plain.items)
 
 
 def consistent(item: Item) -> bool:
@@ -250,7 +258,7 @@ def same_item(gold: Item, target: Item) -> bool:
         return _same_side(gold.value, target)
     if not target.relations and equations[0]:
         left = gold.sides[0]
-        if left is None or left.kind in _NAMES or (left.kind == "function" and left.name not in ("ln", "log")):
+        if left is None or left.kind in _NAMES or _letters(left) or _is_ratio(left) or (left.kind == "function" and left.name not in ("ln", "log")):
             return same_value(gold.value, target.value)
         if gold.value.kind in _NAMES and left is not None and is_closed(left):
             return same_value(left, target.value)
@@ -258,6 +266,10 @@ def same_item(gold: Item, target: Item) -> bool:
     if gold.relations and target.relations:
         return _same_relations(gold, target)
     return False
+
+
+def _is_ratio(node: Node) -> bool:
+    return node.kind == "quotient" and all(map(_letters, node.parts))
 
 
 _NAMES = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
@@ -639,14 +651,7 @@ def _rounds(exact: Fraction, node: Node, value: Fraction) -> bool:
     """Whether a decimal is the rounded value of a fraction whose own decimals never end."""
     while node.kind in ("negative", "group"):
         node = node.parts[0]
-    if node.kind != "number" or not node.name or len(node.name.replace(".", "").lstrip("0")) < _FEWEST_DIGITS:
-        return False
-    rest = exact.denominator
-    for factor in (2, 5):
-        while rest % factor == 0:
-            rest //= factor
-    places = len(node.name.partition(".")[2])
-    return rest > 1 and abs(exact - value) * 10**places * 2 <= 1
+    return node.kind == "number" and exact * value > 0 and rounds(exact, node.name, abs(value))
 
 
 def approximate(answers: Sequence[Answer | None]) -> bool:
