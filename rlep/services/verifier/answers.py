@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal
 
 Profile = Literal["math", "math-bare", "strict-box"]
@@ -25,6 +26,7 @@ _BETWEEN = re.compile(
 )
 """What joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
 _PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))")
+_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")
 _DOLLARS = re.compile(r"(?<!\\)\$([^$]*[^$\\]|)\$(?!\d)")
 _FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
@@ -175,13 +177,29 @@ def _stripped(answer: str) -> str:
     return answer
 
 
+def _is_short(between: str) -> bool:
+    """Whether two boxes of a reference stand in one sentence, at most three words apart."""
+    return not _SENTENCE_END.search(between) and len(_WORD.findall(between.replace("\\boxed", ""))) <= 3
+
+
+def reference_fault(text: str) -> str:
+    """Why a reference says nothing that an answer could be compared with; empty where it does."""
+    stated = reference_of(text)
+    if len(stated) > MAX_ANSWER_CHARS:
+        return f"the reference has {len(stated):,} characters, more than {MAX_ANSWER_CHARS:,}: state the answer alone, or box it"
+    if _SENTENCE_END.search(stated) and len(_WORD.findall(stated)) >= 12:
+        return "the reference is a text of several sentences without a box: state the answer alone, or box it"
+    return ""
+
+
 def reference_of(text: str) -> str:
     """The answer a reference states: the boxes of its last sentence that has one, else all of it."""
     boxed = last_box(text)
     found = _closed_boxes(text) if boxed is not None else []
+    while len(found) > 1 and not all(_is_short(text[one[1] : two[0]]) for one, two in pairwise(found)):
+        found = found[1:]
     if len(found) > 1:
-        ends = [end.end() for end in _SENTENCE_END.finditer(text, 0, found[-1][0])]
-        boxed = ", ".join(_without_boxes(text[start:end]).strip() for start, end in found if start > max(ends, default=0))
+        boxed = ", ".join(_without_boxes(text[start:end]).strip() for start, end in found)
     return clean(_DOLLARS.sub(r"\1", text) if boxed is None else boxed)
 
 

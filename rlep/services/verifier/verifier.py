@@ -36,6 +36,10 @@ class Verifier(BaseVerifier):
         super().__init__(profile, pool=pool)
         self._profile: Profile = profile
 
+    def reference_fault(self, reference: str) -> str:
+        """Why a reference is a solution without a stated answer; empty where it has one."""
+        return "" if self._profile == "dapo" else answers.reference_fault(reference)
+
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []
         waiting: dict[GradingJob, list[int]] = {}
