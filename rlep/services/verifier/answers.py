@@ -19,7 +19,8 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_THINK = re.compile(r"[<\[◁](/?)(?:think|thinking|thought)[>\]▷]", re.IGNORECASE)
+_THINK = re.compile(r"[<\[◁](/?)think(?:ing)?[>\]▷]", re.IGNORECASE)
+_THINK_ENDS = ("hink>", "HINK>", "HINK]", "hinking>", "hink▷")
 _BETWEEN = re.compile(
     r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b|\\q?quad(?![a-zA-Z])"
     r"|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
@@ -59,7 +60,7 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
 
 def after_thinking(text: str) -> str | None:
     """What follows the last ``</think>``; None where a block was opened and not closed."""
-    if "hink" not in text and "HINK" not in text and "hought" not in text:
+    if (">" not in text and "]" not in text and "▷" not in text) or not any(end in text for end in _THINK_ENDS):
         return text
     after, opened = 0, False
     for mark in _THINK.finditer(text):
