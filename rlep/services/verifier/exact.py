@@ -6,11 +6,10 @@ import re
 from fractions import Fraction
 from typing import Literal
 
+from rlep.services.verifier.latex.decimals import rounds
+
 MAX_DIGITS = 4000
 """Longer digit strings are left to the full path, which refuses them; CPython itself stops at 4,300."""
-
-MIN_ROUNDED = 7
-"""A decimal of fewer significant digits never stands for a fraction that it only rounds."""
 
 _INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
 _GROUPED = re.compile(r"([+-]?)(\d{1,3}(?:(?:,|\{,\}|\\,|\\!|\\ |[ \u00a0\u2009\u202f])\d{3})+)(\.\d+)?", re.ASCII)
@@ -58,18 +57,6 @@ def decide(reference: str, answer: str) -> Literal["correct", "wrong"] | None:
     right = rational_of(answer)
     if right is None:
         return None
-    if left != right and isinstance(left, Fraction) and "." in answer and rounds(left, answer.strip("+- "), abs(right)):
+    if left != right and isinstance(left, Fraction) and "." in answer and rounds(left, answer.strip("+- "), right):
         return None  # where it stands for that fraction is the full path's to say
     return "correct" if left == right else "wrong"
-
-
-def rounds(exact: Fraction, written: str, value: Fraction | int) -> bool:
-    """Whether a decimal, as written without a sign, is the rounded value of a fraction whose own decimals never end."""
-    if "." not in written or len(written.replace(".", "").lstrip("0")) < MIN_ROUNDED:
-        return False
-    rest = exact.denominator
-    for factor in (2, 5):
-        while rest % factor == 0:
-            rest //= factor
-    places = len(written.partition(".")[2])
-    return rest > 1 and abs(abs(exact) - value) * 10**places * 2 <= 1

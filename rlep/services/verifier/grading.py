@@ -15,7 +15,8 @@ from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_la
 from math_verify.grader import should_treat_as_complex, verify
 
 from rlep.services.verifier import notation, quantity, words
-from rlep.services.verifier.latex import same, statements
+from rlep.services.verifier.latex import agree, approximate, letters, statements
+from rlep.services.verifier.latex.same import same
 from rlep.services.verifier.latex.statements import Answer
 from rlep.services.verifier.latex.tokens import Unreadable
 from rlep.services.verifier.quantity import Quantity
@@ -57,9 +58,9 @@ def judge(reference: str, answer: str) -> tuple[Found, str | None]:
     gold, *_ = read_reference(reference)
     target, *others = read(answer)
     found = compare(gold, target)
-    if others and not same.approximate([side.answer for side in (target, *others)]):
+    if others and not approximate.holds([side.answer for side in (target, *others)]):
         found = "wrong"
-    elif others and found == "wrong" and not same.is_rational(target.answer):
+    elif others and found == "wrong" and not approximate.is_rational(target.answer):
         found = compare(gold, others[-1])
     return found, answer
 
@@ -100,13 +101,17 @@ def compare(gold: Reading, target: Reading) -> Found:
         return "correct" if alike else "wrong"
     if target.answer is None:
         return "unparsable"
-    if gold.answer is None or words.denies(target.latex, gold.latex) or quantity.disagree(gold.quantity, target.quantity):
+    if (
+        gold.answer is None
+        or words.denies(target.latex, gold.latex)
+        or quantity.disagree(gold.quantity, target.quantity)
+    ):
         return "wrong"
     try:
-        return "correct" if same.same(gold.answer, target.answer) else "wrong"
+        return "correct" if same(gold.answer, target.answer) else "wrong"
     except RecursionError:
         return "unparsable"
-    except same.Unknown:
+    except agree.Unknown:
         return "correct" if _engine_agrees(gold, target) else "wrong"
 
 
@@ -117,7 +122,7 @@ def _without_spaces(latex: str) -> str:
 
 def _engine_agrees(gold: Reading, target: Reading) -> bool:
     """What math-verify says of two expressions in the same names, in which it loses nothing that the grammar reads."""
-    if gold.answer is None or target.answer is None or not same.may_ask_engine(gold.answer, target.answer):
+    if gold.answer is None or target.answer is None or not letters.may_ask_engine(gold.answer, target.answer):
         return False
     one, two = parse(gold.quantity.body), parse(target.quantity.body)
     if one is None or two is None:
@@ -134,7 +139,7 @@ def parse(text: str) -> Any | None:
         )
     except (AttributeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError):
         return None
-    except Exception as error:  # noqa: BLE001 - its parser raises bare exceptions for what it does not read
+    except Exception as error:
         if type(error) is not Exception:
             raise
         return None

@@ -67,7 +67,8 @@ _COMMANDS = (
     (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|pmb)\{(?!\s*[a-zA-Z]*\s*\}|\s*\\[a-zA-Z]+\s*\})([^{}]*)\}"), r"\1"),
     (re.compile(r"(?<!\^)(?<!\^\{)\\underline\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\text(?:normal|rm)(?=\{)"), r"\\text"),
-    (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}", re.DOTALL), lambda match: match.group(1).replace("&", " ")),
+    (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}",
+                re.DOTALL), lambda match: match.group(1).replace("&", " ")),
     (re.compile(r"\\(?:checkmark|blacksquare|square|qed)(?![a-zA-Z])\s*\Z"), ""),
     (re.compile(r"\\text\{\s*[.!]?\s*\}\s*\Z"), ""),
     (re.compile(r"\\math(?:op|ord|rel|bin|inner|strut)\s*(?=\{)"), ""),
@@ -79,7 +80,9 @@ _COMMANDS = (
     (re.compile(r"(?<=[(\[,])\s*\+\s*\\infty"), r"\\infty"),
 )  # fmt: skip
 
-_PLAIN_FUNCTIONS = "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
+_PLAIN_FUNCTIONS = (
+    "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
+)
 _PLAIN_NAMES = (  # SymPy's and typewriter spelling
     (re.compile(r"\*\*"), "^"),
     (re.compile(rf"(?<![a-zA-Z\\])({_PLAIN_FUNCTIONS})(?=\s*[(\d\\]|\s+[a-zA-Z](?![a-zA-Z]))"), r"\\\1 "),
@@ -87,9 +90,11 @@ _PLAIN_NAMES = (  # SymPy's and typewriter spelling
     (re.compile(r"(?<![a-zA-Z\\])(?:inf|oo)(?![a-zA-Z])"), r"\\infty "),
     (re.compile(r"(?<![a-zA-Z\\])(alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])(?=\s*\S)"), r"\\\1 "),
 )  # fmt: skip
-_PLAIN_NAME = re.compile(rf"\*\*|(?<![a-zA-Z\\])(?:{_PLAIN_FUNCTIONS}|pi|Pi|inf|oo|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])")
+_PLAIN_NAME = re.compile(
+    rf"\*\*|(?<![a-zA-Z\\])(?:{_PLAIN_FUNCTIONS}|pi|Pi|inf|oo|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])"
+)
 _PERCENT = re.compile(r"(?<=[\d}$])\s*\$?\s*(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])")
-_WORDS_IN_TEXT = re.compile(rf"(\\(?:text[a-z]*|mathrm|mbox|operatorname|begin|end)\s*\{{[^{{}}]*\}})")
+_WORDS_IN_TEXT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\})")
 _NAME = rf"{_TEXT}\{{([^{{}}]*)\}}"
 _UNITS = (  # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \mathrm{cm^2} as \text{m/s}, ..., \text{cm}^{2}
     (re.compile(rf"\\frac\s*\{{\s*{_NAME}\s*\}}\s*\{{\s*{_NAME}([^{{}}]*)\}}"), r"\\text{\1/\2}\3"),

@@ -16,8 +16,9 @@ _CLOCK = re.compile(r"\s*(\d{1,2}):(\d{2})\s*([apAP])\.?\s*[mM]\.?\s*")
 def phrase_of(latex: str) -> str | None:
     """The words of an answer that is nothing else, case-folded; None for mathematics.
 
-    ``\\text{Yes}``, ``no solution``, ``east``, ``3:00 pm``, words of any script. Outside of ``\\text`` a run of two or three letters
-    is a word, in its own case, where it has a capital (``HTH``, ``Amy``) or reads like one (``sun``), else a product of variables.
+    ``\\text{Yes}``, ``no solution``, ``east``, ``3:00 pm``, words of any script. Outside of ``\\text`` a run of two or three
+    letters is a word, in its own case, where it has a capital (``HTH``, ``Amy``) or reads like one (``sun``), else a product of
+    variables.
     """
     bare = _COMMAND.sub(r" \1 ", latex)
     marked = bare != latex

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from rlep.services.verifier.latex import same as values
+from rlep.services.verifier.latex.evaluation import evaluate
+from rlep.services.verifier.latex.finite import infinity_of
+from rlep.services.verifier.latex.forms import opened
+from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, has, is_closed, unknowns
+from rlep.services.verifier.latex.points import MP, NoValue, SamplePoint, Scalar, draw, number
 from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
-from rlep.services.verifier.latex.syntax import Node
-from rlep.services.verifier.latex.values import MP, NoValue, Point, Scalar, draw, evaluate, infinity_of, number
 
-_OPERATIONS = frozenset({"union", "intersection", "difference"})
 _REALS = Node("name", (), "\\mathbb R")
 _SAMPLES = 60
 
@@ -50,7 +51,11 @@ def same_region(gold: Answer, target: Answer) -> bool | None:
 
 
 def _is_region(answer: Answer) -> bool:
-    return any(set(item.relations) & INEQUALITIES or (not item.relations and (item.value.kind in _OPERATIONS or item.value == _REALS)) for item in answer.items)
+    return any(
+        set(item.relations) & INEQUALITIES
+        or (not item.relations and (item.value.kind in SET_OPERATIONS or item.value == _REALS))
+        for item in answer.items
+    )
 
 
 def _places(one: Region, two: Region) -> list[Scalar]:
@@ -59,7 +64,7 @@ def _places(one: Region, two: Region) -> list[Scalar]:
     beside = [number(end) + sign * max(1, abs(number(end))) * MP.mpf("1e-12") for end in ends for sign in (1, -1)]
     between = [(number(left) + number(right)) / 2 for left, right in pairwise(ends)]
     low, high = number(ends[0]) - 7, number(ends[-1]) + 7
-    point = Point("region")
+    point = SamplePoint("region")
     drawn = [low + (high - low) * number(draw(point, str(index))) / 4 for index in range(_SAMPLES)]
     return [*ends, *beside, *between, low - 1000, high + 1000, *drawn]
 
@@ -82,14 +87,17 @@ def region_of(answer: Answer) -> Region | None:
 def _joined(parts: list[Region], join: Callable[[list[bool]], bool]) -> Region:
     ends = tuple(end for part in parts for end in part.ends)
     return Region(
-        lambda at: join([part.holds(at) for part in parts]), ends, next((part.name for part in parts if part.name), ""), all(part.exact for part in parts)
+        lambda at: join([part.holds(at) for part in parts]),
+        ends,
+        next((part.name for part in parts if part.name), ""),
+        all(part.exact for part in parts),
     )
 
 
 def _value(node: Node) -> Scalar:
-    if not values.is_closed(node):
+    if not is_closed(node):
         raise NoValue("an end with unknowns")
-    found = evaluate(node, Point("region"))
+    found = evaluate(node, SamplePoint("region"))
     if isinstance(found, MP.mpc):
         raise NoValue("a complex end")
     return found if isinstance(found, Fraction) else number(found)
@@ -99,8 +107,8 @@ def _interval(answer: Answer) -> Region | None:
     low, high = (item.value for item in answer.items)
     if any(item.relations for item in answer.items):
         return None
-    left = None if infinity_of(low, Point("region")) == -1 else _value(low)
-    right = None if infinity_of(high, Point("region")) == 1 else _value(high)
+    left = None if infinity_of(low, SamplePoint("region")) == -1 else _value(low)
+    right = None if infinity_of(high, SamplePoint("region")) == 1 else _value(high)
     with_left, with_right = answer.brackets[0] == "[", answer.brackets[1] == "]"
 
     def holds(at: Scalar) -> bool:
@@ -118,7 +126,7 @@ def _finite(nodes: list[Node]) -> Region:
 
 
 def _of_node(node: Node) -> Region | None:
-    if node.kind in _OPERATIONS:
+    if node.kind in SET_OPERATIONS:
         one, two = _of_node(node.parts[0]), _of_node(node.parts[1])
         if one is None or two is None:
             return None
@@ -128,7 +136,7 @@ def _of_node(node: Node) -> Region | None:
     if node.kind == "group":
         return _of_node(node.parts[0])
     if node.kind in ("tuple", "set"):
-        return region_of(Answer(node.kind, tuple(Item((part,)) for part in node.parts), brackets=node.name))
+        return region_of(opened(node))
     if node == _REALS:
         return Region(lambda at: True, ())
     return None
@@ -144,12 +152,12 @@ def _of_item(item: Item) -> Region | None:
         return _membership(item, sides)
     if not set(item.relations) <= {"<", ">", "<=", ">=", "!=", "="}:
         return None
-    names = set().union(*map(values.unknowns, sides)) - {"e"}
-    if len(names) != 1 or any(values.has(side, "apply") for side in sides):
+    names = set().union(*map(unknowns, sides)) - {"e"}
+    if len(names) != 1 or any(has(side, "apply") for side in sides):
         return None
     (name,) = names
-    plain = all(side.kind == "name" or values.is_closed(side) for side in sides)
-    ends = tuple(_value(side) for side in sides if values.is_closed(side) and infinity_of(side, Point("region")) is None)
+    plain = all(side.kind == "name" or is_closed(side) for side in sides)
+    ends = tuple(_value(side) for side in sides if is_closed(side) and infinity_of(side, SamplePoint("region")) is None)
     return Region(lambda at: _all_hold(sides, item.relations, name, at), ends, name, plain)
 
 
@@ -163,7 +171,7 @@ def _membership(item: Item, sides: list[Node]) -> Region | None:
 
 
 def _all_hold(sides: list[Node], relations: tuple[str, ...], name: str, at: Scalar) -> bool:
-    point = Point("region", kind="positive", bound={name: at})
+    point = SamplePoint("region", kind="positive", bound={name: at})
     found: list[Scalar | None] = []
     for side in sides:
         endless = infinity_of(side, point)
@@ -174,7 +182,9 @@ def _all_hold(sides: list[Node], relations: tuple[str, ...], name: str, at: Scal
             found.append(evaluate(side, point))
         except NoValue:
             return False
-    return all(_holds(left, relation, right) for (left, right), relation in zip(pairwise(found), relations, strict=True))
+    return all(
+        _holds(left, relation, right) for (left, right), relation in zip(pairwise(found), relations, strict=True)
+    )
 
 
 def _holds(left: Scalar, relation: str, right: Scalar) -> bool:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from rlep.services.verifier.latex.syntax import Node, Parser
+from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.syntax import Parser
 from rlep.services.verifier.latex.tokens import Token, Unreadable, closing, lex, spelled, split
 
-_RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "\\lt": "<", "\\gt": ">", "\\le": "<=", "\\ge": ">=", "\\ne": "!=", "\\in": "in",
+_WRITTEN_ALIKE = (
+    "= < > \\equiv \\sim \\cong \\to \\rightarrow \\Rightarrow \\implies \\iff \\Leftrightarrow \\parallel \\perp \\subset"
+    " \\subseteq \\supset \\supseteq \\propto \\mapsto \\ll \\gg \\simeq \\asymp"
+)
+_RELATIONS = {name: name for name in _WRITTEN_ALIKE.split()} | {
+    "\\lt": "<",
+    "\\gt": ">",
+    "\\le": "<=",
+    "\\ge": ">=",
+    "\\ne": "!=",
+    "\\in": "in",
     "\\notin": "not in",
-} | {
-    name: name
-    for name in (
-        "\\equiv", "\\sim", "\\cong", "\\to", "\\rightarrow", "\\Rightarrow", "\\implies", "\\iff", "\\Leftrightarrow", "\\parallel",
-        "\\perp", "\\subset", "\\subseteq", "\\supset", "\\supseteq", "\\propto", "\\mapsto", "\\ll", "\\gg", "\\simeq", "\\asymp",
-    )
-}  # fmt: skip
+}
+"""Command or mark -> relation."""
 INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!=", "in", "not in"})
 _AND = frozenset({"and", ", and", "and also", "和", "及", "與", "与", "und", "et", "y", "и"})
 _OR = frozenset({"or", ", or", "或", "oder", "ou", "o", "или"})
@@ -30,7 +35,8 @@ _NO_VALUE = re.compile(
 """An infinity, an empty operand or a division by zero, as it is written."""
 _SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*\}|\\[a-zA-Z]+)")
 _NOT_A_NAME = re.compile(r"\\(?:neg|undefined|lnot)(?![a-zA-Z])|\?")
-_DOMAINS = re.compile(r"\\mathbb \{? ?[ZN]")
+_WHOLE = tuple(Node("name", (), f"\\mathbb {letter}") for letter in "ZN")
+"""The sets of whole numbers, as behind ``k \\in``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +106,6 @@ def _without_domains(items: list[Item]) -> list[Item]:
     return rest if rest and domain else items
 
 
-_WHOLE = tuple(Node("name", (), f"\\mathbb {letter}") for letter in "ZN")
-
-
 def _plain(answer: Answer) -> Answer:
     """``x=1, x=2`` and ``x=2, -3`` as the values; one statement as itself."""
     if len(answer.items) == 1:
@@ -137,7 +140,10 @@ def _item(tokens: list[Token]) -> Item:
             break
     pieces = list(split(tokens, lambda token: token.kind != "text" and token.text in _RELATIONS))
     relations = tuple(_RELATIONS[behind] for _, behind in pieces[:-1])
-    sides = [_side(part, last=index == len(pieces) - 1 or bool(set(relations) - {"="})) for index, (part, _) in enumerate(pieces)]
+    sides = [
+        _side(part, last=index == len(pieces) - 1 or bool(set(relations) - {"="}))
+        for index, (part, _) in enumerate(pieces)
+    ]
     return Item(tuple(sides), relations, modulus)
 
 

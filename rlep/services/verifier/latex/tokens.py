@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-TEXT_COMMANDS = frozenset({"text", "mbox", "hbox", "textrm", "textnormal", "textit", "textbf", "textsf", "texttt", "operatorname"})
+TEXT_COMMANDS = frozenset(
+    {"text", "mbox", "hbox", "textrm", "textnormal", "textit", "textbf", "textsf", "texttt", "operatorname"}
+)
 """Commands whose argument is words."""
 
 _TOKEN = re.compile(
@@ -81,6 +83,11 @@ def split(tokens: Sequence[Token], separates: Callable[[Token], bool]) -> Iterat
         else:
             part.append(token)
     yield part, ""
+
+
+def between(tokens: Sequence[Token], *separators: str) -> list[list[Token]]:
+    """The parts between separators outside of brackets."""
+    return [part for part, _ in split(tokens, lambda token: token.text in separators)]
 
 
 def spelled(tokens: Sequence[Token]) -> str:
