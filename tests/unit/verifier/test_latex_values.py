@@ -5,7 +5,7 @@ from math import pi
 
 import pytest
 
-from rlep.services.verifier.latex.evaluation import evaluate
+from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.points import Infinite, Matrix, NoValue, OutOfDomain, SamplePoint, Value
 from rlep.services.verifier.latex.syntax import Parser
 from rlep.services.verifier.latex.tokens import lex

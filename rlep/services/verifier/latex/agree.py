@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 
+from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.decimals import rounds
-from rlep.services.verifier.latex.evaluation import evaluate
 from rlep.services.verifier.latex.letters import Names, readings
 from rlep.services.verifier.latex.nodes import Node
 from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, Value, number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlep.services.verifier.latex.evaluation import evaluate
+from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.nodes import is_closed
 from rlep.services.verifier.latex.points import Matrix, NoValue, SamplePoint, Scalar, number
 from rlep.services.verifier.latex.same import consistent

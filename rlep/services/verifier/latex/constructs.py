@@ -6,7 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import ClassVar
 
-from rlep.services.verifier.latex import commands
+from rlep.services.verifier.latex import vocabulary
 from rlep.services.verifier.latex.nodes import Node
 from rlep.services.verifier.latex.scanner import Scanner, beside, leibniz
 from rlep.services.verifier.latex.tokens import Unreadable, between, closing, spelled
@@ -20,13 +20,13 @@ class Constructs(Scanner):
 
     def _command(self, command: str) -> Node:
         """What a command and its arguments make, given without its backslash."""
-        if command in commands.FUNCTIONS and (command != "Gamma" or self._peek() == "("):
-            return self._function(commands.FUNCTIONS[command])
-        if command in commands.GREEK:
-            return self._applied(self._primed(Node("name", (), "\\" + commands.SAME_LETTER.get(command, command))))
-        if command in commands.FONTS or command in commands.MARKS:
+        if command in vocabulary.FUNCTIONS and (command != "Gamma" or self._peek() == "("):
+            return self._function(vocabulary.FUNCTIONS[command])
+        if command in vocabulary.GREEK:
+            return self._applied(self._primed(Node("name", (), "\\" + vocabulary.SAME_LETTER.get(command, command))))
+        if command in vocabulary.FONTS or command in vocabulary.MARKS:
             return self._decorated(command)
-        if command in commands.FIGURES:
+        if command in vocabulary.FIGURES:
             return self._figure(command)
         if command not in self._CONSTRUCTS:
             raise Unreadable(f"\\{command} is not known")
@@ -34,23 +34,23 @@ class Constructs(Scanner):
 
     def _word(self, word: str) -> Node:
         """A function or a name that is written in words."""
-        if word in commands.FUNCTIONS:
-            return self._function(commands.FUNCTIONS[word])
+        if word in vocabulary.FUNCTIONS:
+            return self._function(vocabulary.FUNCTIONS[word])
         return self._applied(self._primed(Node("name", (), f"\\text{{{word}}}")))
 
     def _decorated(self, command: str) -> Node:
         """What is in another font or under a mark."""
         tokens = self._raw_argument()
         inner = tokens[1:-1] if tokens[0].text == "{" else tokens
-        letters = all(token.kind == "letter" or token.text[1:] in commands.GREEK for token in inner)
+        letters = all(token.kind == "letter" or token.text[1:] in vocabulary.GREEK for token in inner)
         word = "".join(token.text for token in inner)
-        if inner and letters and (len(inner) == 1 or command in commands.MARKS):
+        if inner and letters and (len(inner) == 1 or command in vocabulary.MARKS):
             if command == "mathrm" and word in ("e", "i", "d"):
                 return self._applied(Node("name", (), word))
             return self._applied(self._primed(Node("name", (), f"\\{command} {word}")))
         if command in ("mathrm", "rm") and inner and letters:
             return self._word(word)
-        if command in commands.MARKS:
+        if command in vocabulary.MARKS:
             raise Unreadable(f"\\{command} of more than letters")
         return Node("group", (self._read(inner),))
 
@@ -105,7 +105,7 @@ class Constructs(Scanner):
             elif token.kind == "mark":
                 operand = token.text in ("'", "!")
             else:
-                operand = token.text not in commands.TIMES | commands.OVER
+                operand = token.text not in vocabulary.TIMES | vocabulary.OVER
             index += 1
         raise Unreadable("a bar that does not close")
 
@@ -136,9 +136,9 @@ class Constructs(Scanner):
         if self._takes("^"):
             exponent = self._read_script()
             if exponent == Node("negative", (_ONE,)):
-                if name not in commands.INVERSE:
+                if name not in vocabulary.INVERSE:
                     raise Unreadable("an inverse or a quotient")
-                name, exponent = commands.INVERSE[name], None
+                name, exponent = vocabulary.INVERSE[name], None
         arguments = self._arguments()
         if base is not None:
             arguments, name = (*arguments, base), "logarithm"
@@ -205,7 +205,7 @@ class Constructs(Scanner):
             depth += (text == "\\begin") - (text == "\\end")
         inner = self._tokens[start : self._at - 1]
         self._raw_argument()
-        if kind not in commands.MATRICES and kind != "vmatrix":
+        if kind not in vocabulary.MATRICES and kind != "vmatrix":
             raise Unreadable(f"{kind} is not known")
         cells = [self._read_list(row, "&") for row in between(inner, "\\\\") if row]
         if len({len(row) for row in cells}) != 1:

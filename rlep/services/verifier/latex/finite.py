@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlep.services.verifier.latex.evaluation import evaluate
+from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.nodes import BINDERS, SET_OPERATIONS, Node, infinity_in, is_closed
 from rlep.services.verifier.latex.points import Infinite, NoValue, SamplePoint
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from rlep.services.verifier.latex.evaluation import evaluate
+from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.finite import infinity_of
 from rlep.services.verifier.latex.forms import opened
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, has, is_closed, unknowns

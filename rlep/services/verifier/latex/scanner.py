@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlep.services.verifier.latex.commands import FONTS, FUNCTIONS, MARKS
 from rlep.services.verifier.latex.nodes import Node
 from rlep.services.verifier.latex.tokens import Token, Unreadable, between, closing, spelled
+from rlep.services.verifier.latex.vocabulary import FONTS, FUNCTIONS, MARKS
 
 
 class Scanner(ABC):

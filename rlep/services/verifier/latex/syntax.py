@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlep.services.verifier.latex import commands
+from rlep.services.verifier.latex import vocabulary
 from rlep.services.verifier.latex.constructs import Constructs
 from rlep.services.verifier.latex.nodes import Node
 from rlep.services.verifier.latex.scanner import beside
@@ -28,7 +28,7 @@ class Parser(Constructs):
 
     def _sets(self) -> Node:
         left = self._sum()
-        while kind := commands.SET_OPERATORS.get(self._peek()):
+        while kind := vocabulary.SET_OPERATORS.get(self._peek()):
             self._at += 1
             left = Node(kind, (left, self._sum()))
         return left
@@ -37,7 +37,7 @@ class Parser(Constructs):
         parts: list[Node] = []
         while True:
             signs = []
-            while self._peek() in commands.SIGNS:
+            while self._peek() in vocabulary.SIGNS:
                 signs.append(self._next().text)
             if parts and not signs:
                 break
@@ -78,7 +78,7 @@ class Parser(Constructs):
             return self._opens_bar()
         if token.kind == "mark":
             return token.text in ("(", "{", "[")
-        return token.text not in commands.SET_OPERATORS and token.text not in commands.NO_FACTOR
+        return token.text not in vocabulary.SET_OPERATORS and token.text not in vocabulary.NO_FACTOR
 
     def _power(self) -> Node:
         base = self._postfix(self._primary())
@@ -91,7 +91,7 @@ class Parser(Constructs):
         text = spelled(exponent)
         if text == "\\circ":
             return Node("degrees", (base,))
-        if text in commands.TRANSPOSED:
+        if text in vocabulary.TRANSPOSED:
             return Node("transpose", (base,))
         if base.kind != "name":
             return Node("power", (base, self._read(exponent)))
@@ -146,8 +146,8 @@ class Parser(Constructs):
 
 def _kind_of(operator: str) -> str:
     """The operation of an operator between two factors; empty for anything else."""
-    if operator in commands.TIMES:
+    if operator in vocabulary.TIMES:
         return "cross" if operator == "\\times" else "dot"
-    if operator in commands.OVER:
+    if operator in vocabulary.OVER:
         return "quotient"
-    return "modulo" if operator in commands.MODULO else ""
+    return "modulo" if operator in vocabulary.MODULO else ""
