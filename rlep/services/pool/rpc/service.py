@@ -35,6 +35,8 @@ _PROMPTS_A_PAGE = 256
 _NAMES_A_PAGE = 4096
 _LARGEST_DRAW = 1 << 20
 _LARGEST_COUNT = 1024
+_LOWEST_LOGPROB, _HIGHEST_LOGPROB = -1e5, 1.0
+"""Of a token: a probability is at most 1, with room for rounding; beyond the lower end sums lose their digits."""
 _CALL = re.compile(r"[0-9a-f]{16}")
 _CODES = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -60,7 +62,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             if not found:
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
-            stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None)
+            by_admin = caller.role(name) >= Role.ADMIN
+            stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None, by_admin)
             pool = self._registry.writer(name, writer, stated)
             return _add_reply(_added(pool, found, refused, head.call or None))
 
@@ -196,10 +199,22 @@ def _decoded(records: Sequence[pb.Record]) -> tuple[list[tuple[Trajectory, bytes
     found, refused = [], []
     for record in records:
         try:
-            found.append((decode(record.record, record.prompt_id), record.record))
+            trajectory = decode(record.record, record.prompt_id)
+            _check_logprobs(trajectory)
+            found.append((trajectory, record.record))
         except RecordRefused as error:
             refused.append(("", str(error)))
     return found, refused
+
+
+def _check_logprobs(trajectory: Trajectory) -> None:
+    """Refuse log-probs that no model gives. Raises ``RecordRefused``."""
+    logprobs = trajectory.logprobs
+    if logprobs is not None and not (logprobs.min() >= _LOWEST_LOGPROB and logprobs.max() <= _HIGHEST_LOGPROB):
+        raise RecordRefused(
+            f"its log-probs run from {logprobs.min():g} to {logprobs.max():g}; they are within {_LOWEST_LOGPROB:g} to "
+            f"{_HIGHEST_LOGPROB:g}"
+        )
 
 
 def _added(
