@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rlep.console.run_files import RunPlace
 from rlep.core.errors import DataError
+from rlep.core.parquet_pages import check_pages, columns_below
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, DataType
-    from pyarrow.parquet import RowGroupMetaData
 
 MOST_ROWS = 200_000
 MOST_ROW_GROUP_BYTES = 256 * 2**20
@@ -227,8 +227,9 @@ def read_rows(
                 raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
             if file.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
-            for number in range(file.num_row_groups):
-                _bounded(name, _stored(file.metadata.row_group(number)))
+            stored = columns_below(metadata, asked)
+            for number, pages in enumerate(check_pages(path, metadata, most=MOST_ROW_GROUP_BYTES, columns=stored)):
+                _bounded(name, max(4 * column.values for column in pages))
                 held = None
                 if only is not None:
                     column, value = only
@@ -252,12 +253,6 @@ def read_rows(
 def _bounded(name: str, size: int) -> None:
     if size > MOST_ROW_GROUP_BYTES:
         raise DataError(f"{name}: a row group has {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
-
-
-def _stored(part: RowGroupMetaData) -> int:
-    """Bytes of a row group without compression; values that take none, as of a list of equal numbers, count as 4."""
-    values = [int(part.column(at).num_values) for at in range(part.num_columns)]
-    return max(int(part.total_byte_size), *(4 * one for one in values))
 
 
 def _texts_in(column: ChunkedArray) -> int:
