@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlep.console.run_files import RunPlace
 from rlep.core.errors import DataError
-from rlep.core.parquet_pages import check_pages, columns_below
+from rlep.core.parquet_pages import Pages, check_pages, columns_below
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, DataType
@@ -228,7 +229,7 @@ def read_rows(
             if file.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
             stored = columns_below(metadata, asked)
-            for number, pages in enumerate(check_pages(path, metadata, most=MOST_ROW_GROUP_BYTES, columns=stored)):
+            for number, pages in enumerate(_pages(name, path, metadata, stored)):
                 _bounded(name, max(4 * column.values for column in pages))
                 held = None
                 if only is not None:
@@ -248,6 +249,13 @@ def read_rows(
     if lacking := [one for one in columns if one in WHOLE and any(row[one] is None for row in rows)]:
         raise DataError(f"{name} has rows without {lacking[0]}")
     return rows
+
+
+def _pages(name: str, path: Path, metadata: Any, stored: Sequence[str]) -> list[list[Pages]]:
+    try:
+        return check_pages(path, metadata, most=MOST_ROW_GROUP_BYTES, columns=stored)
+    except DataError as error:
+        raise DataError(f"{name} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def _bounded(name: str, size: int) -> None:

@@ -71,7 +71,7 @@ def _pages(path: Path, file: Any, chunk: Any, size: int) -> Pages:
     while at < end:
         header, length = _header(path, file, at, end)
         kind, page, packed = header.get(1, 0), header.get(2, -1), header.get(3, -1)
-        about = next((header[field] for field in (5, 7, 8) if isinstance(header.get(field), dict)), {})
+        about: dict[int, Any] = next((header[field] for field in (5, 7, 8) if isinstance(header.get(field), dict)), {})
         count, encoding = about.get(1, 0), about.get(4 if 8 in header else 2, 0)
         numbers = (kind, page, packed, count, encoding)
         if any(type(number) is not int or number < 0 for number in numbers) or encoding >= len(ENCODINGS):

@@ -15,7 +15,7 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRef
 from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.pool import Pool, entry_of
 from rlep.services.pool.rpc.access import Caller, Role
-from rlep.services.pool.rpc.admission import Admission, Context, Refused, end, refuse
+from rlep.services.pool.rpc.gatekeeper import Context, Gatekeeper, Refused, end, refuse
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
 from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writer
@@ -47,10 +47,10 @@ _CODES = {
 
 
 class PoolServicer(pool_pb2_grpc.PoolServicer):
-    """See ``proto/pool.proto``. Every call has passed ``admission``."""
+    """See ``proto/pool.proto``. Every call has passed the ``Gatekeeper``."""
 
-    def __init__(self, registry: PoolRegistry, *, default_pool: str, admission: Admission) -> None:
-        self._registry, self._default, self._admission = registry, default_pool, admission
+    def __init__(self, registry: PoolRegistry, *, default_pool: str, gatekeeper: Gatekeeper) -> None:
+        self._registry, self._default, self._gatekeeper = registry, default_pool, gatekeeper
 
     def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
         with self._admitting(context) as caller:
@@ -147,7 +147,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def _admitting(self, context: Context) -> Iterator[Caller]:
         """Name the caller, and turn an error into the status that ends the call."""
         try:
-            caller = self._admission.caller(context)
+            caller = self._gatekeeper.caller(context)
             if caller is None:
                 raise Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
             yield caller

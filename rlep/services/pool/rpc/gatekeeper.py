@@ -44,7 +44,7 @@ class Refused(Exception):
         self.code, self.retry_after = code, retry_after
 
 
-class Admission(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Checks each call of a server."""
 
     def __init__(self, tokens: Tokens | None, rates: Rates) -> None:
