@@ -26,7 +26,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from rlep.actors.contact import Contact, write_private
+from rlep.actors.contact import TOKEN, Contact, write_contact, write_private
 from rlep.actors.head_watch import watch_head
 from rlep.actors.placement import (
     BundleSlot,
@@ -42,8 +42,10 @@ from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.paths import private_directory
 
-DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""How deep Ray's sockets lie below its directory; a process has at most seven digits."""
+RAY_FILES = "r"
+"""In ``Cluster.home``: Ray's own directory, which it opens to every user; no other user comes that far."""
+DEEPEST_SOCKET = len(f"/{RAY_FILES}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""How deep Ray's sockets lie below ``Cluster.home``; a process has at most seven digits."""
 
 CONNECT_S = 10.0
 TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
@@ -100,20 +102,17 @@ class Cluster:
                 raise PlacementError(what if reached else f"no Ray cluster answers at {address!r}: {error}") from None
             return
         self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
-        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
             # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        if "RAY_AUTH_TOKEN" in os.environ:  # for other processes of the same user: see contact.py
-            write_private(self.home / "token", os.environ["RAY_AUTH_TOKEN"])
-        start_private_cluster(self.home, self.namespace, self.config.cpus)
+        write_private(self.home / TOKEN, _own_token())  # for other processes of the same user: see contact.py
+        start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus)
+        write_contact(self.home, self.contact)
 
     @property
     def contact(self) -> Contact:
         """How another process reaches this cluster and the run on it."""
-        token = None
-        if self.home is not None:
-            own = self.home / "token"
-            token = str(own) if own.exists() else os.environ["RAY_AUTH_TOKEN_PATH"]
+        token = None if self.home is None else str(self.home / TOKEN)
         address = ray.get_runtime_context().gcs_address
         return Contact(self.namespace.removeprefix("rlep-"), address, platform.node(), token)
 
@@ -132,7 +131,7 @@ class Cluster:
             ray.shutdown()
         if self.home is not None:
             if logs is not None:
-                _save_logs(self.home, logs)
+                _save_logs(self.home / RAY_FILES, logs)
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
@@ -225,6 +224,17 @@ class Cluster:
         group = self._groups.pop(name, None)
         if group is not None and not self.headless:
             group.release()
+
+
+def _own_token() -> str:
+    """What this process shows to the private cluster that it starts. Raises ``PlacementError``."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    path = os.environ["RAY_AUTH_TOKEN_PATH"]
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlacementError(f"RAY_AUTH_TOKEN_PATH = {path} cannot be read: {error}") from None
 
 
 def _reachable(address: str) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlep.console.run_files import RunPlace
 from rlep.core.errors import DataError
+from rlep.core.parquet_pages import Pages, check_pages, columns_below
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, DataType
-    from pyarrow.parquet import RowGroupMetaData
 
 MOST_ROWS = 200_000
 MOST_ROW_GROUP_BYTES = 256 * 2**20
@@ -227,8 +228,9 @@ def read_rows(
                 raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
             if file.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
-            for number in range(file.num_row_groups):
-                _bounded(name, _stored(file.metadata.row_group(number)))
+            stored = columns_below(metadata, asked)
+            for number, pages in enumerate(_pages(name, path, metadata, stored)):
+                _bounded(name, max(4 * column.values for column in pages))
                 held = None
                 if only is not None:
                     column, value = only
@@ -249,15 +251,16 @@ def read_rows(
     return rows
 
 
+def _pages(name: str, path: Path, metadata: Any, stored: Sequence[str]) -> list[list[Pages]]:
+    try:
+        return check_pages(path, metadata, most=MOST_ROW_GROUP_BYTES, columns=stored)
+    except DataError as error:
+        raise DataError(f"{name} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+
+
 def _bounded(name: str, size: int) -> None:
     if size > MOST_ROW_GROUP_BYTES:
         raise DataError(f"{name}: a row group has {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
-
-
-def _stored(part: RowGroupMetaData) -> int:
-    """Bytes of a row group without compression; values that take none, as of a list of equal numbers, count as 4."""
-    values = [int(part.column(at).num_values) for at in range(part.num_columns)]
-    return max(int(part.total_byte_size), *(4 * one for one in values))
 
 
 def _texts_in(column: ChunkedArray) -> int:

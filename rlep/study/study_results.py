@@ -12,6 +12,7 @@ import numpy as np
 
 from rlep.core.errors import DataError
 from rlep.core.jsonl import last_line
+from rlep.core.parquet_pages import check_pages
 from rlep.core.types import Float64Array
 from rlep.report.charts import compute_at, compute_of_line
 from rlep.report.load import load_run
@@ -147,7 +148,9 @@ def _samples(path: Path) -> Samples:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=["prompt_id", "status", "extracted"])
+        columns = ["prompt_id", "status", "extracted"]
+        check_pages(path, pq.read_metadata(path), columns=columns)
+        table = pq.read_table(path, columns=columns)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     counts: Counter[str] = Counter()

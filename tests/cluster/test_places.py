@@ -18,7 +18,7 @@ import psutil
 import pytest
 import ray
 
-from rlep.actors.cluster import DEEPEST_SOCKET, _save_logs
+from rlep.actors.cluster import DEEPEST_SOCKET, RAY_FILES, _save_logs
 from rlep.actors.ray_private import ATTEMPTS, start_private_cluster
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
@@ -56,7 +56,7 @@ def test_sockets_have_room_with_the_longest_ids_and_a_long_temporary_directory(
     monkeypatch.setattr(os, "getpid", lambda: 2**22)
     made = private_directory("ray", deepest=DEEPEST_SOCKET)
     try:
-        plasma = made / "session_2026-11-21_21-50-09_663860_4194304" / "sockets" / "plasma_store"
+        plasma = made / RAY_FILES / "session_2026-11-21_21-50-09_663860_4194304" / "sockets" / "plasma_store"
         request = make_runtime(made) / "0e37c1a5-5c0b-4d4c-9e5a-4f2f2a5d8f10"
         assert max(len(str(plasma)), len(str(request))) <= 107
     finally:

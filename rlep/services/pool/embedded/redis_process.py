@@ -30,6 +30,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.paths import read_own
+from rlep.services.pool.embedded.trusted_files import check_append_only, check_files
 
 _log = logging.getLogger(__name__)
 _OLDEST = (6, 2)
@@ -53,7 +55,13 @@ aof-use-rdb-preamble no
 aof-load-truncated yes
 maxmemory {maxmemory}
 maxmemory-policy noeviction
+rename-command MODULE ""
+rename-command DEBUG ""
+rename-command MIGRATE ""
+rename-command REPLICAOF ""
+rename-command SLAVEOF ""
 """
+_PASSWORD = re.compile(r"[0-9a-f]{64}")
 
 
 def find_binary(configured: Path | None = None) -> Path:
@@ -177,6 +185,7 @@ class EmbeddedRedis:
                     f"{self.directory} was written by Redis 7 or newer; {binary} is {version[0]}.{version[1]} and would "
                     "start empty. Use a newer program"
                 )
+            check_append_only(self.directory)
             self._write_settings()
             script = Path(__file__).with_name("watchdog.py")
             command = [sys.executable, "-I", "-S", str(script), str(binary), "redis.conf", "users", str(served)]
@@ -199,18 +208,25 @@ class EmbeddedRedis:
     def _make_directory(self) -> None:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_files(self.directory)
             self.directory.chmod(0o700)
         except OSError as error:
             raise ConfigError(f"pool directory {self.directory} cannot be made private: {error}") from None
         if any(sign in str(self.directory) for sign in '"\\\n'):
             raise ConfigError(f"pool directory {self.directory} has a quote, backslash or line break in its name")
 
+    def _password(self) -> str:
+        """The generated password. Raises ``ConfigError`` for anything else, which ``redis.conf`` could read as settings."""
+        password = read_own(self.password_file, most=1024).strip()
+        if not _PASSWORD.fullmatch(password):
+            raise ConfigError(f"{self.password_file} does not hold 64 hex digits, as rlep writes them: remove it")
+        return password
+
     def _write_settings(self) -> None:
         """The password once, the settings at every start, each readable by this user only."""
         if not self.password_file.exists():
             _write_private(self.password_file, secrets.token_hex(32))
-        password = self.password_file.read_text().strip()
-        settings = _SETTINGS.format(password=password, directory=self.directory, maxmemory=self._maxmemory)
+        settings = _SETTINGS.format(password=self._password(), directory=self.directory, maxmemory=self._maxmemory)
         _write_private(self.directory / "redis.conf", settings)
 
     def _wait_until_ready(self) -> None:
@@ -230,7 +246,7 @@ class EmbeddedRedis:
             return False
         client = redis.Redis(
             unix_socket_path=self._socket(),
-            password=self.password_file.read_text().strip(),
+            password=self._password(),
             socket_timeout=1,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
