@@ -1,4 +1,4 @@
-"""Which files of a working directory go to the cluster with a job: what git tracks and what the command names."""
+"""Which files of a working directory go to the cluster with a job: what git tracks, Python, what the command names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = re.compile(
 )
 """In a file's name, lower case: it stays here even where git tracks it. Names with a leading dot stay in any case."""
 HARMLESS = re.compile(r"\.(py|pyi|md|rst|sh|html|css|js)$|^added_tokens\.json$")
-"""Files that are about secrets or tokens, rather than one."""
+"""Tracked files that are about secrets or tokens, rather than one."""
 SECRET_VARIABLES = ("RAY_AUTH_TOKEN_PATH", "RLEP_REDIS_PASSWORD_FILE")
 """Environment variables that name the file of a secret."""
 SECRET_KEY = re.compile(r"token[-_]file|passw|secret|[-_]key")
@@ -34,13 +34,11 @@ LINK = "they are links that lead out of the directory"
 HIDDEN = "they are hidden"
 LOOKS = "they look like secrets"
 TOKEN = "a token_file, a tls_key or the environment names them as secrets"
-UNTRACKED = "git does not track them and the command does not name them"
-OTHER = "they are no Python and the command does not name them"
+OTHER = "git does not track them and the command does not name them"
 REMEDIES = {
     LINK: "the job needs an absolute path that its machines have",
     TOKEN: "the job needs the token on the cluster: let token_file be an absolute path that its machines have",
-    UNTRACKED: "`git add` takes them along",
-    OTHER: "of a git checkout, every tracked file goes",
+    OTHER: "`git add` takes them along",
 }
 
 
@@ -86,12 +84,13 @@ class JobFiles:
 def job_files(working_dir: Path, arguments: Sequence[str] = ()) -> JobFiles:
     """Choose what of ``working_dir`` goes to the cluster with a command of these words.
 
-    Of a git checkout the tracked files go, elsewhere the Python files, and of both what the command names.
+    Files that git tracks go, Python files that it does not ignore, and what the command names; none that may not leave.
     """
     root = working_dir.resolve()
-    tracked = _git(root, "--cached", "--recurse-submodules")
-    others = set(_visible(root, root)) if tracked is None else _git(root, "--others", "--exclude-standard") or set()
-    wanted = {file for file in others if file.endswith(".py")} if tracked is None else tracked
+    tracked = _git(root, "--cached", "--recurse-submodules") or set()
+    others = _git(root, "--others", "--exclude-standard")
+    found = tracked | (set(_visible(root, root)) if others is None else others)
+    wanted = tracked | {file for file in found if file.endswith(".py")}
     said = [*_words(arguments)]
     said += [pair for file in _files(root, said) if file.endswith(".toml") for pair in _toml(root / file)]
     wanted |= {*_files(root, said)}
@@ -99,11 +98,8 @@ def job_files(working_dir: Path, arguments: Sequence[str] = ()) -> JobFiles:
     keys |= {Path(os.environ[name]).resolve() for name in SECRET_VARIABLES if name in os.environ}
     sizes: dict[str, int] = {}
     left: dict[str, list[str]] = {}
-    for file in sorted(wanted | others):
-        why = _stays(root, file, keys)
-        if why is None and file not in wanted:
-            why = OTHER if tracked is None else UNTRACKED
-        if why is not None:
+    for file in sorted(wanted | found):
+        if why := _stays(root, file, keys, tracked) or (None if file in wanted else OTHER):
             left.setdefault(why, []).append(file)
         elif (root / file).is_file():  # git also lists what was deleted since
             sizes[file] = (root / file).stat().st_size
@@ -174,7 +170,7 @@ def _files(root: Path, said: Sequence[tuple[str, str]]) -> Iterator[str]:
                 yield from _visible(root, path)
 
 
-def _stays(root: Path, file: str, keys: set[Path]) -> str | None:
+def _stays(root: Path, file: str, keys: set[Path], tracked: set[str]) -> str | None:
     """Why a file may not leave this machine; what a link leads to counts as well as its name."""
     real = (root / file).resolve()
     if not real.is_relative_to(root):
@@ -184,6 +180,7 @@ def _stays(root: Path, file: str, keys: set[Path]) -> str | None:
     for path in (PurePosixPath(file.casefold()), PurePosixPath(real.relative_to(root).as_posix().casefold())):
         if any(part.startswith(".") for part in path.parts):
             return HIDDEN
-        if not HARMLESS.search(path.name) and ("secrets" in path.parts or SECRET.search(path.name)):
+        source = file in tracked and HARMLESS.search(path.name)
+        if not source and ("secrets" in path.parts or SECRET.search(path.name)):
             return LOOKS
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlep.actors import job_files as module
-from rlep.actors.job_files import HIDDEN, LINK, LOOKS, OTHER, TOKEN, UNTRACKED, job_files
+from rlep.actors.job_files import HIDDEN, LINK, LOOKS, OTHER, TOKEN, job_files
 from rlep.core.errors import ConfigError
 
 SECRETS = [
@@ -50,26 +50,34 @@ def test_the_tracked_files_go_but_secrets_and_hidden_files_even_then(tmp_path: P
 def test_what_git_does_not_track_goes_only_where_the_command_names_it(tmp_path: Path) -> None:
     root = checkout(tmp_path, ["train.toml", "mine.py"])
     tree(root, ["notes.txt", "new.py", "data/a.jsonl", "data/b.jsonl", "model/config.json", "model/m.safetensors"])
-    tree(root, ["runs/first/config.json", "runs/first/events.jsonl", "models/other/m.safetensors", "c.jinja", ".envrc"])
+    tree(
+        root,
+        [
+            *("runs/first/config.json", "runs/first/events.jsonl", "data/gone.py", "secrets.py"),
+            *("models/other/m.safetensors", "c.jinja", ".envrc"),
+        ],
+    )
     (root / ".gitignore").write_text("/data/\n/model/\n/runs/\n")
     (root / "own.toml").write_text(
         '[model]\npath = "model"\n[data]\ntrain = "./data/a.jsonl"\nevaluation = ["no.jsonl"]\n'
     )
     found = job_files(root, ["train", "own.toml", "--set", 'chat.template=["c.jinja"]', "--set=run.name=runs/first"])
-    named = {"own.toml", "model/config.json", "model/m.safetensors", "data/a.jsonl", "c.jinja"}
+    named = {"new.py", "own.toml", "model/config.json", "model/m.safetensors", "data/a.jsonl", "c.jinja"}
     assert set(found.sizes) == {"train.toml", "mine.py"} | named
     assert found.left == {
         HIDDEN: (".envrc", ".gitignore"),
-        UNTRACKED: ("models/other/m.safetensors", "new.py", "notes.txt"),
+        LOOKS: ("secrets.py",),
+        OTHER: ("models/other/m.safetensors", "notes.txt"),
     }
     assert found.lines()[1:] == [
         "left out because they are hidden: .envrc, .gitignore",
-        "left out because git does not track them and the command does not name them: models/other/m.safetensors, new.py, "
-        "notes.txt; `git add` takes them along",
+        "left out because git does not track them and the command does not name them: models/other/m.safetensors, notes.txt; "
+        "`git add` takes them along",
+        "left out because they look like secrets: secrets.py",
     ]
-    assert set(job_files(root).sizes) == {"train.toml", "mine.py"}
+    assert set(job_files(root).sizes) == {"train.toml", "mine.py", "new.py"}
     (root / "mine.py").unlink()  # still in git's index
-    assert set(job_files(root).sizes) == {"train.toml"}
+    assert set(job_files(root).sizes) == {"train.toml", "new.py"}
 
 
 def test_without_git_python_files_go_and_what_the_command_names(tmp_path: Path) -> None:
@@ -81,8 +89,8 @@ def test_without_git_python_files_go_and_what_the_command_names(tmp_path: Path) 
     assert found.left == {OTHER: ("a.jsonl", "wallet.dat")}
     assert found.lines() == [
         "uploads 3 files, 3.0 KiB; largest: lib/part.py (1.0 KiB), own.toml (1.0 KiB), reward.py (1.0 KiB)",
-        "left out because they are no Python and the command does not name them: a.jsonl, wallet.dat; of a git checkout, every "
-        "tracked file goes",
+        "left out because git does not track them and the command does not name them: a.jsonl, wallet.dat; `git add` takes them "
+        "along",
     ]
 
 
