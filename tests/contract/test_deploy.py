@@ -203,7 +203,7 @@ def test_the_cuda_image_has_what_nccl_needs_for_infiniband() -> None:
 def test_ray_versions_agree_with_the_locks() -> None:
     version = only("RayCluster")["spec"]["rayVersion"]
     for lock in ("cpu", "cuda"):
-        assert f"ray=={version}\n" in (ROOT / f"requirements/{lock}.txt").read_text()
+        assert f"\nray=={version} " in (ROOT / f"requirements/{lock}.txt").read_text()
 
 
 def entrypoints() -> dict[str, list[str]]:
