@@ -278,6 +278,16 @@ def test_only_the_head_has_the_password_of_redis() -> None:
         assert compose[name]["secrets"][0]["source"] == "ray_token"
 
 
+def test_images_of_others_are_pinned_by_digest() -> None:
+    files = [DEPLOY / "Dockerfile", DEPLOY / "compose.yaml", *MANIFESTS]
+    named = [name for path in files for name in re.findall(r"^\s*(?:FROM|image:) (\S+)", path.read_text(), re.M)]
+    others = {name for name in named if name != "base" and "rlep:" not in name}
+    assert sorted(name.partition("@")[0] for name in others) == [
+        *("grafana/grafana:12.1.0", "prom/prometheus:v3.5.0", "python:3.12.11-slim-bookworm", "redis:7.2-alpine"),
+    ]
+    assert all(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", name) for name in others)
+
+
 def test_no_file_holds_a_secret_and_all_use_those_that_the_script_makes() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     assert {Path(secret["file"]).name for secret in compose["secrets"].values()} == SECRETS
