@@ -63,6 +63,7 @@ def test_the_exception_of_a_reward_function_and_a_traceback_are_printed_as_text(
     (tmp_path / "evil.py").write_text(f"def grade(reference, response):\n    raise ValueError({EVIL!r})\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"gold": "1", "response": EVIL}) + "\n")
     done = rlep("grade", "rows.jsonl", "--profile", "python:evil:grade", cwd=tmp_path)
+    assert "ValueError: �[2J�]0;owned�" in done.stderr.decode()
     assert steering(done.stdout + done.stderr) == []
     command = "import sys; sys.argv = ['rlep', 'config', 'check', '--help']; from rlep.cli import main\ntry: main()\n"
     command += f"except SystemExit: raise RuntimeError({EVIL!r}) from None"
