@@ -41,17 +41,20 @@ fi
 rm -f "$stamp"
 
 printf 'setup: installing requirements/%s.txt into %s (a first time takes some minutes)\n' "$lock" "$venv" >&2
-torch_version=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "requirements/$lock.txt")
-case $torch_version in
-*+cpu)
-    # PyPI's torch is the CUDA build; the CPU build comes from a configured index or from PyTorch's own.
-    pip install --no-deps "torch==$torch_version" 2>/dev/null ||
-        pip install --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==$torch_version" ||
-        fail "torch $torch_version was found neither in pip's configured indexes nor at download.pytorch.org"
-    ;;
-esac
-# A lock is complete, so nothing is resolved here; some packages' own requirements are left out on purpose.
-pip install --no-deps -r "requirements/$lock.txt"
+# A lock is complete, so nothing is resolved here; some packages' own requirements are left out on purpose. No file is
+# installed whose hash is not in the lock.
+locked() {
+    pip install --no-deps --require-hashes "$@"
+}
+# PyPI's torch is the CUDA build; the CPU build comes from a configured index or from PyTorch's own.
+torch=$venv/torch.txt
+sed -n '/^torch==[^ ]*+cpu/,/[^\\]$/p' "requirements/$lock.txt" >"$torch"
+if [ -s "$torch" ]; then
+    locked -r "$torch" 2>/dev/null ||
+        locked --index-url https://download.pytorch.org/whl/cpu -r "$torch" ||
+        fail "neither pip's configured indexes nor download.pytorch.org have the torch of requirements/$lock.txt, with its hash"
+fi
+locked -r "requirements/$lock.txt"
 pip install --no-deps --no-build-isolation -e .
 if [ "$lock" = cpu ]; then
     "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||

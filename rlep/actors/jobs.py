@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,11 +39,11 @@ def submit_job(
 
     Ctrl-C ends following the job, not the job: the status is 130 then.
 
-    What of ``working_dir`` goes to the cluster is told to ``note`` first; secrets, runs and pools stay here (``job_files``).
+    What of ``working_dir`` goes to the cluster, and what stays here, is told to ``note`` first (``job_files``).
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
-        ConfigError: no arguments, no directory ``working_dir``, or no dashboard address.
+        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or more files than a job takes.
         PlacementError: the cluster refuses the token, or there is none.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
     """
@@ -59,8 +60,10 @@ def submit_job(
         note(line)
     try:
         client = _client(where)
-        runtime = {"working_dir": str(working_dir.absolute()), "excludes": files.excludes, "env_vars": _passed_on()}
-        job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
+        with tempfile.TemporaryDirectory(prefix="rlep-job-") as copy:
+            files.copy_to(Path(copy))
+            runtime = {"working_dir": copy, "env_vars": _passed_on()}
+            job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
     except AuthenticationError:
         raise PlacementError(f"the cluster at {where} refuses this token: {TOKEN_HINT}") from None
     echo(f"submitted {job} to {where}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.grpc_utils import init_grpc_channel
-from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 
@@ -104,11 +103,3 @@ def on_loopback() -> Iterator[None]:
 def cores() -> int:
     """The CPUs that a private cluster has: the machine's, or those that its container may use."""
     return int(get_num_cpus(override_docker_cpu_warning=True))
-
-
-def travelled(directory: Path, excludes: Sequence[str]) -> list[Path]:
-    """The files and directories that Ray uploads for a job in ``directory``, which is absolute."""
-    found: list[Path] = []
-    heeded = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-    _dir_travel(directory, [_get_excludes(directory, list(excludes))], found.append, include_gitignore=heeded)
-    return found

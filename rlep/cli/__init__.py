@@ -15,6 +15,7 @@ from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app
+from rlep.core.printable import PrintableStream
 from rlep.core.versions import check_versions
 
 app = typer.Typer(
@@ -337,9 +338,10 @@ def config_schema() -> None:
 
 
 def main() -> None:
-    """Console entry. What the terminal's encoding lacks is shown as ``?``."""
+    """Console entry: what commands print has no effect on a terminal but its own colours."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each attempt to connect; errors say what came of them
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where it was closed
-            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
+        sys.stdout = PrintableStream(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = PrintableStream(sys.stderr)
     app()

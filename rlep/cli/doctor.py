@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 
+from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
@@ -63,16 +63,16 @@ def examine(config: Config) -> int:
 
 def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
     """Print findings; 1 when something is wrong, else 0."""
-    console = Console(highlight=False)
+    console = Terminal()
     marks = {"ok": "[green]ok   [/]", "note": "[yellow]note [/]", "wrong": "[red]wrong[/]"}
     findings = list(findings)
     if as_json:
         console.out(json.dumps([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else ():
-        console.print(f"{marks[finding.level]} {finding.what}: ", end="")
-        console.print(finding.detail, markup=False, soft_wrap=True)
+        console.print(marks[finding.level], markup=True, end="")
+        console.print(f" {finding.what}: {finding.detail}", soft_wrap=True)
         if finding.remedy:
-            console.print(f"      → {finding.remedy}", markup=False)
+            console.print(f"      → {finding.remedy}")
     return int(any(finding.level == "wrong" for finding in findings))
 
 

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.shell import say_stopping
+from rlep.cli.terminal import Terminal
 from rlep.driver.ports import Advance
 
 SHOWN = {
@@ -45,8 +46,8 @@ class TerminalProgress:
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         """``quiet``: show the result only; ``as_json``: write an object for each step, and everything else to standard error."""
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self.results = Console(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.console = Terminal(stderr=True, soft_wrap=True)
+        self.results = Terminal(stderr=as_json, soft_wrap=True)
         self._quiet, self._json = quiet, as_json
         self._steps: TaskID | None = None
         self._said = time.monotonic()

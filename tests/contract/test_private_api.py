@@ -83,8 +83,6 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
         Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
-        Symbol(f"{_RAY}.runtime_env.packaging", "_get_excludes", ("path", "excludes")),
-        Symbol(f"{_RAY}.runtime_env.packaging", "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""
