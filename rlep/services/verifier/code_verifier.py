@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,6 @@ from rlep.services.verifier.jail import Limits
 NAME = "code"
 MAX_PROGRAM_CHARS = 65_536
 """Longer programs are never run (``unparsable``)."""
-_FENCE = "```"
 _LANGUAGES = frozenset({"py", "python", "python3"})
 
 
@@ -91,29 +91,44 @@ class CodeVerifier(BaseVerifier):
         self._threads.shutdown()
 
 
-def program_of(text: str) -> str | None:
-    """The last closed block fenced by ``` with ``python`` or ``py`` after the last closed think block, else without any word.
+_FENCE = re.compile(r"([ \t]*(?:[-*+]|[0-9]{1,9}[.)])?[ \t]*)(`{3,}|~{3,})[ \t]*([^`]*)")
+"""What is before it, of a list too, its marks, and the words behind them, of which the first is the language."""
 
-    Behind a program a block without a word is often what it prints.
+
+def program_of(text: str) -> str | None:
+    """The last closed block fenced with ``python`` or ``py`` after the last closed think block, else without any word.
+
+    Behind a program a block without a word is often what it prints. The lines of a fence that is indented lose as much.
     """
     final = after_thinking(text)
     if final is None:
         return None
     found: dict[bool, str] = {}
-    language: str | None = None
+    fence: re.Match[str] | None = None
     block: list[str] = []
     for line in final.splitlines(keepends=True):
-        stripped = line.strip()
-        if language is None:
-            if stripped.startswith(_FENCE):
-                language, block = stripped[len(_FENCE) :].strip().lower(), []
-        elif stripped == _FENCE:
+        this = _FENCE.fullmatch(line.rstrip())
+        if fence is None:
+            fence, block = this, []
+        elif this is not None and not this[1].strip() and not this[3] and this[2].startswith(fence[2]):
+            language = fence[3].lower().partition(" ")[0]
             if not language or language in _LANGUAGES:
-                found[bool(language)] = "".join(block)
-            language = None
+                found[bool(language)] = "".join(_unindented(block, len(fence[1])))
+            fence = None
         else:
             block.append(line)
     return found.get(True, found.get(False))
+
+
+def _unindented(block: Sequence[str], most: int) -> list[str]:
+    """Without the indentation of the first line that is not empty, of which ``most`` characters may go."""
+    first = next((line for line in block if line.strip()), "")
+    most = min(most, _indentation(first))
+    return [line[min(most, _indentation(line)) :] for line in block]
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
 
 
 def all_hold(calls: Sequence[Call], output: bytes) -> bool:

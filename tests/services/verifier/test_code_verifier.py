@@ -25,7 +25,8 @@ def test_the_last_closed_python_block_is_run() -> None:
     assert program_of("```python\na\n```\nthen\n```py\nb\n```\n") == "b\n"
     assert program_of("```\na\n```\n```\nb\n```") == "b\n"
     assert program_of("```python\na\n```\nIt prints\n```\n3\n```") == "a\n"
-    assert program_of("  ```Python3\n  a\n  ```") == "  a\n"
+    assert program_of("~~~python\na\n```\n~~~~") == "a\n```\n"
+    assert program_of("````python title\na\n```\n````") == "a\n```\n"
     assert program_of("```python\na\n```\n```cpp\nb\n```") == "a\n"
     assert program_of("```python\na\n```\n```python\nnot closed") == "a\n"
     assert (
@@ -35,6 +36,16 @@ def test_the_last_closed_python_block_is_run() -> None:
     assert program_of("no block") is None
     assert program_of("```python\nold\n```<think>```python\na\n```</think>") is None
     assert program_of("<think>```python\na\n```") is None
+
+
+def test_a_block_in_a_list_loses_the_indentation_of_its_fence() -> None:
+    program = "def g(n):\n    return 2\n"
+    assert program_of("- So:\n    ```python\n    def g(n):\n        return 2\n    ```") == program
+    assert program_of("1. ```python\n   def g(n):\n       return 2\n   ```") == program
+    assert program_of("\t```python\n\tdef g(n):\n\t    return 2\n\t```") == program
+    assert program_of("    ```python\ndef g(n):\n    return 2\n    ```") == program  # only the fence is indented
+    assert program_of("  ```Python3\n\n  x = '''\ny\n  '''\n  ```") == "\nx = '''\ny\n'''\n"
+    assert program_of("- ```sh\n  ls\n- ```\n  ```") is None  # a fence behind a mark closes nothing
 
 
 def one_test(test: str, value: str) -> bool:
@@ -77,6 +88,9 @@ def one_test(test: str, value: str) -> bool:
         ("assert f() != approx(2.0)", "2.1", "2.0000001"),
         ("assert round(f(), 2) == 1.23", "1.2301", "1.24"),
         ("assert f()['a'][0] == 1", "{'a': (1,)}", "{'a': ()}"),
+        ("assert f() == [0] * 3 + [-(2 ** 2)]", "[0, 0, 0, -4]", "[0, 0, -4]"),
+        ("assert f() == 10**9 + 7", "1000000007", "10**9"),
+        ("assert f() == (3 + 5, 3 / 2)", "(8, 1.5)", "(8, 1)"),
     ],
 )
 def test_a_test_is_parted_into_what_is_shown_and_what_is_expected(test: str, right: str, wrong: str) -> None:
@@ -93,6 +107,20 @@ def test_statements_before_an_assert_and_conjunctions(verifier: CodeVerifier) ->
     assert [call.check is None for call in calls] == [True, True, False, False, False]
     texts = ["```python\ndef f(x): x.sort()\n```", "```python\ndef f(x): x.sort(reverse=True)\n```"]
     assert [one.status for one in verifier.grade(gold, texts, [False, False])] == ["correct", "wrong"]
+
+
+CHECK = "METADATA = {'author': 'a'}\n\n\ndef check(candidate):\n    assert True, 'of no use'\n    assert candidate(3) == 9\n"
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [{"tests": [CHECK, "check(sq)"]}, {"tests": [CHECK], "entry_point": "sq"}, {"tests": [CHECK + "\ncheck(sq)"]}],
+)
+def test_a_function_check_is_called_with_what_it_tests(verifier: CodeVerifier, gold: object) -> None:
+    calls = read_tests(json.dumps(gold)).calls
+    assert [call.source for call in calls] == ["METADATA = {'author': 'a'}", "candidate = sq", "candidate(3)"]  # no 9
+    texts = ["```python\ndef sq(x): return x * x\n```", "```python\ndef sq(x): return x + x\n```"]
+    assert [one.status for one in verifier.grade(json.dumps(gold), texts, [False, False])] == ["correct", "wrong"]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +149,21 @@ def test_statements_before_an_assert_and_conjunctions(verifier: CodeVerifier) ->
         ('{"tests": ["assert 1 == 1"]}', "nothing of the program is tested"),
         ('{"tests": ["assert f() == approx()"]}', "is no literal"),
         ('{"tests": ["assert f() == set(1)"]}', "is no literal"),
+        ('{"tests": ["assert f() == 9**9**9"]}', "is no literal"),
+        ('{"tests": ["assert f() == [0] * 10**9"]}', "is no literal"),
+        ('{"tests": ["assert f() == \'%99999999d\' % 1"]}', "is no literal"),
+        ('{"tests": ["assert f() == 1 / 0"]}', "is no literal"),
+        ('{"tests": ["assert True"]}', r"tests\[0\].*there is no assert"),
+        ('{"tests": ["def check(g):\\n    assert g(1) == 2"]}', r'tests\[0\].*nothing calls check: add "entry_point"'),
+        (
+            '{"tests": ["def check(g, h):\\n    assert g(1) == 2", "check(f)"]}',
+            r"tests\[1\].*no call of check with its arg",
+        ),
+        (
+            '{"tests": ["def check(g):\\n    for i in (1, 2):\\n        assert g(i) == i"], "entry_point": "f"}',
+            "inside of another",
+        ),
+        ('{"tests": ["def check(g):\\n    assert g(1) == 2\\n    return"], "entry_point": "f"}', "returns early"),
         ('{"tests": ["assert ("]}', r"tests\[0\] cannot be run"),
         ('{"tests": [3]}', r"tests\[0\] cannot be run"),
     ],
