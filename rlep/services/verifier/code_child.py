@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 READY = b"\x01"
 FAILED, OUT_OF_MEMORY = 70, 77
 """Exit codes: an exception of the program, and none of its memory left."""
+_MAX_REASON = 300
 
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
 _LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
@@ -92,13 +93,22 @@ def main() -> NoReturn:
         code = 0 if left.code is None else left.code if isinstance(left.code, int) else FAILED
     except MemoryError:
         code = OUT_OF_MEMORY
-    except BaseException:  # noqa: BLE001 - the program's own, of any kind
+    except BaseException as error:  # noqa: BLE001 - the program's own, of any kind
         code = FAILED
+        if "calls" in request:
+            _report(replies, error)
     try:
         sys.stdout.flush()
     except BaseException:  # noqa: BLE001 - the program may have replaced or closed it
         code = code or FAILED
     os._exit(code & 0xFF)
+
+
+def _report(descriptor: int, error: BaseException) -> None:
+    try:
+        _write_all(descriptor, json.dumps({"raised": f"{type(error).__name__}: {error}"[:_MAX_REASON]}).encode("ascii"))
+    except BaseException:  # noqa: BLE001 - the exception is the program's, and so is what it does when it is printed
+        return
 
 
 def _module(name: str) -> dict[str, Any]:

@@ -73,6 +73,22 @@ def read_values(output: bytes) -> list[Any] | None:
         return None
 
 
+def read_exception(output: bytes) -> str:
+    """What a program's process says that it raised, as one printable line; empty where it says nothing of the kind."""
+    try:
+        found = json.loads(output)
+    except (ValueError, RecursionError, MemoryError):
+        return ""
+    raised = found.get("raised") if isinstance(found, dict) else None
+    return printable(raised) if isinstance(raised, str) else ""
+
+
+def printable(text: str) -> str:
+    """The beginning of it in one line."""
+    return "".join(one if one.isprintable() else " " for one in text[:_MAX_SHOWN])
+
+
+_MAX_SHOWN = 200
 _MAX_DEPTH = 51
 _FLOAT_CHARS = 32
 _SAME_HASH = 256

@@ -141,6 +141,10 @@ def test_scripts_neither_flood_nor_hang(verifier: CodeVerifier) -> None:
         "import sys\nprint(input())\nsys.exit(3)": "wrong",
         "import sys\nprint(input())\nsys.exit()": "correct",
         "print(input()); input()": "wrong",
+        "print(input())\nexit(0)": "correct",
+        "def main():\n    print(input())\n    quit()\nmain()\nprint(2)": "correct",
+        "print(2)\nexit()": "wrong",
+        "print(input())\nexit('no')": "wrong",
     }
     verdicts = verifier.grade(gold, [block(program) for program in programs], [False] * len(programs))
     assert {name: one.status for name, one in zip(programs, verdicts, strict=True)} == programs

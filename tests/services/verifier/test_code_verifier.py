@@ -10,7 +10,7 @@ import pytest
 
 from rlep.core.errors import ConfigError, DataError
 from rlep.services.verifier.code_tests import read_tests, same_output
-from rlep.services.verifier.code_verifier import MAX_PROGRAM_CHARS, CodeVerifier, all_hold, program_of
+from rlep.services.verifier.code_verifier import MAX_PROGRAM_CHARS, CodeVerifier, fault_of, program_of
 from rlep.services.verifier.grader import build_verifier
 from tests.small import rlep
 
@@ -55,7 +55,7 @@ def one_test(test: str, value: str) -> bool:
 
     (call,) = read_tests(json.dumps({"tests": [test]})).calls
     done = run_calls(f"def f(): return {value}", [(call.source, True)], Limits(), expected=99)
-    return all_hold([call], done.output)
+    return not fault_of([call], done.output)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +194,46 @@ def test_scripts_are_run_once_for_each_exchange(verifier: CodeVerifier) -> None:
     assert same_output("a \nb\n\n", "a\nb")
     assert not same_output("a\n\nb", "a\nb")
     assert not same_output(" a", "a")
+
+
+def test_a_verdict_names_the_test_that_failed(verifier: CodeVerifier) -> None:
+    gold = json.dumps({"tests": ["assert f(2) == 4", "x = 3\nassert f(x) > 8 and f(0) == 0"]})
+    reasons = {
+        "def f(n): return n * n": "",
+        "def f(n): return 4": "tests[1]: f(x) > 8 and f(0) == 0 does not hold: it is 4",
+        "def f(n): return '\\x1b\\n' if n == 2 else 4": "tests[0]: f(2) == 4 does not hold: it is '\\x1b\\n'",
+        "def f(n): return 10**9999": "tests[0]: f(2) == 4 does not hold: it is a very long int",
+        "def f(n): return 4 if n == 2 else 1 / 0": "ZeroDivisionError: division by zero",
+        "def f(n): raise ValueError('a\\x1b[1mb')": "ValueError: a [1mb",
+        "def f(n: return n": "SyntaxError: invalid syntax (answer.py, line 1)",
+        "import sys; sys.exit()": "the program ended before its tests",
+    }
+    texts = [f"```python\n{program}\n```" for program in reasons]
+    verdicts = verifier.grade(gold, texts, [False] * len(texts))
+    assert {program: one.reason for program, one in zip(reasons, verdicts, strict=True)} == reasons
+    assert [one.status for one in verdicts] == ["correct", *["wrong"] * 7]
+    gold = json.dumps({"io": [{"stdin": "4", "stdout": "4"}, {"stdin": "5", "stdout": "25"}]})
+    reasons = {
+        "print(input())": "io[1]: it printed '5\\n'",
+        "print(4 if input() == '4' else 1 / 0)": "io[1]: it ended with code 70, as for an exception",
+        "while True: print(1)": "io[0]: it printed too much",
+        "while True: pass": "io[0]: timeout",
+    }
+    verdicts = verifier.grade(gold, [f"```python\n{program}\n```" for program in reasons], [False] * 4)
+    assert {program: one.reason for program, one in zip(reasons, verdicts, strict=True)} == reasons
+
+
+def test_tested_programs_may_have_dataclasses_and_end_by_exit_within(verifier: CodeVerifier) -> None:
+    gold = json.dumps({"tests": ["assert f(2) == 4"]})
+    programs = {
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef f(n): return A(n).x + 2": "correct",
+        "import typing\nclass A:\n    x: 'int'\ndef f(n): return n + len(typing.get_type_hints(A)) + 1": "correct",
+        "def f(n):\n    if n > 2: exit()\n    return 4": "correct",
+        "def f(n): return 4\nexit()": "wrong",
+        "def f(n): quit()": "wrong",
+    }
+    verdicts = verifier.grade(gold, [f"```python\n{program}\n```" for program in programs], [False] * 5)
+    assert {program: one.status for program, one in zip(programs, verdicts, strict=True)} == programs
 
 
 def test_programs_that_are_not_run(verifier: CodeVerifier) -> None:
