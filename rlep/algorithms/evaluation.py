@@ -127,6 +127,7 @@ def evaluate(questions: Sequence[Question], *, seed: int) -> EvaluationReport:
     names = list(dict.fromkeys(question.data_source for question in questions))
     rows = [([q for q in questions if q.data_source == name], name) for name in names]
     if len(names) > 1:
+        rows = [(members, f"{ALL} (data source)" if name == ALL else name) for members, name in rows]
         rows.append((list(questions), ALL))
     return EvaluationReport(tuple(_source_report(members, name, samples, seed=seed) for members, name in rows))
 

@@ -321,8 +321,9 @@ def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 def config_check(files: Files, overrides: Overrides = None) -> None:
     """Print ok, or why the config cannot run."""
     from rlep.config.settings import load_config
+    from rlep.launch.before_start import check_verifier
 
-    load_config(files, overrides or ())
+    check_verifier(load_config(files, overrides or ()))
     typer.echo("ok")
 
 

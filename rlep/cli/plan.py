@@ -20,7 +20,14 @@ from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.families import check_family
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.before_start import check_heads, check_lora_targets, memory_here, missing_cpus, pool_exists
+from rlep.launch.before_start import (
+    check_heads,
+    check_lora_targets,
+    check_verifier,
+    memory_here,
+    missing_cpus,
+    pool_exists,
+)
 from rlep.launch.compose import check_context, check_divided, read_prompts, unknown_text
 from rlep.launch.engine_options import check_options
 from rlep.services.pool.opening import open_pool
@@ -33,6 +40,7 @@ def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
     Raises what the run itself would raise for settings that do not divide or fit.
     """
     check_options(config)
+    check_verifier(config)
     plan = make_plan(config, read_known(config), int(gpu_memory * GIB))
     if as_json:
         typer.echo(json.dumps(asdict(plan), indent=2))

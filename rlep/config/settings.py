@@ -120,7 +120,7 @@ def as_override(key: str, value: Any) -> str:
 
 def _read(file: Path) -> Tree:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         hint = f"; an override is given by --set {file}" if "=" in str(file) else ""
         raise ConfigError(f"config file {file} does not exist{hint}") from None

@@ -167,6 +167,8 @@ class Verdict:
     """Partial credit in [0, 1], before shaping; None where the verifier only says correct or not."""
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What goes with a score, by name: becomes metrics, and plays no part in the reward."""
+    reason: str = ""
+    """Which test a program failed, or how the user's function crashed, with its traceback; not stored in a pool."""
 
     @property
     def credit(self) -> float:

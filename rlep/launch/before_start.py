@@ -1,4 +1,4 @@
-"""What is checked before any actor starts: CPUs of this machine, the model's heads, and whether the pool is there and filled."""
+"""What is checked before any actor starts: CPUs of this machine, the model's heads, the verifier, and the pool."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from rlep.engines.families import CPU_HEAD_SIZES
 from rlep.launch.pool_place import pool_place
 from rlep.services.pool.rpc.run_pool import open_run_pool
 from rlep.services.pool.values import PoolOptions, PoolStats
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.verifier import PROFILES
 
 
 def joins_cluster(config: Config) -> bool:
@@ -70,6 +72,20 @@ def check_heads(config: Config) -> None:
             f"{config.model.path} has attention heads of {size} values; vLLM on CPUs computes those of "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or GPUs"
         )
+
+
+def check_verifier(config: Config) -> None:
+    """Raise ``ConfigError`` where ``verifier.profile`` cannot be had: a function that is not there, a pattern that is none.
+
+    On a cluster that is joined, its verifiers find out: the function's module may be out of reach from here.
+    """
+    if config.verifier.profile in PROFILES or joins_cluster(config):
+        return
+    try:
+        with build_verifier(config.verifier.profile, correct_at=config.verifier.correct_at) as verifier:
+            verifier.check()
+    except ConfigError as error:
+        raise ConfigError(f"verifier.profile = {config.verifier.profile}: {error}") from None
 
 
 def check_lora_targets(config: Config) -> None:

@@ -35,6 +35,7 @@ from rlep.launch.before_start import (
     check_lora_targets,
     check_minimum,
     check_pool,
+    check_verifier,
     check_watched,
     covered_questions,
     memory_advice,
@@ -43,6 +44,7 @@ from rlep.launch.before_start import (
 from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors, unknown_text
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
+from rlep.launch.failed_grading import reported
 from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker
@@ -164,6 +166,7 @@ def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> I
     """The inputs; names rows to look at, and says where the evaluation is not held out."""
     inputs = read_inputs(config, train=train)
     check_heads(config)
+    check_verifier(config)
     for found in (inputs.train, inputs.evaluation):
         for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
             progress.note(line)
@@ -241,7 +244,7 @@ async def _train(
         writers, trained, weights = actors.ports(
             generators, learner, actors.weights(learner, generators, prompts.prompts)
         )
-        run = _run(config, inputs, Roles(writers, verifiers), progress)
+        run = _run(config, inputs, Roles(writers, reported(config, verifiers, progress, store)), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
         live = experience(config, own, pool)
         trainers = Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, live)
@@ -263,7 +266,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         actors.control(Watch(None, progress.phases).progress)
         await _started(actors, progress)
         store.begin()
-        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        run = _run(config, inputs, Roles(generators, reported(config, verifiers, progress, store)), progress)
         return await Collector(run, pool, store, prompts.prompts, failures).run()
 
 
@@ -272,7 +275,7 @@ async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -
     async with run_actors(config) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         await _started(actors, progress)
-        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        run = _run(config, inputs, Roles(generators, reported(config, verifiers, progress)), progress)
         return await evaluate_policy(run, inputs.held_out, config.evaluation.samples)
 
 

@@ -209,6 +209,7 @@ EVENTS: dict[str, str] = {
     "checkpoint_saved": "A checkpoint is complete on disk",
     "checkpoint_refused": "A checkpoint was torn or corrupt and was passed over",
     "evaluation_finished": "Held-out prompts were evaluated",
+    "grading_failed": "The reward function crashed on a response, the first of its kind; which, and the log with the traceback",
     "rollouts_skipped": "Files of `rollouts/` for a step were not written, and why",
     "metrics_truncated": "Lines of steps after the checkpoint were dropped before the run continued",
 }

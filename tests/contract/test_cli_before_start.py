@@ -63,6 +63,39 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
 
 
+@pytest.mark.parametrize("command", ["config check", "plan", "train", "collect", "evaluate"])
+def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_starts(
+    command: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where modules are found
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rewards_of_mine.py").write_text("def grade(reference, response):\n    return 1\n")
+    (tmp_path / "rewards_broken.py").write_text("import nothing_of_the_kind\n")
+    faults = {
+        "rewards_of_mine:grades": "the verifier process (rewards_of_mine:grades) cannot serve: AttributeError: module "
+        "'rewards_of_mine' has no attribute 'grades'",
+        "rewards_broken:grade": "the verifier process (rewards_broken:grade) cannot serve: ModuleNotFoundError: No module "
+        "named 'nothing_of_the_kind'",
+        "rewards_of_yours:grade": "verifier function 'rewards_of_yours:grade': no module rewards_of_yours here or on the "
+        "path; set PYTHONPATH or install it",
+    }
+    words = (
+        ["evaluate", str(MODEL), str(tmp_path / "train.jsonl")] if command == "evaluate" else [*command.split(), config]
+    )
+    words += ["--config", config, "--out", str(tmp_path / "out")] if command == "evaluate" else []
+    for function, fault in faults.items():
+        settings = [*overrides, f"verifier.profile=python:{function}"]
+        result = CliRunner().invoke(app, [*words, *(word for text in settings for word in ("--set", text))])
+        assert result.exit_code == 2
+        notes, _, error = result.stderr.rpartition("error: ")
+        assert error == f"verifier.profile = python:{function}: {fault}\n"
+        assert notes.count("\n") == (command == "evaluate")  # that its data are the training data
+    assert not ray.is_initialized()
+    settings = [*overrides, "verifier.profile=python:rewards_of_mine:grade"]
+    checked = CliRunner().invoke(app, ["config", *arguments("check", config, settings)])
+    assert checked.output == "ok\n"
+
+
 @pytest.mark.parametrize("command", ["train", "collect", "evaluate"])
 def test_a_cluster_that_is_not_there_leaves_no_directory(
     command: str, config: str, overrides: list[str], tmp_path: Path

@@ -77,6 +77,8 @@ class RolloutRow:
     verifier: str
     verifier_path: str
     verifier_s: float
+    reason: str | None
+    """Why it is not correct, where the verifier says so: the test that failed, or how the reward function crashed."""
     created: float
     """Seconds since the epoch."""
 
@@ -202,6 +204,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
         verifier=verdict.verifier,
         verifier_path=verdict.path,
         verifier_s=verdict.seconds,
+        reason=verdict.reason or None,
         created=trajectory.created_at,
         **place,
     )

@@ -51,7 +51,7 @@ def test_a_job_that_ends_its_process_is_reported_once_and_the_others_are_graded(
             verifier, "x", "loop", "y", "die", "leave", "desert", "segfault", "memory", "raise", "truthy", "x"
         )
         restarts = verifier.stats().restarts
-    expected = ["correct", "timeout", "wrong", *["crashed"] * 4, "out_of_memory", "crashed", "wrong", "correct"]
+    expected = ["correct", "timeout", "wrong", *["crashed"] * 4, "out_of_memory", "crashed", "correct", "correct"]
     assert found == expected
     assert restarts >= 6  # loop, die, leave, desert, segfault, memory; an exception ends nothing
 
@@ -88,7 +88,19 @@ def test_exceptions_are_crashed_counted_and_logged_once_for_each_kind(
         assert statuses(verifier, "raise") == ["crashed"]
         assert verifier.stats().by_status["crashed"] == 3
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
-    assert messages == [f"grading ({functions}:misbehave) failed, the answer is crashed: ValueError: no"]
+    file = Path(__file__).with_name("verifier_functions.py")
+    line = file.read_text().splitlines().index('        raise ValueError("no")') + 1
+    assert messages == [
+        f"grading ({functions}:misbehave) failed, the answer is crashed: ValueError: no\n"
+        f'Traceback (most recent call last):\n  File "{file}", line {line}, in misbehave\n    raise ValueError("no")'
+    ]
+
+
+def test_a_verdict_says_how_its_process_ended(functions: str) -> None:
+    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+        found = verifier.grade("x", ["die", "leave", "segfault", "x"], [False] * 4)
+    ended = "Ended: its process, with"
+    assert [one.reason for one in found] == [f"{ended} exit code 3", f"{ended} exit code 0", f"{ended} signal 11", ""]
 
 
 def test_a_failure_of_the_engine_is_crashed_and_what_its_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
@@ -139,7 +151,7 @@ def test_an_unknown_profile_is_refused(profile: str) -> None:
 
 
 def test_a_module_that_is_not_on_the_path_is_refused_before_any_process_starts() -> None:
-    with pytest.raises(ConfigError, match="no module no_such_module on the path"):
+    with pytest.raises(ConfigError, match="no module no_such_module here or on the path"):
         FunctionVerifier("no_such_module:f")
 
 
@@ -149,6 +161,15 @@ def test_a_function_that_cannot_be_imported_is_an_error_that_says_why(functions:
         pytest.raises(VerifierError, match=r"AttributeError.*no_such_function"),
     ):
         verifier.grade("x", ["x"], [False])
+
+
+def test_a_function_is_found_missing_before_it_is_given_a_response(functions: str) -> None:
+    for function, error in {"no_such_function": "AttributeError", "RETURNED": "TypeError: RETURNED is a dict"}.items():
+        with FunctionVerifier(f"{functions}:{function}") as verifier, pytest.raises(ConfigError, match=error):
+            verifier.check()
+    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+        verifier.check()
+        assert verifier.stats().total == 0
 
 
 def test_the_version_of_the_users_function_is_that_of_its_source(
