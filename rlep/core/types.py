@@ -83,6 +83,8 @@ class Prompt:
     """Token ids after the chat template, ``[prompt_length]``."""
     data_source: str = ""
     """The dataset the question comes from, e.g. ``aime2024``; metrics are also kept per data source."""
+    opening: str = ""
+    """The mark with which the prompt itself opens the response's thinking, e.g. ``<think>``: graded text begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Completion:
     policy_version: int
     """The oldest policy version that any of its tokens was sampled under."""
     text: str
-    """The decoded response without special tokens."""
+    """The decoded response without special tokens, but for marks of thinking."""
     token_versions: Int32Array | None = None
     """Policy version of each token, ``[T]``; None: all are ``policy_version``'s, as without staleness."""
 

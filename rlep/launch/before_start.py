@@ -11,7 +11,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted, named, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
-from rlep.driver.model_shape import linear_layers, read_shape
+from rlep.driver.model_shape import linear_layers, read_shape, same_weights
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
@@ -69,6 +69,20 @@ def check_heads(config: Config) -> None:
         raise ModelError(
             f"{config.model.path} has attention heads of {size} values; vLLM on CPUs computes those of "
             f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or GPUs"
+        )
+
+
+def check_output_head(config: Config) -> None:
+    """Raise ``ModelError`` where config.json ties the output head to the embedding, and the files hold another head."""
+    model = config.model.path
+    try:
+        tied = read_shape(model).tied
+    except ModelError:  # vLLM serves more families than have such a shape
+        return
+    if tied and not same_weights(model, "lm_head.weight", "model.embed_tokens.weight"):
+        raise ModelError(
+            f"{model}: config.json says tie_word_embeddings = true, and the safetensors hold an lm_head.weight that is not the "
+            "embedding: set it to false there to use that head, or remove the weight"
         )
 
 

@@ -34,15 +34,17 @@ from rlep.launch.before_start import (
     check_heads,
     check_lora_targets,
     check_minimum,
+    check_output_head,
     check_pool,
     check_watched,
     covered_questions,
     memory_advice,
     pool_exists,
 )
-from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors, unknown_text
+from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
+from rlep.launch.prompts_shown import prompt_notes, unknown_text
 from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker
@@ -164,9 +166,13 @@ def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> I
     """The inputs; names rows to look at, and says where the evaluation is not held out."""
     inputs = read_inputs(config, train=train)
     check_heads(config)
-    for found in (inputs.train, inputs.evaluation):
+    check_output_head(config)
+    found_sets = (inputs.train, inputs.evaluation)
+    for found in found_sets:
         for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
             progress.note(line)
+    for line in prompt_notes(inputs.tokenizer, found_sets, chat_template=config.model.chat_template):
+        progress.note(line)
     known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
     if both := sum(prompt.id in known for prompt in inputs.held_out):
         progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
