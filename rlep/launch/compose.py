@@ -59,6 +59,7 @@ class Inputs:
     vocabulary: int | None
     """Rows of the model's embedding."""
     model_digest: str
+    template_digest: str
     train: PromptSet | None
     evaluation: PromptSet | None
 
@@ -79,6 +80,7 @@ def read_inputs(config: Config, *, train: bool = True) -> Inputs:
         tokenizer,
         vocabulary_size(model.path),
         fingerprint(model.path),
+        tokenizer.template_digest(chat_template=model.chat_template),
         read_prompts(config, [data.train], tokenizer) if train else None,
         read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
     )

@@ -209,6 +209,7 @@ def _open(config: Config, inputs: Inputs, phase: str, progress: CommandProgress)
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
+        template_digest=inputs.template_digest,
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
@@ -312,6 +313,7 @@ def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
         generator_dtype=generator_dtype(config),
         vocabulary=inputs.vocabulary,
+        template_digest=inputs.template_digest,
     )
 
 

@@ -170,9 +170,9 @@ def test_warm_up_counts_rollouts_or_updates_and_decays_reach_their_floor() -> No
     rollouts = OptimizerOptions(lr=1.0)  # the paper's: ten rollouts, first factor 1/10
     assert [rollouts.lr_at(index) for index in (0, 4, 9, 10, 500)] == [0.1, 0.5, 1.0, 1.0, 1.0]
     linear = OptimizerOptions(lr=1.0, warmup=2, schedule="linear", total=6, floor=0.2)
-    assert [linear.lr_at(index) for index in range(7)] == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert [linear.lr_at(index) for index in range(7)] == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
     cosine = OptimizerOptions(lr=1.0, warmup=0, schedule="cosine", total=4)
-    assert [cosine.lr_at(index) for index in (1, 3)] == pytest.approx([0.5, 0.0], abs=1e-12)
+    assert [cosine.lr_at(index) for index in (2, 4)] == pytest.approx([0.5, 0.0], abs=1e-12)
     with pytest.raises(ConfigError, match="total 3, warmup 5 rollouts"):
         OptimizerOptions(warmup=5, schedule="cosine", total=3)
 
