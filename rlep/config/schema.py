@@ -124,7 +124,8 @@ class AdvantageConfig(Section):
     scale: bool = True
     """Divide by the standard deviation; False is Dr.GRPO."""
     drop_constant: bool = False
-    """Leave groups whose rewards are all equal out of the update and its token count; they have no gradient either way."""
+    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
+    way, and are not computed. KL and entropy, where they are on, act on them all the same."""
 
 
 class LossConfig(Section):

@@ -261,7 +261,7 @@ class SequenceBatch:
     advantages: Float32Array
     """``[S]``; zeros where only log-probs are wanted."""
     trained: BoolArray
-    """``[S]``; False takes a sequence out of the loss and of the token count (``mask_truncated``)."""
+    """``[S]``; False takes a sequence out of the policy's loss and of its token count (``mask_truncated``)."""
     groups: Int32Array
     """``[S]``; equal numbers belong to one prompt."""
     replayed: BoolArray
@@ -270,6 +270,13 @@ class SequenceBatch:
     """Log-probs of the response tokens under θ0, ``[R]``."""
     behaviour_logprobs: Float32Array | None = None
     """Log-probs of the response tokens under the sampler, ``[R]``; for importance sampling and for checks."""
+    regularised: BoolArray | None = None
+    """``[S]``; sequences in the loss's KL and entropy terms. None: those in ``trained``."""
+
+    @property
+    def computed(self) -> BoolArray:
+        """``[S]``; sequences that are in any term of the loss."""
+        return self.trained if self.regularised is None else self.trained | self.regularised
 
     @property
     def response_lengths(self) -> Int64Array:

@@ -114,6 +114,27 @@ def test_the_entropy_bonus_reaches_the_gradient(start_either: Start, model: Path
     assert report.stats["fresh/entropy"] > 0
 
 
+def test_kl_and_entropy_act_on_groups_that_the_policys_loss_is_without(start_either: Start, model: Path) -> None:
+    # Group 1 is constant: its sequences are in the entropy term and its token count, and nowhere else.
+    batch = ragged_batch()
+    batch = replace(batch, trained=batch.trained & (batch.groups != 1), regularised=batch.trained)
+    learner = start_either(loss=LossOptions(entropy_coef=0.3), micro_batch_tokens=40)
+    report = learner.update(batch, rollout=0)
+    loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
+    assert report.loss == pytest.approx(loss, rel=1e-5)  # a difference of larger sums in float32
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    assert report.trained_tokens == batch.response_lengths[batch.trained].sum()
+    assert report.stats["fresh/tokens"] + report.stats["replay/tokens"] == report.trained_tokens
+
+
+def test_an_update_of_constant_groups_alone_is_one_of_kl_and_entropy(start: Start) -> None:
+    learner = start(loss=LossOptions(entropy_coef=0.3))
+    batch = ragged_batch()
+    report = learner.update(replace(batch, trained=np.zeros(12, np.bool_), regularised=batch.trained), rollout=0)
+    assert (report.skipped, report.trained_tokens, learner._optimizer.steps) == ("", 0, 1)
+    assert report.grad_norm > 0
+
+
 def test_the_entropy_of_each_source_is_told_without_being_in_the_loss(start: Start, model: Path) -> None:
     batch = ragged_batch()
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
