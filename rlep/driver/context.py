@@ -25,6 +25,8 @@ class Run:
     generator_dtype: str
     vocabulary: int | None = None
     """Rows of the model's embedding: a token id beyond it is not trained on. None: not known."""
+    template_digest: str = ""
+    """Of the chat template, and of what else makes a prompt of a question."""
 
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]

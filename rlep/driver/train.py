@@ -252,6 +252,7 @@ class Training:
             self._idle,
             asdict(self._ledger.compute),
             sorted(self._ledger.solved),
+            self._run.template_digest,
         )
 
     async def _save(self, state: RunState) -> None:
@@ -313,6 +314,7 @@ class Training:
             "data": (state.data_digest, self._data.train.digest),
             "tokenizer": (state.tokenizer_digest, self._run.tokenizer_digest),
             "pool": (state.pool_digest, self._data.pool_digest),
+            "template": (state.template_digest or self._run.template_digest, self._run.template_digest),
         }
         for name, (before, now) in expected.items():
             if before != now and name not in self._run.config.checkpoint.accept:

@@ -11,7 +11,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted, named, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
-from rlep.driver.model_shape import linear_layers, read_shape
+from rlep.driver.model_shape import linear_layers, read_shape, same_weights
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
@@ -86,6 +86,20 @@ def check_verifier(config: Config) -> None:
             verifier.check()
     except ConfigError as error:
         raise ConfigError(f"verifier.profile = {config.verifier.profile}: {error}") from None
+
+
+def check_output_head(config: Config) -> None:
+    """Raise ``ModelError`` where config.json ties the output head to the embedding, and the files hold another head."""
+    model = config.model.path
+    try:
+        tied = read_shape(model).tied
+    except ModelError:  # vLLM serves more families than have such a shape
+        return
+    if tied and not same_weights(model, "lm_head.weight", "model.embed_tokens.weight"):
+        raise ModelError(
+            f"{model}: config.json says tie_word_embeddings = true, and the safetensors hold an lm_head.weight that is not the "
+            "embedding: set it to false there to use that head, or remove the weight"
+        )
 
 
 def check_lora_targets(config: Config) -> None:

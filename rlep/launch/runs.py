@@ -34,6 +34,7 @@ from rlep.launch.before_start import (
     check_heads,
     check_lora_targets,
     check_minimum,
+    check_output_head,
     check_pool,
     check_verifier,
     check_watched,
@@ -41,10 +42,11 @@ from rlep.launch.before_start import (
     memory_advice,
     pool_exists,
 )
-from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors, unknown_text
+from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.failed_grading import reported
+from rlep.launch.prompts_shown import prompt_notes, unknown_text
 from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker
@@ -167,9 +169,13 @@ def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> I
     inputs = read_inputs(config, train=train)
     check_heads(config)
     check_verifier(config)
-    for found in (inputs.train, inputs.evaluation):
+    check_output_head(config)
+    found_sets = (inputs.train, inputs.evaluation)
+    for found in found_sets:
         for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
             progress.note(line)
+    for line in prompt_notes(inputs.tokenizer, found_sets, chat_template=config.model.chat_template):
+        progress.note(line)
     known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
     if both := sum(prompt.id in known for prompt in inputs.held_out):
         progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
@@ -206,6 +212,7 @@ def _open(config: Config, inputs: Inputs, phase: str, progress: CommandProgress)
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
+        template_digest=inputs.template_digest,
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
@@ -309,6 +316,7 @@ def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
         generator_dtype=generator_dtype(config),
         vocabulary=inputs.vocabulary,
+        template_digest=inputs.template_digest,
     )
 
 

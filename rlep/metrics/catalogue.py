@@ -197,6 +197,7 @@ EVENTS: dict[str, str] = {
     "run_finished": "The last step is done",
     "run_interrupted": "The run was asked to stop and did, resumable",
     "run_failed": "The run ended with an error",
+    "settings_changed": "A continued run has other settings by `checkpoint.accept`; key → before and now",
     "data_loaded": "Prompts were read; how many were filtered or merged",
     "pool_opened": "The experience pool is open; where, and what it holds",
     "collection_finished": "Candidates of every question are sampled and judged",

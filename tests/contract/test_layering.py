@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": set(),
     "engines/weights": {"engines"},
     "engines/learner": {"algorithms", "engines", "engines/weights"},
-    "engines/sampler": {"engines/weights"},
+    "engines/sampler": {"engines", "engines/weights"},
     "engines/cpu": {"engines", "engines/learner", "engines/sampler"},
     "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
     "driver": {"config", "data", "metrics", "algorithms"},

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rlep.core.thinking import opened
 from rlep.services.verifier.base import BaseVerifier
 
 _BATCH = 256
@@ -32,6 +33,7 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
 
     A verdict with a score also adds ``score`` and ``parts``, one that has a reason ``reason``.
 
+    Where ``prompt`` is the text that the model was shown, and ends by opening the thinking (``<think>``), so does what is graded.
     A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with
     ``error`` (and as ``line``, if it is no object) and does not stop the others. ``batch`` rows are in work at once.
     """
@@ -82,4 +84,5 @@ def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dic
     if fault := verifier.reference_fault(gold):
         return nothing, {**row, "error": fault}
     cut = row.get("truncated") is True or row.get("finish_reason") == "length"
-    return (gold, response, cut), row
+    prompt = row.get("prompt")
+    return (gold, (opened(prompt) if isinstance(prompt, str) else "") + response, cut), row

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlep.algorithms.loss import LossSums, PackedTokens, packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_terms import kl_estimate
-from rlep.algorithms.objective import LossOptions, high_entropy_mask, normalizers
+from rlep.algorithms.objective import LossOptions, high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
 from rlep.core.types import SequenceBatch
 from tests.unit.algorithms.algorithm_values import FEW, batch_of
@@ -67,6 +67,8 @@ def update_of(seed: int) -> tuple[SequenceBatch, dict[str, np.ndarray]]:
         old=logprobs + generator.normal(0, 0.4, tokens),
         behaviour=logprobs + generator.normal(0, 0.4, tokens),
     )
+    if seed % 2:  # some are in KL and entropy alone
+        batch = replace(batch, regularised=batch.trained | (generator.random(count) < 0.5))
     return batch, {"logprobs": logprobs, "reference": logprobs - 0.1, "entropy": generator.random(tokens)}
 
 
@@ -88,6 +90,7 @@ def part_of(
         reference_logprobs=torch.tensor(values["reference"][at]) if options.kl_coef else None,
         entropy=torch.tensor(values["entropy"][at]),
         high_entropy=high,
+        regulariser_weights=regulariser_normalizers(batch, options)[indices],
     )
     loss, sums = packed_policy_loss(packed, options)
     loss.backward()
@@ -189,6 +192,36 @@ def test_the_kl_estimators_by_hand(estimator: Any, value: float, slope: float) -
     assert loss == pytest.approx(0.1 * value)
     assert gradient == pytest.approx([0.1 * slope])
     assert sums.metrics()["fresh/reference_kl"] == pytest.approx(value)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_a_constant_group_has_its_kl_and_entropy_by_hand(estimator: Any) -> None:
+    # Two sequences of one token each; the second one's group is constant. The policy's mean is over 1 token, that of KL
+    # and entropy over 2. Ratios are 1, so the policy's term of the first is -1 and its slope -1. δ = 0.5 and 1.0.
+    options = LossOptions(kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.2)
+    loss, gradient, sums = packed_one(
+        options,
+        logprobs=[-1.0, -2.0],
+        advantages=[1.0, 9.0],
+        mask=[True, False],
+        regularised=[True, True],
+        sequences=[0, 1],
+        weights=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        regulariser_weights=torch.tensor([0.5, 0.5], dtype=torch.float64),
+        replayed=[False, False],
+        reference_logprobs=torch.tensor([-1.5, -3.0], dtype=torch.float64),
+        entropy=torch.tensor([0.7, 0.3], dtype=torch.float64),
+    )
+    kls = {"k2": (0.125, 0.5), "k3": (math.exp(-0.5) - 0.5, math.exp(-1.0))}[estimator]
+    slopes = {"k2": (0.5, 1.0), "k3": (1 - math.exp(-0.5), 1 - math.exp(-1.0))}[estimator]
+    assert loss == pytest.approx(-1 + 0.05 * sum(kls) - 0.1 * (0.7 + 0.3))
+    assert gradient == pytest.approx([-1 + 0.05 * slopes[0], 0.05 * slopes[1]])
+    found = sums.metrics()
+    assert (found["fresh/tokens"], found["fresh/trajectories"], found["fresh/ratio_mean"]) == (1, 1, 1.0)
+    assert found["fresh/logprob_mean"] == -1.0
+    assert found["fresh/reference_kl"] == pytest.approx(sum(kls) / 2)
+    assert found["fresh/entropy"] == pytest.approx(0.5)
+    assert found["fresh/loss"] == pytest.approx(loss)
 
 
 def test_k2_and_k3_are_never_negative_and_zero_at_equality() -> None:

@@ -187,6 +187,18 @@ def test_truncated_rows_need_a_complete_marker() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "status"),
+    [("2 + 5?<think>\n", "no_answer"), ("2 + 5?", "correct"), ("<think> 2 + 5?", "correct"), (None, "correct")],
+)
+def test_a_rows_prompt_says_whether_the_response_begins_in_thinking(prompt: str | None, status: str) -> None:
+    row = {"gold": "7", "response": r"try \boxed{7} hmm, no, wait", "prompt": prompt, "truncated": True}
+    with build_verifier("strict-box") as verifier:
+        (graded,) = grade_rows([json.dumps(row)], verifier)
+    found = json.loads(graded.text)
+    assert (found["status"], found["response"]) == (status, row["response"])
+
+
+@pytest.mark.parametrize(
     ("latex", "quantity"),
     [
         ("5\\text{ cm}", Quantity("5", "cm")),
