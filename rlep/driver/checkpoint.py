@@ -54,6 +54,8 @@ class RunState:
     """Tokens so far, by the fields of ``Compute``."""
     solved: list[str] = field(default_factory=list)
     """Prompts with a correct fresh response so far, by id."""
+    untrained: int = 0
+    """Steps in a row without an update that had a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
