@@ -71,7 +71,9 @@ def _nothing_learned(when: str, config: Config, metrics: Mapping[str, MetricValu
 def _why(config: Config, metrics: Mapping[str, MetricValue]) -> str:
     """What leaves an update without gradient."""
     if config.rollout.dynamic_sampling and not metrics.get("update/count"):
-        return f"dynamic sampling found fewer than update.prompts = {config.update.prompts} groups whose verdicts differ"
+        return (
+            f"dynamic sampling found fewer than update.prompts = {config.update.prompts} groups whose verdicts differ"
+        )
     if metrics.get("update/skipped"):
         return "updates were skipped, with no token to train on or a gradient that is not finite"
     return "all responses to a question had the same reward" + ("" if metrics else ", or no token to train on")

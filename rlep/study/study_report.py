@@ -17,9 +17,10 @@ from rlep.algorithms.evaluation import ks_for, pass_at_k
 from rlep.core.types import Float64Array
 from rlep.report.build import Panel, picture, svg
 from rlep.report.page import Chart, document, figure, table
+from rlep.report.samples import Samples
 from rlep.report.theme import DARK, LIGHT, Theme, per_cent
 from rlep.study.study_plan import Study
-from rlep.study.study_results import SHORT, ArmRun, Point, Samples
+from rlep.study.study_results import SHORT, ArmRun, Point
 from rlep.study.study_runner import Failed, Pipeline
 from rlep.study.study_statistics import Paired, holm, paired
 
