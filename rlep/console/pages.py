@@ -43,18 +43,23 @@ ORDERS: Mapping[str, Callable[[GroupView], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class QuestionResult:
-    """A question in two evaluations: correct samples of all."""
+    """A question in two evaluations: correct samples of all, and of those that both have."""
 
     prompt_id: str
     question: str
     correct: int
     samples: int
     before: int | None
+    """Correct ones of ``shared`` in the evaluation before; None where there was none."""
+    now: int
+    """Correct ones of ``shared``."""
+    shared: int
+    """Samples that both have, by number: they have the same seeds, so that only the policy differs."""
 
     @property
     def change(self) -> int:
-        """Correct samples more than in the evaluation before; 0 where there was none."""
-        return 0 if self.before is None else self.correct - self.before
+        """Correct ones more than in the evaluation before; 0 where there was none."""
+        return 0 if self.before is None else self.now - self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,7 @@ def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> st
         before=before,
         results=results[page * A_PAGE : (page + 1) * A_PAGE],
         flipped=sum(one.change != 0 for one in results),
+        shared=max((one.shared for one in results), default=0),
         total=len(results),
         page=page,
         last=max(0, (len(results) - 1) // A_PAGE),
@@ -241,18 +247,32 @@ def _evaluation_rows(evaluations: JsonObjects) -> list[tuple[int, str, float | N
 
 
 def _results(rows: Sequence[Row], earlier: Sequence[Row]) -> list[QuestionResult]:
-    before: dict[str, int] = {}
-    for row in earlier:
-        before[row["prompt_id"]] = before.get(row["prompt_id"], 0) + (row["status"] == "correct")
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["prompt_id"], []).append(row)
-    return [
-        QuestionResult(
-            name, rows[0]["question"], sum(row["status"] == "correct" for row in rows), len(rows), before.get(name)
+    before, now = _correct(earlier), _correct(rows)
+    texts = {row["prompt_id"]: row["question"] for row in rows}
+    found = []
+    for name, samples in now.items():
+        held = before.get(name, {})
+        shared = held.keys() & samples.keys()
+        found.append(
+            QuestionResult(
+                name,
+                texts[name],
+                sum(samples.values()),
+                len(samples),
+                sum(held[one] for one in shared) if shared else None,
+                sum(samples[one] for one in shared),
+                len(shared),
+            )
         )
-        for name, rows in found.items()
-    ]
+    return found
+
+
+def _correct(rows: Sequence[Row]) -> dict[str, dict[int, bool]]:
+    """Question → sample → whether it is correct."""
+    found: dict[str, dict[int, bool]] = {}
+    for row in rows:
+        found.setdefault(row["prompt_id"], {})[row["sample"]] = row["status"] == "correct"
+    return found
 
 
 def _beside(number: int, held: Sequence[int]) -> tuple[int | None, int | None]:

@@ -285,4 +285,4 @@ def _holds(kind: DataType, wanted: str | None) -> bool:
     if wanted is not None:
         return bool(types.is_boolean(kind))
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))  # null: no row has one

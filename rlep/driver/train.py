@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.core.errors import ActorLost, CheckpointError, ConfigError, LearnerLost, RlepError, WeightsLost
+from rlep.core.plural import counted
 from rlep.core.types import Int64Array, Prompt, UpdateOutcome
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, RunState
@@ -217,7 +218,7 @@ class Training:
         self._store.evaluations.log(step, rows, wall_s=self._store.metrics.wall_s)
         write_samples(self._store.path / "samples" / f"step-{step:06d}.parquet", evaluated, self._data.decode)
         self._store.events.log("evaluation_finished", step, avg=rows[-1]["avg"])
-        self._run.progress.note(f"step {step}: {_headline(evaluated.report)}")
+        self._run.progress.note(f"after {counted(step, 'step')}: {_headline(evaluated.report)}")
         return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
 
     def _state(

@@ -11,7 +11,7 @@ import pytest
 
 from rlep.algorithms.selection import Strategy
 from rlep.config.replay import ReplayConfig
-from rlep.core.errors import ConfigError, MixingError
+from rlep.core.errors import MixingError
 from rlep.core.types import Trajectory, Verdict
 from rlep.driver.replays import drawn_replays
 from rlep.driver.run_directory import Facts, RunDirectory
