@@ -16,6 +16,7 @@ from rlep.console.run_files import (
     LONGEST_LINE,
     JsonObjects,
     RunPlace,
+    StepLine,
     number_of,
     or_note,
     read_json,
@@ -144,6 +145,7 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
         questions=questions,
         found=len(chosen),
         total=len(groups),
+        sampled=_sampled(place, number),
         page=page,
         last=max(0, (len(chosen) - 1) // A_PAGE),
         histogram=histogram(rewards),
@@ -151,6 +153,18 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
         high=max(rewards, default=0.0),
         notes=notes,
     )
+
+
+def _sampled(place: RunPlace, number: int) -> StepLine | None:
+    """The step's numbers, where dynamic sampling dropped groups of it: they have no rows."""
+    table, _ = read_steps(place)
+    at = next((at for at, step in enumerate(table.steps) if step == number), None)
+    line = None if at is None else table.line(at)
+    if line is None or not (dropped := line.numbers.get("selection/discarded")):
+        return None
+    # older versions counted in rollout/… what was kept
+    whole = "selection/accuracy" in line.numbers or line.numbers.get("rollout/prompts") == dropped
+    return line if whole else None
 
 
 def group(place: RunPlace, number: int, which: int) -> str:
