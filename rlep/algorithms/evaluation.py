@@ -180,6 +180,16 @@ def estimates(values: Float64Array, *, seed: int, address: str) -> list[Estimate
     return [Estimate(*map(float, column)) for column in zip(means, stderr, low, high, strict=True)]
 
 
+def paired(left: Float64Array, right: Float64Array, *, address: str, seed: int = 0) -> Estimate:
+    """``left`` minus ``right``, two policies' numbers ``[Q]`` of the same questions, in the same order.
+
+    What is hard about a question is hard for both and cancels; two intervals beside each other count it twice.
+    """
+    if left.shape != right.shape:
+        raise ValueError(f"{len(left)} and {len(right)} questions cannot be compared in pairs")
+    return estimates((left - right)[:, None], seed=seed, address=address)[0]
+
+
 def _source_report(questions: Sequence[Question], name: str, samples: int, *, seed: int) -> SourceReport:
     correct = np.array([question.correct for question in questions], dtype=bool)  # [Q, n]
     successes = correct.sum(axis=1)

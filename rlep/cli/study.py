@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,15 +48,26 @@ def run_study(
 
 @study_app.command("report")
 @command_errors
-def report_study(file: StudyFile) -> None:
-    """Write the report again, from the files that are there."""
+def report_study(
+    file: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml|STUDY.json", help="A study, or a study.json that was kept.")
+    ],
+) -> None:
+    """Write the report again, from the files that are there; of a study.json print what it says."""
     from rlep.study.conduct import found_in, keep_plan
     from rlep.study.study_plan import read_study
+    from rlep.study.study_report import read_report
 
+    if file.suffix == ".json":
+        _print(read_report(file))
+        return
     study = read_study(file)
     base = _base(study.study)
     keep_plan(study, base)
-    _show(found_in(study, base))
+    found = found_in(study, base)
+    _show(found)
+    if not found.runs:
+        raise RlepError(f"no arm of {file} is complete in {study.study.directory}: rlep study run {file} runs them")
 
 
 def _base(study: StudySpec) -> Base:
@@ -71,11 +82,18 @@ def _base(study: StudySpec) -> Base:
 
 
 def _show(found: Found) -> None:
-    from rlep.study.study_report import arm_rows, comparison_rows, write_report
+    from rlep.study.study_report import read_report, write_report
 
     page = write_report(found)
-    whole = json.loads(page.with_name("study.json").read_bytes())
+    _print(read_report(page.with_name("study.json")))
+    typer.echo(f"report: {page}")
+
+
+def _print(whole: Mapping[str, Any]) -> None:
+    from rlep.study.study_report import arm_rows, comparison_rows, notes_of
+
     show_table(arm_rows(whole))
     if rows := comparison_rows(whole):
         show_table(rows)
-    typer.echo(f"report: {page}")
+    for note in notes_of(whole):
+        typer.echo(f"note: {note}")

@@ -180,6 +180,8 @@ class UpdateConfig(Section):
     """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
     clip_norm: float = Field(1.0, gt=0)
     """Global gradient norm is clipped here; a non-finite gradient skips the update."""
+    idle_steps: Count = 100
+    """End the run when no update had a gradient in so many steps in a row, or in any step of the run; 0: never."""
 
 
 class EvaluationConfig(Section):

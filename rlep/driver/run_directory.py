@@ -38,6 +38,7 @@ CHANGEABLE = (
         "run.directory",
         "rollout.deadline_s",
         "replay.idle_steps",
+        "update.idle_steps",
         "evaluation.",
         "data.evaluation",
         "data.max_bad_rows",

@@ -44,8 +44,8 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("rollout/prompts", "prompts", "Prompts of the step (P)"),
-    Metric("rollout/samples", "trajectories", "Fresh rollouts of the step (P x G)"),
+    Metric("rollout/prompts", "prompts", "Prompts sampled in the step: P, or more with dynamic sampling"),
+    Metric("rollout/samples", "trajectories", "Fresh rollouts of the step: P x G, or all that dynamic sampling took"),
     Metric("rollout/tokens", "tokens", "Response tokens of the fresh rollouts"),
     Metric("rollout/tokens_per_second", "tokens/s", "Fresh response tokens over the time generation was running"),
     Metric("rollout/accuracy", "share", "Fresh rollouts that the verifier found correct, before any shaping"),
@@ -74,6 +74,11 @@ METRICS: tuple[Metric, ...] = (
         "selection/discarded",
         "groups",
         "Dynamic sampling: groups dropped because all their verdicts (and scores) were equal",
+    ),
+    Metric(
+        "selection/accuracy",
+        "share",
+        "Dynamic sampling: correct ones among the fresh rollouts that the step trains on; rollout/accuracy is of all",
     ),
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),

@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "data": set(),
     "metrics": set(),
-    "report": {"metrics"},
+    "report": {"algorithms", "metrics"},
     "study": {"algorithms", "config", "report"},
     "console": {"config", "metrics", "report", "services/pool", "services/pool/rpc", "study"},
     "algorithms": set(),

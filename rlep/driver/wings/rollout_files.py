@@ -8,6 +8,7 @@ is left out, with an event; training goes on.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import threading
@@ -51,6 +52,8 @@ class RolloutRow:
     status: str
     score: float | None
     """Partial credit, where the verifier gives any."""
+    parts: str | None
+    """Its named parts as a JSON object, where there are any."""
     extracted: str | None
     finish_reason: str
     tokens: int
@@ -192,6 +195,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
         content_id=trajectory.content_id,
         status=verdict.status,
         score=verdict.score,
+        parts=json.dumps(dict(verdict.parts)) if verdict.parts else None,
         extracted=verdict.extracted,
         finish_reason=trajectory.finish_reason,
         tokens=len(trajectory.tokens),

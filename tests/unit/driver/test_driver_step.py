@@ -293,7 +293,25 @@ async def test_dynamic_sampling_refills_until_p_groups_have_a_signal() -> None:
     assert [group.prompt.question for group in groups] == ["q0", "q2", "q4", "q6"]
     values = step_metrics(outcome)
     assert (values["selection/rounds"], values["selection/discarded"]) == (2, 3)
-    assert values["rollout/prompts"] == P
+    assert values["loss/trajectories/fresh"] == 3 * P
+
+
+async def test_dynamic_sampling_reports_all_that_was_sampled_beside_what_was_kept() -> None:
+    scene, everyone = dynamic("~+~-" + "~-~~", spare=4)
+    outcome, _ = await refilled_step(scene, everyone)
+    members = [member for group in outcome.step.unused for member in group.fresh]
+    members += [member for one in outcome.mini_batches for group in one.groups for member in group.fresh]
+    outcome.step.clock.seconds["generate"] = 2.0
+    values = step_metrics(outcome)
+    assert (values["rollout/prompts"], values["rollout/samples"]) == (8, 24)
+    assert values["rollout/accuracy"] == pytest.approx((5 * 1 + 3) / 24)  # five groups of one in three, one of three
+    assert values["selection/accuracy"] == pytest.approx(1 / 3)  # of the four groups that the step trains on
+    assert sum(values[f"verifier/status/{status}"] for status in ("correct", "wrong")) == 24  # type: ignore[misc]
+    assert values["rollout/tokens"] == sum(len(member.tokens) for member in members)
+    assert values["rollout/tokens_per_second"] == values["rollout/tokens"] / 2  # type: ignore[operator]
+    lengths = [len(member.tokens) for member in members]
+    assert values["rollout/length_mean"] == pytest.approx(sum(lengths) / 24)
+    assert values["rollout/reward"] == pytest.approx((8 - 16) / 24)
 
 
 async def test_dynamic_sampling_stops_at_its_bound_and_trains_whole_updates() -> None:
@@ -301,8 +319,9 @@ async def test_dynamic_sampling_stops_at_its_bound_and_trains_whole_updates() ->
     _, groups = await refilled_step(scene, everyone)
     assert [group.prompt.question for group in groups] == ["q0", "q4"]  # 3 kept of 8, B = 2
     assert scene.progress.notes == [
-        "step 0: dynamic sampling kept 3 of 8 groups in 2 rounds (1 all correct, 4 all wrong), wanted 4; stopped at"
-        " max_prompts = 8 and trains on 2: raise max_prompts, drop solved prompts, or lower the prompts per step"
+        "step 0: dynamic sampling kept 3 of 8 groups in 2 rounds (1 all correct, 4 all wrong), wanted 4; stopped by "
+        "rollout.refill_limit = 2 and trains on 2: raise it, take questions that the model solves sometimes, or lower "
+        "rollout.prompts"
     ]
 
 
@@ -313,7 +332,10 @@ async def test_dynamic_sampling_that_keeps_nothing_goes_on(spare: int) -> None:
     assert groups == []
     values = step_metrics(outcome)
     assert (values["update/count"], values["loss/tokens/fresh"]) == (0, 0)
-    assert values["selection/discarded"] == P + spare
+    assert values["selection/discarded"] == values["rollout/prompts"] == P + spare
+    assert (values["rollout/accuracy"], values["rollout/samples"]) == (0.0, 3 * (P + spare))
+    assert values["verifier/status/wrong"] == 3 * (P + spare)
+    assert "selection/accuracy" not in values
     assert scene.weights.versions == [1]
 
 
