@@ -8,10 +8,8 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
@@ -21,7 +19,7 @@ from rlep.console.app import Console
 from rlep.console.compare_page import AXES, evaluation_points, positions
 from rlep.console.curves import Curve, picture, thinned
 from rlep.console.metric_columns import read_steps
-from rlep.console.pages import evaluation, histogram
+from rlep.console.pages import histogram
 from rlep.console.run_files import RunPlace, read_tail
 from rlep.console.run_state import mark_of
 from rlep.console.templates_of import figure, shade
@@ -97,58 +95,6 @@ def test_an_evaluation_counts_what_flipped(client: TestClient, runs: Path) -> No
     before, now = correct(0), correct(2)
     flipped = sum(before[name] != now[name] for name in now)
     assert f"{flipped} of 3 questions changed since step 0" in page(client, "/runs/runs~a/evaluations/2")
-
-
-def evaluated(run: Path, step: int, correct: Mapping[str, Sequence[bool]], extracted: str | None = "7") -> None:
-    """An evaluation of some questions, a sample for each verdict."""
-    rows = [
-        {
-            "prompt_id": name,
-            "data_source": "x",
-            "question": f"what is {name}?",
-            "reference": "7",
-            "sample": number,
-            "response": "seven",
-            "extracted": extracted,
-            "status": "correct" if right else "wrong",
-            "tokens": 3,
-        }
-        for name, verdicts in correct.items()
-        for number, right in enumerate(verdicts)
-    ]
-    (run / "samples").mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), run / "samples" / f"step-{step:06d}.parquet")
-
-
-def test_evaluations_of_different_n_are_compared_over_the_samples_that_both_have(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").touch()
-    evaluated(tmp_path, 0, {"same": [True, False], "better": [False, False]})
-    evaluated(
-        tmp_path, 8, {"same": [True, False] + 6 * [True], "better": [True, False] + 6 * [False], "new": [True] * 8}
-    )
-    text = evaluation(RunPlace("a", tmp_path), 8, None, 0)
-    assert "1 of 3 questions changed since step 0, in the 2 samples of each that both evaluations have" in text
-    rows = Found(text).rows
-    assert ["what is better?", "1 of 8", "0 of 2", "+1"] in rows
-    assert ["what is same?", "7 of 8", "1 of 2", ""] in rows
-    assert ["what is new?", "8 of 8", "–", ""] in rows
-
-
-def test_an_evaluation_without_any_extracted_answer_is_shown(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").touch()
-    evaluated(tmp_path, 0, {"a": [True, False]}, extracted=None)
-    text = evaluation(RunPlace("a", tmp_path), 0, "a", 0)
-    assert ["what is a?", "1 of 2", "–", ""] in Found(text).rows
-    assert "extracted <code>–</code>" in text
-    assert "does not hold" not in text
-
-
-@pytest.mark.parametrize("digits", [10, 400, 5000])
-def test_an_address_with_too_many_digits_is_not_found(client: TestClient, digits: int) -> None:
-    for path in ("steps/{}", "steps/1/groups/{}", "evaluations/{}"):
-        assert client.get("/runs/runs~a/" + path.format("9" * digits)).status_code == 404
-    assert client.get("/api/runs/runs~a/steps/" + "9" * digits).status_code == 404
-    assert client.get(f"/pools/{'9' * digits}/any").status_code == 404
 
 
 def test_runs_are_compared_by_settings_and_last_values(client: TestClient) -> None:

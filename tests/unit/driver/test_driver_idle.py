@@ -10,9 +10,11 @@ import pytest
 
 from rlep.core.errors import MixingError, UpdateError
 from rlep.core.jsonl import read_lines
+from rlep.core.types import Status
 from rlep.driver.idle import IdleSteps
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.launch.wings import train_step
+from rlep.metrics.catalogue import MetricValue
 from tests.unit.driver.driver_fakes import Scene, scene_of
 from tests.unit.driver.driver_values import B, G, config_of, prompt_set
 
@@ -31,8 +33,10 @@ def hopeless(directory: Path, solved: tuple[int, ...] = (), **sections: dict[str
     for name, values in sections.items():
         tree[name] = tree.get(name, {}) | values
     scene = scene_of(config_of(**tree))
-    for index, prompt in enumerate(TRAIN.prompts):
-        scene.verifiers.verdicts[prompt.id] = ["correct" if index in solved else "wrong", *(["wrong"] * (G - 1))]
+    rest: list[Status] = ["wrong"] * (G - 1)
+    scene.verifiers.verdicts = {
+        prompt.id: ["correct" if index in solved else "wrong", *rest] for index, prompt in enumerate(TRAIN.prompts)
+    }
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     try:
         asyncio.run(scene.training(TRAIN, (), store, train_step(scene.config, TRAIN)).run())
@@ -74,7 +78,7 @@ def test_one_step_with_a_gradient_makes_it_a_trained_run(tmp_path: Path) -> None
 
 def test_every_tenth_step_without_a_gradient_is_said() -> None:
     idle, config = IdleSteps(), config_of(replay={"count": 0}, update={"idle_steps": 25})
-    constant = {"update/count": 2, "update/grad_norm_max": 0.0, "rollout/accuracy": 1.0}
+    constant: dict[str, MetricValue] = {"update/count": 2, "update/grad_norm_max": 0.0, "rollout/accuracy": 1.0}
     said = [idle.add(config, constant, 0) for _ in range(24)]
     assert {number: one for number, one in enumerate(said) if one} == {
         9: [
@@ -94,8 +98,13 @@ def test_every_tenth_step_without_a_gradient_is_said() -> None:
 
 def test_a_live_run_without_a_success_says_every_tenth_step_that_it_has_nothing_to_replay() -> None:
     idle, config = IdleSteps(), config_of(replay={"source": "live", "idle_steps": 12}, update={"idle_steps": 0})
-    nothing = {"group/fresh_successes": [4, 0, 0, 0], "loss/tokens/replay": 0, "live/responses": 0, "live/questions": 0}
-    trained = {"update/grad_norm_max": 1.0}  # the length penalty tells wrong responses apart
+    nothing: dict[str, MetricValue] = {
+        "group/fresh_successes": [4, 0, 0, 0],
+        "loss/tokens/replay": 0,
+        "live/responses": 0,
+        "live/questions": 0,
+    }
+    trained: dict[str, MetricValue] = {"update/grad_norm_max": 1.0}  # the length penalty tells wrong responses apart
     said = [idle.add(config, nothing | trained, 2) for _ in range(10)]
     assert said[:9] == [[]] * 9
     assert said[9] == [
