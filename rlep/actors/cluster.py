@@ -42,8 +42,10 @@ from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.paths import private_directory
 
-DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""How deep Ray's sockets lie below its directory; a process has at most seven digits."""
+RAY_FILES = "r"
+"""In ``Cluster.home``: Ray's own directory, which it opens to every user; no other user comes that far."""
+DEEPEST_SOCKET = len(f"/{RAY_FILES}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""How deep Ray's sockets lie below ``Cluster.home``; a process has at most seven digits."""
 
 CONNECT_S = 10.0
 TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
@@ -105,7 +107,7 @@ class Cluster:
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         if "RAY_AUTH_TOKEN" in os.environ:  # for other processes of the same user: see contact.py
             write_private(self.home / "token", os.environ["RAY_AUTH_TOKEN"])
-        start_private_cluster(self.home, self.namespace, self.config.cpus)
+        start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus)
 
     @property
     def contact(self) -> Contact:
@@ -132,7 +134,7 @@ class Cluster:
             ray.shutdown()
         if self.home is not None:
             if logs is not None:
-                _save_logs(self.home, logs)
+                _save_logs(self.home / RAY_FILES, logs)
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 

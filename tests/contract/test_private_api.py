@@ -83,6 +83,7 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
         Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
+        *symbols("ray._private.parameter", "RayParams", "RayParams.dashboard_agent_listen_port"),
         Symbol(f"{_RAY}.runtime_env.packaging", "_get_excludes", ("path", "excludes")),
         Symbol(f"{_RAY}.runtime_env.packaging", "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),
     ),
