@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.services.pool.embedded.watchdog import damage
 
 _log = logging.getLogger(__name__)
 _OLDEST = (6, 2)
@@ -219,7 +221,7 @@ class EmbeddedRedis:
         def ready() -> bool:
             nonlocal launched
             if launched and self._lockable("served", fcntl.LOCK_EX):
-                raise PoolError(f"Redis did not start in {self.directory}: {self._last_words()}")
+                raise PoolError(f"Redis did not start in {self.directory}: {self._last_words()}{self._way_out()}")
             launched = launched or self._launch_if_unserved()
             return self._answers()
 
@@ -250,6 +252,18 @@ class EmbeddedRedis:
             text = path.read_text(errors="replace") if path.exists() else ""
             lines += [line for line in text.splitlines()[-40:] if "#" in line or "rror" in line or "Bad" in line]
         return " | ".join(lines[-4:]) or "it left no message"
+
+    def _way_out(self) -> str:
+        """Where an append-only file is damaged, and the command that keeps what is before; nothing where none is."""
+        found = damage(self.directory)
+        if found is None:
+            return ""
+        path, at = found
+        file, size = shlex.quote(str(path)), path.stat().st_size
+        return (
+            f". {path} is damaged from byte {at:,} of {size:,} on: restore a copy of it, or keep what is before and lose the "
+            f"rest by `cp {file} {file}.damaged && truncate -s {at} {file}`"
+        )
 
     def _socket(self) -> str:
         """A path to the socket that the kernel takes: its own, or through a short link where that is too long."""
