@@ -97,8 +97,8 @@ def test_a_server_that_does_not_answer_is_named_with_the_way_out(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_MODE", "online")
-    with silent_server() as address:
-        address = address if listening else "http://127.0.0.1:1"
+    with silent_server() as silent:
+        address = silent if listening else "http://127.0.0.1:1"
         monkeypatch.setenv(variable, address)
         done = opened(sink, tmp_path)
     reason = "timed out|no answer within 4 s" if listening else "Connection refused"
