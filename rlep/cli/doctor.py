@@ -102,11 +102,11 @@ def _versions(_: Config) -> Iterator[Finding]:
 
 def _packages(_: Config) -> Iterator[Finding]:
     for name, wanted in PACKAGES.items():
-        found = _version(name)
+        found, remedy = _version(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
         if found is None:
-            yield Finding(name, "wrong", "not installed", "make setup, or pip install -r requirements/cpu.txt")
+            yield Finding(name, "wrong", "not installed", remedy)
         elif not found.startswith(wanted):
-            yield Finding(name, "note", f"{found}, tested with {wanted}", "install the versions of requirements/*.txt")
+            yield Finding(name, "note", f"{found}, tested with {wanted}", remedy)
         else:
             yield Finding(name, "ok", found)
 
@@ -121,9 +121,7 @@ def _vllm(config: Config) -> Iterator[Finding]:
             name, "wrong", f"{other} {instead} is installed", f"install {name}==0.32.0, or set generator.gpus to suit"
         )
     else:
-        yield Finding(
-            name, "wrong", "not installed", f"pip install --no-deps {name}==0.32.0 with its lock in requirements/"
-        )
+        yield Finding(name, "wrong", "not installed", f"pip install {name}==0.32.0")
 
 
 def _cores(config: Config) -> Iterator[Finding]:
