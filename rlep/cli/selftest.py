@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
+import typer
 from rich.console import Console
 
 from rlep.cli.doctor import findings_of
@@ -25,13 +26,16 @@ def environment(config: Config) -> Outcome:
 
 
 def each_check(config: Config) -> Iterator[Outcome]:
-    """Every check's outcome as it ends."""
+    """Every check's outcome as it ends; standard error says which one is going on."""
     yield environment(config)
-    yield from outcomes(config)
+    yield from outcomes(config, lambda name: typer.echo(f"{name} …", err=True))
 
 
 def show(found: Iterable[Outcome], *, as_json: bool) -> int:
-    """Print outcomes as they come, or all as one object; 1 when one failed, else 0."""
+    """Print outcomes as they come, or all as one object; 1 when one failed, else 0.
+
+    What the processes of a failed check printed goes to standard error, or into the object.
+    """
     console = Console(highlight=False)
     marks = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
     done = []
@@ -39,6 +43,8 @@ def show(found: Iterable[Outcome], *, as_json: bool) -> int:
         done.append(outcome)
         if as_json:
             continue
+        if outcome.messages:
+            typer.echo(outcome.messages, err=True)
         console.print(f"{marks[outcome.status]} {outcome.name}: ", end="")
         console.print(outcome.detail, markup=False, soft_wrap=True)
         if outcome.remedy:

@@ -19,8 +19,8 @@ def shipped() -> dict[str, Path]:
 
 
 def title_of(file: Path) -> str:
-    """The first line of its first comment."""
-    return file.read_text().partition("\n")[0].lstrip("# ")
+    """What it is for: the first line of its first comment, without how to use it."""
+    return file.read_text().partition("\n")[0].lstrip("# ").removesuffix(" Layer it onto a method:")
 
 
 def file_of(name: str) -> Path:
