@@ -148,7 +148,7 @@ def run_cluster(run: str, address: str | None) -> Cluster:
 
     if contact is not None:
         return Cluster(ClusterConfig(address=contact.address), contact.run)
-    return Cluster(ClusterConfig(address=address or os.environ.get("RAY_ADDRESS", "auto")), run)
+    return Cluster(ClusterConfig(address=address or (None if os.environ.get("RAY_ADDRESS") else "auto")), run)
 
 
 def _started_cluster() -> Path:

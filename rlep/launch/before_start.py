@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from contextlib import closing
 
+from rlep.actors.cluster_address import joined_address
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
@@ -26,7 +27,7 @@ from rlep.services.pool.values import PoolOptions, PoolStats
 
 def joins_cluster(config: Config) -> bool:
     """Whether a command with this config joins a Ray cluster that is there, instead of starting a private one here."""
-    return bool(config.cluster.address or os.environ.get("RAY_ADDRESS"))
+    return joined_address(config.cluster.address) is not None
 
 
 def missing_cpus(config: Config, *, learns: bool = True) -> str:
