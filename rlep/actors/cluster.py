@@ -214,6 +214,10 @@ class Cluster:
         """What an actor of this role needs, and what there is."""
         return shortfall(role, (role,))
 
+    def waits_for(self, role: ActorConfig) -> str:
+        """What an actor of this role that is being placed lacks, and how long it waits for it."""
+        return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
+
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
