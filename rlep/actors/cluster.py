@@ -36,7 +36,7 @@ from rlep.actors.placement import (
     shortfall,
     unplaceable,
 )
-from rlep.actors.ray_private import refuses_token, start_private_cluster
+from rlep.actors.ray_private import log_raylet_messages, refuses_token, start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
@@ -86,6 +86,7 @@ class Cluster:
         """
         # Ray has read it; the processes that it starts keep its handler.
         os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
+        log_raylet_messages()
         if address := joined_address(self.config.address):
             self._join(address, named_address(self.config.address))
             return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import grpc
 import psutil
 import ray
-from ray._private import parameter, ray_constants
+from ray._private import parameter, ray_constants, worker
 from ray._private.grpc_utils import init_grpc_channel
 from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from ray._private.services import canonicalize_bootstrap_address
@@ -20,6 +21,7 @@ from ray._private.utils import get_num_cpus
 
 from rlep.core.errors import PlacementError
 
+_log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
@@ -44,6 +46,19 @@ def refuses_token(address: str) -> bool:
         except grpc.RpcError as error:
             return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
     return False
+
+
+def log_raylet_messages() -> None:
+    """Have Ray log (INFO) what it tells a driver of lost workers and repeated calls, where it would print it on standard output.
+
+    rlep reports each loss itself, and a step's JSON is on standard output.
+    """
+    worker.print_to_stdstream = _logged
+
+
+def _logged(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
+    for line in data["lines"]:
+        _log.info("raylet: %s", line)
 
 
 def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:

@@ -192,6 +192,44 @@ def test_a_private_cluster_is_open_to_its_owner_only_and_leaves_rays_default_por
     assert {*found["ports"]}.isdisjoint({6379, 8265, 10001, 52365})  # those of `ray start --head`
 
 
+DYING = """
+import asyncio, os
+import ray
+from rlep.actors.cluster import Cluster, call
+from rlep.config.roles import ActorConfig, ClusterConfig
+from rlep.core.errors import ActorLost
+
+@ray.remote
+class Dying:
+    def ping(self):
+        return 1
+
+    def die(self):
+        os._exit(1)
+
+async def main():
+    cluster = Cluster(ClusterConfig(cpus=1), "dying")
+    await asyncio.to_thread(cluster.connect)
+    try:
+        actor = await cluster.place(Dying, "dying", ActorConfig(cpus=0.5))
+        await call(actor.die.remote(), "die", 120)
+    except ActorLost as error:
+        print(error)
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+asyncio.run(main())
+"""
+
+
+def test_a_lost_actor_is_one_line_and_ray_prints_nothing_above_it() -> None:
+    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=False)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("die: ")
+    assert "worker process has died" in line
+    assert done.stderr == ""
+
+
 def test_a_node_of_ray_that_does_not_start_is_a_placement_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     ),
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
-        Symbol("ray._private.worker", "init._temp_dir"),
+        *symbols("ray._private.worker", "init._temp_dir", "print_to_stdstream"),
         Symbol("ray._private.services", "canonicalize_bootstrap_address", ("addr",)),
         Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
         Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
