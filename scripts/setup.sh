@@ -9,6 +9,7 @@ lock=${1:?usage: scripts/setup.sh cpu|cuda|dev}
 python=${PYTHON:-python3}
 venv=.venv
 stamp=$venv/.rlep-$lock
+log=$venv/setup.log
 
 fail() {
     printf 'setup: %s\n' "$*" >&2
@@ -21,7 +22,23 @@ fingerprint() {
 }
 
 pip() {
-    "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"
+    PIP_PROGRESS_BAR=off "$venv/bin/python" -m pip --disable-pip-version-check "$@" >>"$log" 2>&1
+}
+
+# pip's output goes to a log, whose last lines a failure shows; every 10 s a line says how far it is.
+progress() {
+    total=$(grep -c '^[A-Za-z0-9]' "requirements/$lock.txt")
+    while sleep 10 && kill -0 $$ 2>/dev/null; do
+        found=$(grep -cE '^(Collecting|Requirement already satisfied)' "$log")
+        step=$(grep -E '^(Collecting|Installing)' "$log" | tail -n 1 | cut -c 1-70)
+        printf 'setup: %s of %s packages found; %s\n' "$found" "$total" "$step" >&2
+    done
+}
+
+ended() {
+    status=$?
+    kill "$beat" 2>/dev/null
+    [ "$status" -eq 0 ] || tail -n 20 "$log" >&2
 }
 
 [ -f "requirements/$lock.txt" ] || fail "there is no requirements/$lock.txt"
@@ -41,6 +58,11 @@ fi
 rm -f "$stamp"
 
 printf 'setup: installing requirements/%s.txt into %s (a first time takes some minutes)\n' "$lock" "$venv" >&2
+: >"$log"
+progress &
+beat=$!
+trap ended EXIT
+trap 'exit 130' INT TERM HUP
 # A lock is complete, so nothing is resolved here; some packages' own requirements are left out on purpose. No file is
 # installed whose hash is not in the lock.
 locked() {
@@ -50,7 +72,7 @@ locked() {
 torch=$venv/torch.txt
 sed -n '/^torch==[^ ]*+cpu/,/[^\\]$/p' "requirements/$lock.txt" >"$torch"
 if [ -s "$torch" ]; then
-    locked -r "$torch" 2>/dev/null ||
+    locked -r "$torch" ||
         locked --index-url https://download.pytorch.org/whl/cpu -r "$torch" ||
         fail "neither pip's configured indexes nor download.pytorch.org have the torch of requirements/$lock.txt, with its hash"
 fi

@@ -7,7 +7,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from rlep.actors.cluster_address import joined_address, named_address, reachable
 from rlep.actors.contact import TOKEN, Contact, write_contact, write_private
 from rlep.actors.head_watch import watch_head
 from rlep.actors.placement import (
@@ -36,7 +36,7 @@ from rlep.actors.placement import (
     shortfall,
     unplaceable,
 )
-from rlep.actors.ray_private import refuses_token, start_private_cluster
+from rlep.actors.ray_private import log_raylet_messages, refuses_token, start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
@@ -47,7 +47,6 @@ RAY_FILES = "r"
 DEEPEST_SOCKET = len(f"/{RAY_FILES}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """How deep Ray's sockets lie below ``Cluster.home``; a process has at most seven digits."""
 
-CONNECT_S = 10.0
 TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
 
 SENT_AGAIN = 5
@@ -85,21 +84,11 @@ class Cluster:
 
         Raises ``PlacementError`` where none answers or starts.
         """
-        address = self.config.address or os.environ.get("RAY_ADDRESS")
         # Ray has read it; the processes that it starts keep its handler.
         os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
-        if address:
-            reached = _reachable(address)
-            try:
-                if "://" not in address and refuses_token(address):
-                    raise PlacementError(f"the Ray cluster at {address!r} refuses this token: {TOKEN_HINT}")
-                ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
-            except AuthenticationError as error:
-                said = str(error).split(". ")[0]
-                raise PlacementError(f"this process has no token for Ray: {said}; {TOKEN_HINT}") from None
-            except (ConnectionError, ValueError) as error:
-                what = f"{address!r} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
-                raise PlacementError(what if reached else f"no Ray cluster answers at {address!r}: {error}") from None
+        log_raylet_messages()
+        if address := joined_address(self.config.address):
+            self._join(address, named_address(self.config.address))
             return
         self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
         if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
@@ -108,6 +97,19 @@ class Cluster:
         write_private(self.home / TOKEN, _own_token())  # for other processes of the same user: see contact.py
         start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus)
         write_contact(self.home, self.contact)
+
+    def _join(self, address: str, named: str) -> None:
+        reached = reachable(address, named)
+        try:
+            if "://" not in address and refuses_token(address):
+                raise PlacementError(f"the Ray cluster at {named} refuses this token: {TOKEN_HINT}")
+            ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
+        except AuthenticationError as error:
+            said = str(error).split(". ")[0]
+            raise PlacementError(f"this process has no token for Ray: {said}; {TOKEN_HINT}") from None
+        except (ConnectionError, ValueError) as error:
+            what = f"{named} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
+            raise PlacementError(what if reached else f"no Ray cluster answers at {named}: {error}") from None
 
     @property
     def contact(self) -> Contact:
@@ -210,6 +212,10 @@ class Cluster:
         """What an actor of this role needs, and what there is."""
         return shortfall(role, (role,))
 
+    def waits_for(self, role: ActorConfig) -> str:
+        """What an actor of this role that is being placed lacks, and how long it waits for it."""
+        return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
+
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
@@ -235,21 +241,6 @@ def _own_token() -> str:
         return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PlacementError(f"RAY_AUTH_TOKEN_PATH = {path} cannot be read: {error}") from None
-
-
-def _reachable(address: str) -> bool:
-    """Whether somebody listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
-
-    Raises ``PlacementError`` where nobody does: Ray itself would try for minutes.
-    """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
-        return False
-    try:
-        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
-            return True
-    except OSError as error:
-        raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
 
 
 async def call(reference: Any, what: str, deadline_s: float) -> Any:

@@ -14,6 +14,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from rlep.actors.cluster import TOKEN_HINT
+from rlep.actors.dashboard import check_dashboard
 from rlep.actors.job_files import job_files
 from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
@@ -45,6 +46,7 @@ def submit_job(
     Raises:
         ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or more files than a job takes.
         PlacementError: the cluster refuses the token, or there is none.
+        DeadlineExceeded: no dashboard answers in time.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
     """
     if not arguments:
@@ -55,6 +57,8 @@ def submit_job(
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
+    if where.startswith(("http://", "https://")):
+        check_dashboard(where, note)
     files = job_files(working_dir, arguments)
     for line in files.lines():
         note(line)
@@ -84,7 +88,7 @@ def _client(address: str) -> JobSubmissionClient:
     while True:
         try:
             return JobSubmissionClient(address)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{address} is not the address of a dashboard (http://HEAD:8265): {error}") from None
         except ConnectionError as error:
             if time.monotonic() > deadline:

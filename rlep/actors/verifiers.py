@@ -128,7 +128,7 @@ class VerifierPool:
             "lost" if replica.out_of_restarts else replica.state,
             in_flight=replica.busy,
             restarts=replica.actor.restarts,
-            error=self._cluster.shortfall(self._config) if replica.state == "placing" else replica.actor.error,
+            error=self._cluster.waits_for(self._config) if replica.state == "placing" else replica.actor.error,
         )
 
     async def _join(self, replica: VerifierReplica) -> None:

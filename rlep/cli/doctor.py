@@ -19,9 +19,10 @@ from pathlib import Path
 
 import psutil
 
+from rlep.actors.cluster_address import joined_address, named_address, reachable
 from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
-from rlep.core.errors import ModelError, RlepError, WrongVersionError
+from rlep.core.errors import ModelError, PlacementError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
 from rlep.driver.model_shape import read_shape
@@ -40,8 +41,7 @@ PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.",
 GIB = 2**30
 DRIVERS = {"12": 525, "13": 580}
 """CUDA's major version -> the oldest driver's that it runs with (NVIDIA, CUDA compatibility)."""
-LEAST_CAPABILITY = 8.0
-"""Of a GPU that computes in bfloat16: Ampere."""
+LEAST_CAPABILITY = 8.0  # of a GPU that computes in bfloat16: Ampere
 INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -102,11 +102,11 @@ def _versions(_: Config) -> Iterator[Finding]:
 
 def _packages(_: Config) -> Iterator[Finding]:
     for name, wanted in PACKAGES.items():
-        found = _version(name)
+        found, remedy = _version(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
         if found is None:
-            yield Finding(name, "wrong", "not installed", "make setup, or pip install -r requirements/cpu.txt")
+            yield Finding(name, "wrong", "not installed", remedy)
         elif not found.startswith(wanted):
-            yield Finding(name, "note", f"{found}, tested with {wanted}", "install the versions of requirements/*.txt")
+            yield Finding(name, "note", f"{found}, tested with {wanted}", remedy)
         else:
             yield Finding(name, "ok", found)
 
@@ -121,9 +121,7 @@ def _vllm(config: Config) -> Iterator[Finding]:
             name, "wrong", f"{other} {instead} is installed", f"install {name}==0.32.0, or set generator.gpus to suit"
         )
     else:
-        yield Finding(
-            name, "wrong", "not installed", f"pip install --no-deps {name}==0.32.0 with its lock in requirements/"
-        )
+        yield Finding(name, "wrong", "not installed", f"pip install {name}==0.32.0")
 
 
 def _cores(config: Config) -> Iterator[Finding]:
@@ -138,7 +136,7 @@ def _cores(config: Config) -> Iterator[Finding]:
 def _gpus(config: Config) -> Iterator[Finding]:
     wanted = _wanted_gpus(config)
     lines = _nvidia_smi("-L")
-    enough = wanted <= len(lines) or config.cluster.address is not None
+    enough = wanted <= len(lines) or joined_address(config.cluster.address) is not None
     remedy = "" if enough else "set generator.gpus and learner.gpus to 0 to run on CPU, or join a cluster with GPUs"
     yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
 
@@ -176,7 +174,7 @@ def _rdma(_: Config) -> Iterator[Finding]:
 
 def _hostname(config: Config) -> Iterator[Finding]:
     """On a cluster: a name that stands for loopback leads other machines nowhere."""
-    if config.cluster.address is None:
+    if joined_address(config.cluster.address) is None:
         return
     name = socket.gethostname()
     try:
@@ -223,7 +221,7 @@ def _memory(config: Config) -> Iterator[Finding]:
     if kept:
         detail += f", and {kept / GIB:.1f} GiB that each learner rank keeps there"
         remedy = "more memory, learner.lora_rank, or, for ranks that sleep, cluster.placement = split"
-    good = have >= wanted + kept * learner.ranks or config.cluster.address is not None
+    good = have >= wanted + kept * learner.ranks or joined_address(config.cluster.address) is not None
     yield Finding("memory", "ok" if good else "wrong", detail, "" if good else remedy)
 
 
@@ -283,18 +281,22 @@ def _redis(config: Config) -> Iterator[Finding]:
 
 
 def _ray(config: Config) -> Iterator[Finding]:
-    if config.cluster.address is None:
+    address = joined_address(config.cluster.address)
+    if address is None:
         yield Finding("Ray cluster", "ok", "a private one is started for each command, with its own token")
         return
     if os.environ.get("RAY_AUTH_MODE") != "token":
         remedy = "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE on all machines before ray start"
         yield Finding("Ray token", "note", "the cluster's token authentication is not switched on here", remedy)
-    address = config.cluster.address if config.cluster.address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
-    program = Path(sys.executable).with_name("ray")
-    status = _output([str(program), "status", *([] if address == "auto" else ["--address", address])])
-    reached = "Resources" in status
-    remedy = "" if reached else "ray start --head, or check the address"
-    yield Finding("Ray cluster", "ok" if reached else "wrong", address, remedy)
+    named, status = named_address(config.cluster.address), ""
+    try:
+        reachable(address, named)
+        words = ["status"] if address == "auto" else ["status", "--address", address]
+        status = _output([str(Path(sys.executable).with_name("ray")), *words])
+    except PlacementError as error:
+        named = str(error)
+    level, remedy = ("ok", "") if "Resources" in status else ("wrong", "ray start --head, or check the address")
+    yield Finding("Ray cluster", level, named, remedy)
 
 
 def _secrets(_: Config) -> Iterator[Finding]:

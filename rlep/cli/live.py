@@ -152,7 +152,8 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     from rlep.actors.cluster import Cluster
     from rlep.config.roles import ClusterConfig
 
-    return Cluster(ClusterConfig(address=named), contact.run if contact is not None else run)
+    joined = None if named == os.environ.get("RAY_ADDRESS") else named  # errors name the variable
+    return Cluster(ClusterConfig(address=joined), contact.run if contact is not None else run)
 
 
 def _started_here() -> bool:

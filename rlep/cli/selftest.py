@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
+import typer
+
 from rlep.cli.doctor import findings_of
 from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
@@ -24,13 +26,16 @@ def environment(config: Config) -> Outcome:
 
 
 def each_check(config: Config) -> Iterator[Outcome]:
-    """Every check's outcome as it ends."""
+    """Every check's outcome as it ends; standard error says which one is going on."""
     yield environment(config)
-    yield from outcomes(config)
+    yield from outcomes(config, lambda name: typer.echo(f"{name} …", err=True))
 
 
 def show(found: Iterable[Outcome], *, as_json: bool) -> int:
-    """Print outcomes as they come, or all as one object; 1 when one failed, else 0."""
+    """Print outcomes as they come, or all as one object; 1 when one failed, else 0.
+
+    What the processes of a failed check printed goes to standard error, or into the object.
+    """
     console = Terminal()
     marks = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
     done = []
@@ -38,6 +43,8 @@ def show(found: Iterable[Outcome], *, as_json: bool) -> int:
         done.append(outcome)
         if as_json:
             continue
+        if outcome.messages:
+            typer.echo(outcome.messages, err=True)
         console.print(marks[outcome.status], markup=True, end="")
         console.print(f" {outcome.name}: {outcome.detail}", soft_wrap=True)
         if outcome.remedy:

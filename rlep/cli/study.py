@@ -12,6 +12,7 @@ import typer
 from rlep.cli.shell import command_errors
 from rlep.cli.tables import show_table
 from rlep.core.errors import RlepError
+from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
     from rlep.study.conduct import Base
@@ -35,7 +36,8 @@ def run_study(
     from rlep.study.study_runner import Commands
 
     study = read_study(file)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its commands end with it
+    for number in {*ending_signals()} - {signal.SIGINT}:
+        signal.signal(number, signal.default_int_handler)  # its commands end with it
     commands = Commands(study.study.phase_hours)
     found = conduct(study, _base(study.study), commands, parallel=parallel, say=lambda text: typer.echo(text, err=True))
     _show(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from rlep.cli.status import actor_rows, backlog, errors, heading, last_step, pha
 from rlep.cli.tables import WIDEST, table_of
 from rlep.cli.terminal import Terminal
 from rlep.core.errors import ActorLost, ConfigError, RlepError
+from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
@@ -58,7 +58,7 @@ async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
             status = await RunClient(cluster).ask(Look(), deadline_s=LOOK_S)
             Terminal(width=WIDEST).print(frame(status))
             return ""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             loop.add_signal_handler(number, stop.set)
         with _keys(stop):
             return await _live(cluster, run, console, every_s, stop)

@@ -35,6 +35,7 @@ from rlep.launch.before_start import (
     check_lora_targets,
     check_minimum,
     check_output_head,
+    check_place,
     check_pool,
     check_verifier,
     check_watched,
@@ -101,6 +102,7 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
             progress.note(f"nothing to do: all {done.coverage.questions} questions are collected")
             return done
         check_cpus(config, learns=False)
+        check_place(config)
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
 
 
@@ -152,6 +154,8 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
             return done
         check_cpus(config, learns=True)
         check_pool(config, inputs.tokenizer.digest, _train_set(inputs))
+        if config.replay.source != "offline":
+            check_place(config)
         return _trained(config, inputs, store, progress, supervised=phase == "sft")
 
 

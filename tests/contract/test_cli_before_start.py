@@ -148,7 +148,7 @@ def test_a_sink_that_is_not_installed_leaves_no_directory(
     monkeypatch.setitem(sys.modules, "wandb", None)
     result = invoke("train", config, [*overrides, 'tracking.sinks=["wandb"]'])
     assert result.exit_code == 2
-    assert "in rlep's checkout, pip install -e '.[wandb]'" in result.stderr
+    assert "'wandb', which is not installed: pip install wandb" in result.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -170,7 +170,7 @@ def test_of_a_cluster_that_is_joined_nothing_is_assumed(
 ) -> None:
     monkeypatch.setitem(os.environ, "RAY_ADDRESS", "127.0.0.1:1")
     result = invoke("train", config, [*overrides, "generator.cpus=400", "replay.count=2"])
-    assert result.stderr.splitlines()[-1].startswith("error: no Ray cluster answers at '127.0.0.1:1'")
+    assert result.stderr.splitlines()[-1].startswith("error: no Ray cluster answers at RAY_ADDRESS = '127.0.0.1:1'")
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])
@@ -183,6 +183,37 @@ def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str]
     )
     assert not (tmp_path / "run").exists()
     opened([*overrides, "update.lr=0.5"], "train").close()
+
+
+@pytest.mark.parametrize(("command", "source"), [("collect", "offline"), ("train", "live")])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            'pool.directory="{home}/file/pool"',
+            "the pool directory {home}/file/pool cannot be made: {home}/file is no directory",
+        ),
+        ('pool.directory="{home}/damaged"', "{home}/damaged/appendonly.aof is damaged from byte 0 of 9 on"),
+        ('pool.url="redis://127.0.0.1:1"', "connecting"),
+        ('pool.url="grpc://127.0.0.1:1"', "127.0.0.1:1"),
+    ],
+)
+def test_a_pool_that_cannot_be_written_to_is_refused_before_any_actor(
+    command: str, source: str, setting: str, message: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir(mode=0o700)
+    for name, text in (("redis.conf", ""), ("appendonly.aof", "no pool\n\n")):
+        (damaged / name).touch(mode=0o600)
+        (damaged / name).write_text(text)
+    given = [setting.format(home=tmp_path), "pool.deadline_s=1", f"replay.source={source}", "replay.count=1"]
+    result = invoke(command, config, [*overrides, *given])
+    assert result.exit_code in (1, 2), result.output
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert message.format(home=tmp_path) in error
+    assert "starting" not in result.stderr  # the line before the actors
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def load_judge(task: str) -> Judge:
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
-                    "math-verify, latex2sympy2-extended and sympy in the versions of requirements/"
+                    "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
         return judge
     return user_judge(task)

@@ -272,6 +272,7 @@ def test_a_wrong_option_is_refused_before_anything_is_made(words: list[str], sen
 def test_the_list_has_every_task_and_says_why_some_are_refused() -> None:
     lines = CliRunner().invoke(app, ["tasks", "list"]).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(task_names())
+    assert [line for line in lines if len(line.split()) < 3] == []  # each says what it asks
     assert {line.split()[0] for line in lines if "  refused: " in line} == set(REFUSED)
 
 
