@@ -31,6 +31,7 @@ from rlep.driver.plan_fit import plan_fit
 from rlep.driver.plan_learner import plan_learner
 from rlep.driver.plan_memory import plan_memory
 from rlep.launch.pool_place import pool_place
+from rlep.metrics.trackers import PACKAGES as SINKS
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
 from rlep.services.pool.rpc.run_pool import connected, on_server
 from rlep.services.pool.storage.checks import check_server
@@ -88,9 +89,8 @@ def findings_of(config: Config) -> Iterator[Finding]:
 
 def _python(_: Config) -> Iterator[Finding]:
     good = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    yield Finding(
-        "Python", "ok" if good else "wrong", sys.version.split()[0], "" if good else "use Python 3.11 to 3.13"
-    )
+    remedy = "" if good else "use Python 3.11 to 3.13"
+    yield Finding("Python", "ok" if good else "wrong", sys.version.split()[0], remedy)
 
 
 def _versions(_: Config) -> Iterator[Finding]:
@@ -100,8 +100,9 @@ def _versions(_: Config) -> Iterator[Finding]:
         yield Finding("versions", "wrong", str(error), "no run starts with it")
 
 
-def _packages(_: Config) -> Iterator[Finding]:
-    for name, wanted in PACKAGES.items():
+def _packages(config: Config) -> Iterator[Finding]:
+    sinks = [SINKS[sink] for sink in config.tracking.sinks if sink in SINKS]
+    for name, wanted in (*PACKAGES.items(), *sinks):
         found, remedy = _version(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
         if found is None:
             yield Finding(name, "wrong", "not installed", remedy)
@@ -248,17 +249,15 @@ def _disk(config: Config) -> Iterator[Finding]:
     )
     free = shutil.disk_usage(place).free
     good = free >= 2 * GIB
-    yield Finding(
-        "disk", "ok" if good else "wrong", f"{free / GIB:.1f} GiB free at {place}", "" if good else "free some space"
-    )
+    remedy = "" if good else "free some space"
+    yield Finding("disk", "ok" if good else "wrong", f"{free / GIB:.1f} GiB free at {place}", remedy)
 
 
 def _files(_: Config) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     good = soft >= 4096 or hard >= 4096  # Ray raises the soft limit up to the hard one
-    yield Finding(
-        "open files", "ok" if good else "wrong", f"limit {soft} (hard {hard})", "" if good else "ulimit -n 65535"
-    )
+    remedy = "" if good else "ulimit -n 65535"
+    yield Finding("open files", "ok" if good else "wrong", f"limit {soft} (hard {hard})", remedy)
 
 
 def _redis(config: Config) -> Iterator[Finding]:

@@ -23,8 +23,8 @@ from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient
 
 log = logging.getLogger(__name__)
 
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow-skinny"}
-"""Sink → the package that it needs, as rlep's extra of that name has it."""
+PACKAGES = {"tensorboard": ("tensorboard", "2."), "wandb": ("wandb", "0."), "mlflow": ("mlflow-skinny", "3.")}
+"""Sink → the package that it needs, as rlep's extra of that name has it, and how the version it was tested with begins."""
 BATCH = 500
 """Metrics per MLflow request; its server takes at most 1000."""
 
@@ -187,5 +187,5 @@ def _imported(module: str, extra: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != extra:
             raise
         raise ConfigError(
-            f"tracking.sinks has {extra!r}, which is not installed: pip install {PACKAGES[extra]}"
+            f"tracking.sinks has {extra!r}, which is not installed: pip install {PACKAGES[extra][0]}"
         ) from error

@@ -193,7 +193,7 @@ def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str]
             'pool.directory="{home}/file/pool"',
             "the pool directory {home}/file/pool cannot be made: {home}/file is no directory",
         ),
-        ('pool.directory="{home}/damaged"', "{home}/damaged/appendonly.aof is damaged from byte 0 of 9 on"),
+        ('pool.directory="{home}/damaged"', "{home}/damaged/appendonly.aof does not begin"),
         ('pool.url="redis://127.0.0.1:1"', "connecting"),
         ('pool.url="grpc://127.0.0.1:1"', "127.0.0.1:1"),
     ],

@@ -19,7 +19,8 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import connect
 from tests.services.conftest import TOKENIZER
-from tests.services.pool.test_pool_redis_process import append_only_file, servers
+from tests.services.pool.embedded_data import append_only_file
+from tests.services.pool.test_pool_redis_process import servers
 from tests.waiting import wait_until
 
 MakeTrajectory = Callable[..., Trajectory]

@@ -177,3 +177,13 @@ def test_without_an_address_a_private_cluster_is_started(monkeypatch: pytest.Mon
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     (finding,) = found(Config(), "Ray cluster")
     assert (finding.level, finding.detail.partition(" ")[0]) == ("ok", "a")
+
+
+@pytest.mark.parametrize(("sink", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
+def test_a_trackers_package_that_is_missing_is_found(sink: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else installed(name))
+    (finding,) = found(load_config([], [f'tracking.sinks=["{sink}", "prometheus"]']), package)
+    assert (finding.level, finding.detail) == ("wrong", "not installed")
+    assert finding.remedy.startswith(f"pip install '{package}==")
+    assert found(Config(), package) == []

@@ -15,8 +15,8 @@ from rlep.core import parquet_pages
 from rlep.core.errors import DataError
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_files import read_rows
+from rlep.report.samples import read_samples
 from rlep.services.pool.files.parquet_shards import SCHEMA, read_parquet
-from rlep.study.study_results import _samples
 
 MIB = 1 << 20
 NESTED = pa.table(
@@ -103,7 +103,7 @@ def test_a_small_shard_whose_footer_lies_is_refused_unread(tmp_path: Path) -> No
 
 
 def samples(path: Path) -> object:
-    return _samples(path)
+    return read_samples(path)
 
 
 @pytest.mark.parametrize("read", [lambda path: list(read_rows(path)), samples], ids=["data", "study"])

@@ -35,7 +35,7 @@ def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, sink, None)  # how Python says: there is no such module
-    with pytest.raises(ConfigError, match=f"{sink!r}, which is not installed: pip install {PACKAGES[sink]}$"):
+    with pytest.raises(ConfigError, match=f"{sink!r}, which is not installed: pip install {PACKAGES[sink][0]}$"):
         open_trackers([sink], directory=tmp_path, project="p", name="n")
     assert list(tmp_path.iterdir()) == []
 

@@ -64,7 +64,6 @@ rename-command MIGRATE ""
 rename-command REPLICAOF ""
 rename-command SLAVEOF ""
 """
-_PASSWORD = re.compile(r"[0-9a-f]{64}")
 
 
 def find_binary(configured: Path | None = None) -> Path:
@@ -219,7 +218,7 @@ class EmbeddedRedis:
     def _password(self) -> str:
         """The generated password. Raises ``ConfigError`` for anything else, which ``redis.conf`` could read as settings."""
         password = read_own(self.password_file, most=1024).strip()
-        if not _PASSWORD.fullmatch(password):
+        if not re.fullmatch(r"[0-9a-f]{64}", password):
             raise ConfigError(f"{self.password_file} does not hold 64 hex digits, as rlep writes them: remove it")
         return password
 
