@@ -29,15 +29,15 @@ pip() {
 progress() {
     total=$(grep -c '^[A-Za-z0-9]' "requirements/$lock.txt")
     while sleep 10 && kill -0 $$ 2>/dev/null; do
-        found=$(grep -cE '^(Collecting|Requirement already satisfied)' "$log")
-        step=$(grep -E '^(Collecting|Installing)' "$log" | tail -n 1 | cut -c 1-70)
+        found=$(grep -cE '^(Collecting|Processing|Requirement already satisfied)' "$log" || true) # no match is no failure
+        step=$(grep -E '^(Collecting|Processing|Installing)' "$log" | tail -n 1 | cut -c 1-70 || true)
         printf 'setup: %s of %s packages found; %s\n' "$found" "$total" "$step" >&2
     done
 }
 
 ended() {
     status=$?
-    kill "$beat" 2>/dev/null
+    kill "$beat" 2>/dev/null || true
     [ "$status" -eq 0 ] || tail -n 20 "$log" >&2
 }
 
