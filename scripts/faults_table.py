@@ -41,7 +41,7 @@ FAULTS = {
     23: "a weight update stops half way",
     24: "the pool has too few responses to a question",
     25: "a tracker fails or hangs",
-    26: "SIGTERM, Ctrl-C, the end of a job",
+    26: "SIGTERM, Ctrl-C, a closed terminal, the end of a job",
     27: "generators come and go during a step",
     28: "a second driver of one run or one live pool",
     29: "all of these by chance, over a long run",

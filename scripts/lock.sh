@@ -12,8 +12,10 @@ compile() {
     name=$1
     shift
     .venv/bin/python -m uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
-        --no-annotate --no-emit-index-url --custom-compile-command "make lock" \
+        --no-annotate --no-emit-index-url --generate-hashes --custom-compile-command "make lock" \
         --output-file "requirements/$name.txt" "$@"
+    # A pin and its hashes in one line, until the lines are chosen.
+    sed -i -e ':a' -e '/\\$/{N;s/ *\\\n */ /;ba' -e '}' "requirements/$name.txt"
 }
 
 compile cpu --extra cpu --overrides requirements/cpu.overrides.txt "$@"
@@ -22,10 +24,9 @@ compile cpu --extra cpu --overrides requirements/cpu.overrides.txt "$@"
 
 # The tools are resolved with the CPU packages and listed without them: they install on top of either lock.
 compile dev --extra cpu --extra dev --overrides requirements/cpu.overrides.txt --constraints requirements/cpu.txt "$@"
-{
-    sed -n '/^#/p' requirements/dev.txt
-    grep -v '^#' requirements/dev.txt | grep -vxF -f requirements/cpu.txt
-} >requirements/dev.only
+awk '{ pin = $0; sub(/ --hash.*/, "", pin) } NR == FNR { cpu[pin]; next } /^#/ || !(pin in cpu)' \
+    requirements/cpu.txt requirements/dev.txt >requirements/dev.only
 mv requirements/dev.only requirements/dev.txt
 # Lines that no supported machine installs.
 sed -i -E "/sys_platform == '(never|win32|emscripten)'/d" requirements/cpu.txt requirements/cuda.txt requirements/dev.txt
+sed -i 's/ --hash/ \\\n    --hash/g' requirements/cpu.txt requirements/cuda.txt requirements/dev.txt

@@ -9,6 +9,7 @@ lock=${1:?usage: scripts/setup.sh cpu|cuda|dev}
 python=${PYTHON:-python3}
 venv=.venv
 stamp=$venv/.rlep-$lock
+log=$venv/setup.log
 
 fail() {
     printf 'setup: %s\n' "$*" >&2
@@ -21,7 +22,23 @@ fingerprint() {
 }
 
 pip() {
-    "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"
+    PIP_PROGRESS_BAR=off "$venv/bin/python" -m pip --disable-pip-version-check "$@" >>"$log" 2>&1
+}
+
+# pip's output goes to a log, whose last lines a failure shows; every 10 s a line says how far it is.
+progress() {
+    total=$(grep -c '^[A-Za-z0-9]' "requirements/$lock.txt")
+    while sleep 10 && kill -0 $$ 2>/dev/null; do
+        found=$(grep -cE '^(Collecting|Processing|Requirement already satisfied)' "$log" || true) # no match is no failure
+        step=$(grep -E '^(Collecting|Processing|Installing)' "$log" | tail -n 1 | cut -c 1-70 || true)
+        printf 'setup: %s of %s packages found; %s\n' "$found" "$total" "$step" >&2
+    done
+}
+
+ended() {
+    status=$?
+    kill "$beat" 2>/dev/null || true
+    [ "$status" -eq 0 ] || tail -n 20 "$log" >&2
 }
 
 [ -f "requirements/$lock.txt" ] || fail "there is no requirements/$lock.txt"
@@ -41,17 +58,25 @@ fi
 rm -f "$stamp"
 
 printf 'setup: installing requirements/%s.txt into %s (a first time takes some minutes)\n' "$lock" "$venv" >&2
-torch_version=$(sed -n 's/^torch==\([^ ;]*\).*/\1/p' "requirements/$lock.txt")
-case $torch_version in
-*+cpu)
-    # PyPI's torch is the CUDA build; the CPU build comes from a configured index or from PyTorch's own.
-    pip install --no-deps "torch==$torch_version" 2>/dev/null ||
-        pip install --no-deps --index-url https://download.pytorch.org/whl/cpu "torch==$torch_version" ||
-        fail "torch $torch_version was found neither in pip's configured indexes nor at download.pytorch.org"
-    ;;
-esac
-# A lock is complete, so nothing is resolved here; some packages' own requirements are left out on purpose.
-pip install --no-deps -r "requirements/$lock.txt"
+: >"$log"
+progress &
+beat=$!
+trap ended EXIT
+trap 'exit 130' INT TERM HUP
+# A lock is complete, so nothing is resolved here; some packages' own requirements are left out on purpose. No file is
+# installed whose hash is not in the lock.
+locked() {
+    pip install --no-deps --require-hashes "$@"
+}
+# PyPI's torch is the CUDA build; the CPU build comes from a configured index or from PyTorch's own.
+torch=$venv/torch.txt
+sed -n '/^torch==[^ ]*+cpu/,/[^\\]$/p' "requirements/$lock.txt" >"$torch"
+if [ -s "$torch" ]; then
+    locked -r "$torch" ||
+        locked --index-url https://download.pytorch.org/whl/cpu -r "$torch" ||
+        fail "neither pip's configured indexes nor download.pytorch.org have the torch of requirements/$lock.txt, with its hash"
+fi
+locked -r "requirements/$lock.txt"
 pip install --no-deps --no-build-isolation -e .
 if [ "$lock" = cpu ]; then
     "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||

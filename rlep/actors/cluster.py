@@ -7,7 +7,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,7 +25,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from rlep.actors.contact import Contact, write_private
+from rlep.actors.cluster_address import joined_address, named_address, reachable
+from rlep.actors.contact import TOKEN, Contact, write_contact, write_private
 from rlep.actors.head_watch import watch_head
 from rlep.actors.placement import (
     BundleSlot,
@@ -36,16 +36,17 @@ from rlep.actors.placement import (
     shortfall,
     unplaceable,
 )
-from rlep.actors.ray_private import refuses_token, start_private_cluster
+from rlep.actors.ray_private import log_raylet_messages, refuses_token, start_private_cluster
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.paths import private_directory
 
-DEEPEST_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""How deep Ray's sockets lie below its directory; a process has at most seven digits."""
+RAY_FILES = "r"
+"""In ``Cluster.home``: Ray's own directory, which it opens to every user; no other user comes that far."""
+DEEPEST_SOCKET = len(f"/{RAY_FILES}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""How deep Ray's sockets lie below ``Cluster.home``; a process has at most seven digits."""
 
-CONNECT_S = 10.0
 TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
 
 SENT_AGAIN = 5
@@ -83,37 +84,37 @@ class Cluster:
 
         Raises ``PlacementError`` where none answers or starts.
         """
-        address = self.config.address or os.environ.get("RAY_ADDRESS")
         # Ray has read it; the processes that it starts keep its handler.
         os.environ.pop("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", None)
-        if address:
-            reached = _reachable(address)
-            try:
-                if "://" not in address and refuses_token(address):
-                    raise PlacementError(f"the Ray cluster at {address!r} refuses this token: {TOKEN_HINT}")
-                ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
-            except AuthenticationError as error:
-                said = str(error).split(". ")[0]
-                raise PlacementError(f"this process has no token for Ray: {said}; {TOKEN_HINT}") from None
-            except (ConnectionError, ValueError) as error:
-                what = f"{address!r} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
-                raise PlacementError(what if reached else f"no Ray cluster answers at {address!r}: {error}") from None
+        log_raylet_messages()
+        if address := joined_address(self.config.address):
+            self._join(address, named_address(self.config.address))
             return
         self.home = private_directory("ray", deepest=DEEPEST_SOCKET)
-        if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        if not (os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")):
             # Ray switches token authentication on for local clusters; this keeps its token out of the home directory.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        if "RAY_AUTH_TOKEN" in os.environ:  # for other processes of the same user: see contact.py
-            write_private(self.home / "token", os.environ["RAY_AUTH_TOKEN"])
-        start_private_cluster(self.home, self.namespace, self.config.cpus)
+        write_private(self.home / TOKEN, _own_token())  # for other processes of the same user: see contact.py
+        start_private_cluster(self.home / RAY_FILES, self.namespace, self.config.cpus)
+        write_contact(self.home, self.contact)
+
+    def _join(self, address: str, named: str) -> None:
+        reached = reachable(address, named)
+        try:
+            if "://" not in address and refuses_token(address):
+                raise PlacementError(f"the Ray cluster at {named} refuses this token: {TOKEN_HINT}")
+            ray.init(address=address, namespace=self.namespace, log_to_driver=False, logging_level="error")
+        except AuthenticationError as error:
+            said = str(error).split(". ")[0]
+            raise PlacementError(f"this process has no token for Ray: {said}; {TOKEN_HINT}") from None
+        except (ConnectionError, ValueError) as error:
+            what = f"{named} answers, but refuses the connection: {TOKEN_HINT}; or it is no Ray cluster"
+            raise PlacementError(what if reached else f"no Ray cluster answers at {named}: {error}") from None
 
     @property
     def contact(self) -> Contact:
         """How another process reaches this cluster and the run on it."""
-        token = None
-        if self.home is not None:
-            own = self.home / "token"
-            token = str(own) if own.exists() else os.environ["RAY_AUTH_TOKEN_PATH"]
+        token = None if self.home is None else str(self.home / TOKEN)
         address = ray.get_runtime_context().gcs_address
         return Contact(self.namespace.removeprefix("rlep-"), address, platform.node(), token)
 
@@ -132,7 +133,7 @@ class Cluster:
             ray.shutdown()
         if self.home is not None:
             if logs is not None:
-                _save_logs(self.home, logs)
+                _save_logs(self.home / RAY_FILES, logs)
             shutil.rmtree(self.home, ignore_errors=True)
             self.home = None
 
@@ -211,6 +212,10 @@ class Cluster:
         """What an actor of this role needs, and what there is."""
         return shortfall(role, (role,))
 
+    def waits_for(self, role: ActorConfig) -> str:
+        """What an actor of this role that is being placed lacks, and how long it waits for it."""
+        return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
+
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
         """Count these in on a private cluster, which does not grow. Raises ``PlacementError`` where they do not fit."""
         self._roles[name] = together
@@ -227,19 +232,15 @@ class Cluster:
             group.release()
 
 
-def _reachable(address: str) -> bool:
-    """Whether somebody listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
-
-    Raises ``PlacementError`` where nobody does: Ray itself would try for minutes.
-    """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():
-        return False
+def _own_token() -> str:
+    """What this process shows to the private cluster that it starts. Raises ``PlacementError``."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    path = os.environ["RAY_AUTH_TOKEN_PATH"]
     try:
-        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
-            return True
-    except OSError as error:
-        raise PlacementError(f"no Ray cluster answers at {address!r}: {error}") from None
+        return Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlacementError(f"RAY_AUTH_TOKEN_PATH = {path} cannot be read: {error}") from None
 
 
 async def call(reference: Any, what: str, deadline_s: float) -> Any:

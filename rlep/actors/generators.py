@@ -101,7 +101,7 @@ class GeneratorPool:
 
     def _shortfall(self) -> str:
         """What a generator that is not placed yet waits for."""
-        return self._cluster.shortfall(self._config) if self._shared is None else "waits for the learner's devices"
+        return self._cluster.waits_for(self._config) if self._shared is None else "waits for the learner's devices"
 
     @property
     def _workers(self) -> list[GeneratorReplica]:

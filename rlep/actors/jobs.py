@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from rlep.actors.cluster import TOKEN_HINT
+from rlep.actors.dashboard import check_dashboard
 from rlep.actors.job_files import job_files
 from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
@@ -38,12 +40,13 @@ def submit_job(
 
     Ctrl-C ends following the job, not the job: the status is 130 then.
 
-    What of ``working_dir`` goes to the cluster is told to ``note`` first; secrets, runs and pools stay here (``job_files``).
+    What of ``working_dir`` goes to the cluster, and what stays here, is told to ``note`` first (``job_files``).
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
-        ConfigError: no arguments, no directory ``working_dir``, or no dashboard address.
+        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or more files than a job takes.
         PlacementError: the cluster refuses the token, or there is none.
+        DeadlineExceeded: no dashboard answers in time.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
     """
     if not arguments:
@@ -54,13 +57,17 @@ def submit_job(
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
+    if where.startswith(("http://", "https://")):
+        check_dashboard(where, note)
     files = job_files(working_dir, arguments)
     for line in files.lines():
         note(line)
     try:
         client = _client(where)
-        runtime = {"working_dir": str(working_dir.absolute()), "excludes": files.excludes, "env_vars": _passed_on()}
-        job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
+        with tempfile.TemporaryDirectory(prefix="rlep-job-") as copy:
+            files.copy_to(Path(copy))
+            runtime = {"working_dir": copy, "env_vars": _passed_on()}
+            job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
     except AuthenticationError:
         raise PlacementError(f"the cluster at {where} refuses this token: {TOKEN_HINT}") from None
     echo(f"submitted {job} to {where}")
@@ -81,7 +88,7 @@ def _client(address: str) -> JobSubmissionClient:
     while True:
         try:
             return JobSubmissionClient(address)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{address} is not the address of a dashboard (http://HEAD:8265): {error}") from None
         except ConnectionError as error:
             if time.monotonic() > deadline:

@@ -23,7 +23,8 @@ from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.values import PoolOptions, PoolPlace, PoolStats
 
 ACTOR_NAME, LIVE_ACTOR_NAME = "pool", "live"
-ROLE = ActorConfig(cpus=0)
+NODE_LABEL = "ray.io/node-id"
+"""The label that Ray gives every node."""
 
 
 @ray.remote(concurrency_groups={"health": 1})
@@ -98,7 +99,10 @@ class PoolService:
         """``place``: with absolute paths, on the node of the driver; ``name`` of the actor."""
 
         async def start() -> ActorHandle[Any]:
-            actor = await cluster.place(PoolActor, name, ROLE)
+            here = {
+                NODE_LABEL: ray.get_runtime_context().get_node_id()
+            }  # which has the directory, and the password's file
+            actor = await cluster.place(PoolActor, name, ActorConfig(cpus=0, label_selector=here))
             opened = actor.start.remote(place, tokenizer_digest, options)
             await call(opened, "opening the pool", self._deadline)
             return actor

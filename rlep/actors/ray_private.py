@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import grpc
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import parameter, ray_constants, worker
 from ray._private.grpc_utils import init_grpc_channel
-from ray._private.runtime_env.packaging import _dir_travel, _get_excludes
 from ray._private.services import canonicalize_bootstrap_address
 from ray._private.utils import get_num_cpus
 
 from rlep.core.errors import PlacementError
 
+_log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
@@ -44,8 +47,24 @@ def refuses_token(address: str) -> bool:
     return False
 
 
+def log_raylet_messages() -> None:
+    """Have Ray log (INFO) what it tells a driver of lost workers and repeated calls, where it would print it on standard output.
+
+    rlep reports each loss itself, and a step's JSON is on standard output.
+    """
+    worker.print_to_stdstream = _logged
+
+
+def _logged(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
+    for line in data["lines"]:
+        _log.info("raylet: %s", line)
+
+
 def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
     """Start Ray on this machine with all its files in ``home``, listening on loopback alone.
+
+    Ray opens ``home`` itself to every user, so it is to lie within a private directory. Its processes do not get the
+    SIGHUP of a terminal that is closed: this process does, and ends them.
 
     Raises ``PlacementError`` where its node does not come up in ``ATTEMPTS`` times 30 s.
     """
@@ -53,7 +72,7 @@ def start_private_cluster(home: Path, namespace: str, cpus: int | None) -> None:
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     for left in reversed(range(ATTEMPTS)):
         try:
-            with on_loopback():
+            with on_loopback(), on_free_ports(), unhurt_by_hangups():
                 ray.init(
                     address="local",
                     namespace=namespace,
@@ -101,14 +120,31 @@ def on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+@contextmanager
+def on_free_ports() -> Iterator[None]:
+    """Within the block the dashboard agent of a cluster that is started takes a free port.
+
+    Its default, 52365, is that of every ``ray start``: a head started by hand on the same machine would have no agent,
+    and no agent is no job.
+    """
+    before = parameter.RayParams
+    parameter.RayParams = partial(before, dashboard_agent_listen_port=0)
+    try:
+        yield
+    finally:
+        parameter.RayParams = before
+
+
+@contextmanager
+def unhurt_by_hangups() -> Iterator[None]:
+    """Within the block this thread starts processes with SIGHUP blocked, as Ray itself does with SIGINT."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def cores() -> int:
     """The CPUs that a private cluster has: the machine's, or those that its container may use."""
     return int(get_num_cpus(override_docker_cpu_warning=True))
-
-
-def travelled(directory: Path, excludes: Sequence[str]) -> list[Path]:
-    """The files and directories that Ray uploads for a job in ``directory``, which is absolute."""
-    found: list[Path] = []
-    heeded = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") != "1"
-    _dir_travel(directory, [_get_excludes(directory, list(excludes))], found.append, include_gitignore=heeded)
-    return found

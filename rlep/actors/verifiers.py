@@ -115,7 +115,7 @@ class VerifierPool:
         ``ActorLost`` when no verifier is left and all are out of restarts.
         """
         parts = [completions[start : start + BATCH] for start in range(0, len(completions), BATCH)]
-        graded = await asyncio.gather(*(self._grade(prompt.reference, part) for part in parts))
+        graded = await asyncio.gather(*(self._grade(prompt, part) for part in parts))
         return [verdict for part in graded for verdict in part]
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class VerifierPool:
             "lost" if replica.out_of_restarts else replica.state,
             in_flight=replica.busy,
             restarts=replica.actor.restarts,
-            error=self._cluster.shortfall(self._config) if replica.state == "placing" else replica.actor.error,
+            error=self._cluster.waits_for(self._config) if replica.state == "placing" else replica.actor.error,
         )
 
     async def _join(self, replica: VerifierReplica) -> None:
@@ -156,14 +156,14 @@ class VerifierPool:
         self._cluster.forget(replica.name)
         self._cluster.report("actor_drained", replica.name, f"{back} calls handed back" if back else "")
 
-    async def _grade(self, reference: str, part: Sequence[Completion]) -> list[Verdict]:
-        texts = [completion.text for completion in part]
+    async def _grade(self, prompt: Prompt, part: Sequence[Completion]) -> list[Verdict]:
+        texts = [prompt.opening + completion.text for completion in part]
         truncated = [completion.finish_reason == "length" for completion in part]
         while True:
             replica = await self._free_replica()
             try:
                 with self._cluster.timeline.span(replica.name, "grade", len(part)):
-                    return await self._call(replica, reference, texts, truncated)
+                    return await self._call(replica, prompt.reference, texts, truncated)
             except ActorLost:
                 if replica.state != "leaving" and not replica.out_of_restarts:
                     raise

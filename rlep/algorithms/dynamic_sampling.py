@@ -53,18 +53,23 @@ class Refill:
 
     target: int
     """Groups with signal that the step trains on."""
-    max_prompts: int
-    """Most prompts sampled in one step, the first ``target`` included."""
+    limit: int
+    """A step samples at most this many times ``target`` prompts."""
     prompts_per_update: int
     """A step that falls short trains on a multiple of this."""
 
     def __post_init__(self) -> None:
         if self.prompts_per_update < 1 or self.target < 1 or self.target % self.prompts_per_update:
             raise ConfigError(
-                f"target = {self.target} groups is not a multiple of prompts_per_update = {self.prompts_per_update}"
+                f"rollout.prompts = {self.target} is not a multiple of update.prompts = {self.prompts_per_update}"
             )
-        if self.max_prompts < self.target:
-            raise ConfigError(f"max_prompts = {self.max_prompts} is below target = {self.target}: raise it")
+        if self.limit < 1:
+            raise ConfigError(f"rollout.refill_limit = {self.limit}: must be at least 1")
+
+    @property
+    def max_prompts(self) -> int:
+        """Most prompts sampled in one step, the first ``target`` included."""
+        return self.limit * self.target
 
     def ask(self, report: RefillReport) -> int:
         """How many more prompts to sample now: enough at the share kept so far (at least 1/4); 0 to stop."""
@@ -89,6 +94,6 @@ class Refill:
         if not self.exhausted(report):
             return text
         return (
-            f"{text}; stopped at max_prompts = {self.max_prompts} and trains on {self.usable(report)}:"
-            " raise max_prompts, drop solved prompts, or lower the prompts per step"
+            f"{text}; stopped by rollout.refill_limit = {self.limit} and trains on {self.usable(report)}: raise it, "
+            "take questions that the model solves sometimes, or lower rollout.prompts"
         )

@@ -127,6 +127,7 @@ def evaluate(questions: Sequence[Question], *, seed: int) -> EvaluationReport:
     names = list(dict.fromkeys(question.data_source for question in questions))
     rows = [([q for q in questions if q.data_source == name], name) for name in names]
     if len(names) > 1:
+        rows = [(members, f"{ALL} (data source)" if name == ALL else name) for members, name in rows]
         rows.append((list(questions), ALL))
     return EvaluationReport(tuple(_source_report(members, name, samples, seed=seed) for members, name in rows))
 
@@ -177,6 +178,16 @@ def estimates(values: Float64Array, *, seed: int, address: str) -> list[Estimate
     resampled = np.array([values[draw.integers(count, size=count)].mean(axis=0) for _ in range(RESAMPLES)])  # [B, C]
     low, high = np.percentile(resampled, [2.5, 97.5], axis=0)
     return [Estimate(*map(float, column)) for column in zip(means, stderr, low, high, strict=True)]
+
+
+def paired(left: Float64Array, right: Float64Array, *, address: str, seed: int = 0) -> Estimate:
+    """``left`` minus ``right``, two policies' numbers ``[Q]`` of the same questions, in the same order.
+
+    What is hard about a question is hard for both and cancels; two intervals beside each other count it twice.
+    """
+    if left.shape != right.shape:
+        raise ValueError(f"{len(left)} and {len(right)} questions cannot be compared in pairs")
+    return estimates((left - right)[:, None], seed=seed, address=address)[0]
 
 
 def _source_report(questions: Sequence[Question], name: str, samples: int, *, seed: int) -> SourceReport:

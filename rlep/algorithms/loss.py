@@ -41,7 +41,7 @@ class PackedTokens:
     advantages: Tensor
     """``[R]``"""
     mask: Tensor
-    """``[R]`` bool: which tokens are in the loss."""
+    """``[R]`` bool: which tokens are in the policy's loss."""
     sequences: Tensor
     """``[R]`` int64: the sequence of each token, 0 … S − 1."""
     weights: Tensor
@@ -56,6 +56,15 @@ class PackedTokens:
     """``[R]`` entropy of the policy in training; needed by ``entropy_coef``."""
     high_entropy: Tensor | None = None
     """``[R]`` bool, rows of ``high_entropy_mask`` over the whole update; needed by ``high_entropy_fraction``."""
+    regularised: Tensor | None = None
+    """``[R]`` bool: which tokens are in the KL and entropy terms; None: those in ``mask``."""
+    regulariser_weights: Tensor | None = None
+    """``[S]``: rows of ``regulariser_normalizers``; None: ``weights``."""
+
+    @property
+    def kept(self) -> Tensor:
+        """``[R]`` bool: which tokens KL and entropy act on."""
+        return self.mask if self.regularised is None else self.regularised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,13 +98,17 @@ def packed_tokens(
     reference_logprobs: Tensor | None = None,
     entropy: Tensor | None = None,
     high_entropy: Tensor | None = None,
+    regulariser_weights: Float64Array | None = None,
 ) -> PackedTokens:
     """A micro-batch as the loss reads it, on the device of ``logprobs`` ``[R]``.
 
     Args:
         batch: whole sequences with their old log-probs.
         weights: ``[S]``, the micro-batch's rows of ``normalizers`` over the whole update.
+        regulariser_weights: ``[S]``, those of ``regulariser_normalizers``; needed where ``batch.regularised`` is given.
     """
+    if batch.regularised is not None and regulariser_weights is None:
+        raise ValueError("the batch has sequences for KL and entropy alone: give regulariser_weights")
     if batch.old_logprobs is None:
         raise ValueError("the batch has no old_logprobs: score it under θ0 before the first update")
     lengths, device = batch.response_lengths, logprobs.device
@@ -121,6 +134,8 @@ def packed_tokens(
         behaviour_logprobs=None if batch.behaviour_logprobs is None else put(batch.behaviour_logprobs),
         entropy=entropy,
         high_entropy=high_entropy,
+        regularised=None if batch.regularised is None else put(batch.regularised[sequences]),
+        regulariser_weights=None if regulariser_weights is None else put(regulariser_weights),
     )
 
 
@@ -146,8 +161,9 @@ def packed_policy_loss(packed: PackedTokens, options: LossOptions) -> tuple[Tens
     policy = _replay_terms(packed, options, policy, ratio)
     if packed.high_entropy is not None:
         policy = torch.where(packed.high_entropy, policy, 0.0)
-    terms = policy + _regularisers(packed, logprobs, options)
-    weighted = torch.where(packed.mask, packed.weights.double()[packed.sequences] * terms, 0.0)  # [R]
+    weighted = torch.where(packed.mask, packed.weights.double()[packed.sequences] * policy, 0.0)  # [R]
+    if options.kl_coef or options.entropy_coef:
+        weighted = weighted + _regularisers(packed, options)
     loss = weighted.sum()
     with torch.no_grad():
         sums = _sums(packed, options, weighted, ratio)
@@ -231,45 +247,48 @@ def _sequence_mean(log_ratio: Tensor, packed: PackedTokens) -> Tensor:
     return (totals / _token_counts(packed).clamp(min=1))[packed.sequences]
 
 
-def _regularisers(packed: PackedTokens, logprobs: Tensor, options: LossOptions) -> Tensor:
+def _regularisers(packed: PackedTokens, options: LossOptions) -> Tensor:
+    """The weighted terms of KL and entropy ``[R]``, which know no advantage and act on constant groups too."""
+    logprobs = _masked(packed.logprobs, packed.kept)
     terms = torch.zeros_like(logprobs)
     if options.kl_coef and packed.reference_logprobs is not None:
-        reference = _constant(packed.reference_logprobs, packed.mask)
+        reference = _constant(packed.reference_logprobs, packed.kept)
         terms = terms + options.kl_coef * kl_estimate(logprobs, reference, options.kl_estimator)
     if options.entropy_coef and packed.entropy is not None:
-        terms = terms - options.entropy_coef * _masked(packed.entropy, packed.mask)
-    return terms
+        terms = terms - options.entropy_coef * _masked(packed.entropy, packed.kept)
+    weights = packed.weights if packed.regulariser_weights is None else packed.regulariser_weights
+    return torch.where(packed.kept, weights.double()[packed.sequences] * terms, 0.0)
 
 
 def _sums(packed: PackedTokens, options: LossOptions, weighted: Tensor, ratio: Tensor) -> LossSums:
     """Sums ``[2, columns]`` and largest ratios ``[2]`` of fresh and replayed tokens."""
     mask, advantages = packed.mask, _masked(packed.advantages, packed.mask)
-    logprobs, reference, entropy = _masked(packed.logprobs, mask), packed.reference_logprobs, packed.entropy
-    zeros, ones = torch.zeros_like(ratio), torch.ones_like(ratio)
+    logprobs, reference, entropy = _masked(packed.logprobs, packed.kept), packed.reference_logprobs, packed.entropy
+    zeros, ones, kept = torch.zeros_like(ratio), mask.double(), packed.kept.double()
     low, high, dual = _clipped(packed, options, ratio, advantages)
     columns = {
-        "trajectories": (1 / _token_counts(packed).clamp(min=1))[packed.sequences],  # each sequence adds up to 1
+        "trajectories": ones / _token_counts(packed).clamp(min=1)[packed.sequences],  # each sequence adds up to 1
         "tokens": ones,
         "loss": weighted,
         "advantage": advantages,
         "advantage_mass": advantages.abs(),
-        "ratio": ratio,
+        "ratio": torch.where(mask, ratio, 0.0),
         "clip_low": low,
         "clip_high": high,
         "dual_clip": dual,
-        "logprob": logprobs,
-        "old_kl": kl_estimate(logprobs, _masked(packed.old_logprobs, mask), "k3"),
-        "reference_tokens": zeros if reference is None else ones,
+        "logprob": torch.where(mask, logprobs, 0.0),
+        "old_kl": kl_estimate(_masked(packed.logprobs, mask), _masked(packed.old_logprobs, mask), "k3"),
+        "reference_tokens": zeros if reference is None else kept,
         "reference_kl": zeros
         if reference is None
-        else kl_estimate(logprobs, _masked(reference, mask), options.kl_estimator),
-        "entropy_tokens": zeros if entropy is None else ones,
-        "entropy": zeros if entropy is None else _masked(entropy, mask),
+        else kl_estimate(logprobs, _masked(reference, packed.kept), options.kl_estimator),
+        "entropy_tokens": zeros if entropy is None else kept,
+        "entropy": zeros if entropy is None else _masked(entropy, packed.kept),
     }
     table = torch.stack([columns[name].double() for name in COLUMNS])  # [columns, R]
     replayed = packed.replayed[packed.sequences]
-    sources = torch.stack([mask & ~replayed, mask & replayed])  # [2, R]
-    largest = torch.where(sources, ratio, 0.0)
+    sources = torch.stack([packed.kept & ~replayed, packed.kept & replayed])  # [2, R]
+    largest = torch.where(sources & mask, ratio, 0.0)
     padded = torch.cat([largest, largest.new_zeros(2, 1)], dim=1)  # a maximum over no token is 0
     return LossSums(sources.double() @ table.T, padded.amax(dim=1))
 

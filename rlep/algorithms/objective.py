@@ -117,6 +117,12 @@ def normalizers(batch: SequenceBatch, options: LossOptions) -> Float64Array:
     return sequence_weights(np.where(batch.trained, batch.response_lengths, 0), batch.groups, options)
 
 
+def regulariser_normalizers(batch: SequenceBatch, options: LossOptions) -> Float64Array:
+    """The same ``[S]`` for the KL and entropy terms: their mean is over ``batch.regularised``, where that is given."""
+    kept = batch.trained if batch.regularised is None else batch.regularised
+    return sequence_weights(np.where(kept, batch.response_lengths, 0), batch.groups, options)
+
+
 def sequence_weights(
     token_counts: ArrayLike, groups: ArrayLike | None, options: LossOptions, *, token_count: int | None = None
 ) -> Float64Array:

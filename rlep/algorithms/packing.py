@@ -16,13 +16,18 @@ Assignment = tuple[tuple[Int64Array, ...], ...]
 
 
 def sequence_batch(
-    groups: Sequence[Group], advantages: ArrayLike, *, trained: ArrayLike | None = None
+    groups: Sequence[Group],
+    advantages: ArrayLike,
+    *,
+    trained: ArrayLike | None = None,
+    regularised: BoolArray | None = None,
 ) -> SequenceBatch:
     """Lay whole groups end to end, members in the order of ``Group.members``.
 
     Args:
         advantages: ``[S]`` finite numbers, in that order.
-        trained: ``[S]``; False takes a sequence out of the loss; all True by default.
+        trained: ``[S]``; False takes a sequence out of the policy's loss; all True by default.
+        regularised: ``[S]``; False takes one out of KL and entropy; None: those trained.
 
     Behaviour log-probs are NaN for the tokens of a trajectory without any, and None where no trajectory has some.
     """
@@ -42,6 +47,7 @@ def sequence_batch(
         trained=keep,
         groups=np.repeat(np.arange(len(groups), dtype=np.int32), [len(group.members) for group in groups]),
         replayed=np.concatenate([_replayed(group) for group in groups]) if groups else np.zeros(0, np.bool_),
+        regularised=regularised,
     )
 
 
@@ -79,6 +85,7 @@ def take(batch: SequenceBatch, indices: ArrayLike) -> SequenceBatch:
         replayed=batch.replayed[chosen],
         old_logprobs=None if batch.old_logprobs is None else batch.old_logprobs[at],
         behaviour_logprobs=None if batch.behaviour_logprobs is None else batch.behaviour_logprobs[at],
+        regularised=None if batch.regularised is None else batch.regularised[chosen],
     )
 
 

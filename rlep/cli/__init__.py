@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from rlep.cli.configs import Files, MaybeFiles, Overrides, config_app
 from rlep.cli.console import console
 from rlep.cli.pool.commands import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app
+from rlep.core.printable import PrintableStream
 from rlep.core.versions import check_versions
 
 app = typer.Typer(
@@ -24,18 +27,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Show, check and describe configurations.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(pool_app, name="pool")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(study_app, name="study")
 app.command()(command_errors(console))
 
-Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
-MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
-]
 ActorKind = Literal["generators", "verifiers"]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors and the result only.")]
 JsonSteps = Annotated[bool, typer.Option("--json", help="Print a JSON object for each step on standard output.")]
@@ -44,6 +41,22 @@ RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run director
 Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
 Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor has to finish its work.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rlep {version('rlep')}")
+        raise typer.Exit
+
+
+ShowVersion = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+]
+
+
+@app.callback()
+def options(*, show_version: ShowVersion = False) -> None:
+    """Options of ``rlep`` itself."""
 
 
 def _start(
@@ -306,40 +319,11 @@ def drain(
     drain_actor(run, actor, address=address, grace_s=grace)
 
 
-@config_app.command("show")
-@command_errors
-def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
-    """Print the resolved config as JSON."""
-    from rlep.config.settings import dump_config, load_config
-
-    typer.echo(dump_config(load_config(files or (), overrides or ())), nl=False)
-
-
-@config_app.command("check")
-@command_errors
-def config_check(files: Files, overrides: Overrides = None) -> None:
-    """Print ok, or why the config cannot run."""
-    from rlep.config.settings import load_config
-
-    load_config(files, overrides or ())
-    typer.echo("ok")
-
-
-@config_app.command("schema")
-@command_errors
-def config_schema() -> None:
-    """Print the JSON schema: every key with its meaning, unit, default and bounds."""
-    import json
-
-    from rlep.config.schema import Config
-
-    typer.echo(json.dumps(Config.model_json_schema(), indent=2))
-
-
 def main() -> None:
-    """Console entry. What the terminal's encoding lacks is shown as ``?``."""
+    """Console entry: what commands print has no effect on a terminal but its own colours."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each attempt to connect; errors say what came of them
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where it was closed
-            stream.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
+        sys.stdout = PrintableStream(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = PrintableStream(sys.stderr)
     app()

@@ -18,10 +18,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 
+from rlep.actors.cluster_address import joined_address, named_address, reachable
+from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
-from rlep.core.errors import ModelError, RlepError, WrongVersionError
+from rlep.core.errors import ModelError, PlacementError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
 from rlep.driver.model_shape import read_shape
@@ -30,6 +31,7 @@ from rlep.driver.plan_fit import plan_fit
 from rlep.driver.plan_learner import plan_learner
 from rlep.driver.plan_memory import plan_memory
 from rlep.launch.pool_place import pool_place
+from rlep.metrics.trackers import PACKAGES as SINKS
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
 from rlep.services.pool.rpc.run_pool import connected, on_server
 from rlep.services.pool.storage.checks import check_server
@@ -40,8 +42,7 @@ PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.",
 GIB = 2**30
 DRIVERS = {"12": 525, "13": 580}
 """CUDA's major version -> the oldest driver's that it runs with (NVIDIA, CUDA compatibility)."""
-LEAST_CAPABILITY = 8.0
-"""Of a GPU that computes in bfloat16: Ampere."""
+LEAST_CAPABILITY = 8.0  # of a GPU that computes in bfloat16: Ampere
 INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -63,16 +64,16 @@ def examine(config: Config) -> int:
 
 def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
     """Print findings; 1 when something is wrong, else 0."""
-    console = Console(highlight=False)
+    console = Terminal()
     marks = {"ok": "[green]ok   [/]", "note": "[yellow]note [/]", "wrong": "[red]wrong[/]"}
     findings = list(findings)
     if as_json:
         console.out(json.dumps([asdict(finding) for finding in findings], indent=2))
     for finding in findings if not as_json else ():
-        console.print(f"{marks[finding.level]} {finding.what}: ", end="")
-        console.print(finding.detail, markup=False, soft_wrap=True)
+        console.print(marks[finding.level], markup=True, end="")
+        console.print(f" {finding.what}: {finding.detail}", soft_wrap=True)
         if finding.remedy:
-            console.print(f"      → {finding.remedy}", markup=False)
+            console.print(f"      → {finding.remedy}")
     return int(any(finding.level == "wrong" for finding in findings))
 
 
@@ -88,9 +89,8 @@ def findings_of(config: Config) -> Iterator[Finding]:
 
 def _python(_: Config) -> Iterator[Finding]:
     good = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    yield Finding(
-        "Python", "ok" if good else "wrong", sys.version.split()[0], "" if good else "use Python 3.11 to 3.13"
-    )
+    remedy = "" if good else "use Python 3.11 to 3.13"
+    yield Finding("Python", "ok" if good else "wrong", sys.version.split()[0], remedy)
 
 
 def _versions(_: Config) -> Iterator[Finding]:
@@ -100,13 +100,14 @@ def _versions(_: Config) -> Iterator[Finding]:
         yield Finding("versions", "wrong", str(error), "no run starts with it")
 
 
-def _packages(_: Config) -> Iterator[Finding]:
-    for name, wanted in PACKAGES.items():
-        found = _version(name)
+def _packages(config: Config) -> Iterator[Finding]:
+    sinks = [SINKS[sink] for sink in config.tracking.sinks if sink in SINKS]
+    for name, wanted in (*PACKAGES.items(), *sinks):
+        found, remedy = _version(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
         if found is None:
-            yield Finding(name, "wrong", "not installed", "make setup, or pip install -r requirements/cpu.txt")
+            yield Finding(name, "wrong", "not installed", remedy)
         elif not found.startswith(wanted):
-            yield Finding(name, "note", f"{found}, tested with {wanted}", "install the versions of requirements/*.txt")
+            yield Finding(name, "note", f"{found}, tested with {wanted}", remedy)
         else:
             yield Finding(name, "ok", found)
 
@@ -121,9 +122,7 @@ def _vllm(config: Config) -> Iterator[Finding]:
             name, "wrong", f"{other} {instead} is installed", f"install {name}==0.32.0, or set generator.gpus to suit"
         )
     else:
-        yield Finding(
-            name, "wrong", "not installed", f"pip install --no-deps {name}==0.32.0 with its lock in requirements/"
-        )
+        yield Finding(name, "wrong", "not installed", f"pip install {name}==0.32.0")
 
 
 def _cores(config: Config) -> Iterator[Finding]:
@@ -138,7 +137,7 @@ def _cores(config: Config) -> Iterator[Finding]:
 def _gpus(config: Config) -> Iterator[Finding]:
     wanted = _wanted_gpus(config)
     lines = _nvidia_smi("-L")
-    enough = wanted <= len(lines) or config.cluster.address is not None
+    enough = wanted <= len(lines) or joined_address(config.cluster.address) is not None
     remedy = "" if enough else "set generator.gpus and learner.gpus to 0 to run on CPU, or join a cluster with GPUs"
     yield Finding("GPUs", "ok" if enough else "wrong", f"{len(lines)} here, the actors ask for {wanted:g}", remedy)
 
@@ -176,7 +175,7 @@ def _rdma(_: Config) -> Iterator[Finding]:
 
 def _hostname(config: Config) -> Iterator[Finding]:
     """On a cluster: a name that stands for loopback leads other machines nowhere."""
-    if config.cluster.address is None:
+    if joined_address(config.cluster.address) is None:
         return
     name = socket.gethostname()
     try:
@@ -223,7 +222,7 @@ def _memory(config: Config) -> Iterator[Finding]:
     if kept:
         detail += f", and {kept / GIB:.1f} GiB that each learner rank keeps there"
         remedy = "more memory, learner.lora_rank, or, for ranks that sleep, cluster.placement = split"
-    good = have >= wanted + kept * learner.ranks or config.cluster.address is not None
+    good = have >= wanted + kept * learner.ranks or joined_address(config.cluster.address) is not None
     yield Finding("memory", "ok" if good else "wrong", detail, "" if good else remedy)
 
 
@@ -250,17 +249,15 @@ def _disk(config: Config) -> Iterator[Finding]:
     )
     free = shutil.disk_usage(place).free
     good = free >= 2 * GIB
-    yield Finding(
-        "disk", "ok" if good else "wrong", f"{free / GIB:.1f} GiB free at {place}", "" if good else "free some space"
-    )
+    remedy = "" if good else "free some space"
+    yield Finding("disk", "ok" if good else "wrong", f"{free / GIB:.1f} GiB free at {place}", remedy)
 
 
 def _files(_: Config) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     good = soft >= 4096 or hard >= 4096  # Ray raises the soft limit up to the hard one
-    yield Finding(
-        "open files", "ok" if good else "wrong", f"limit {soft} (hard {hard})", "" if good else "ulimit -n 65535"
-    )
+    remedy = "" if good else "ulimit -n 65535"
+    yield Finding("open files", "ok" if good else "wrong", f"limit {soft} (hard {hard})", remedy)
 
 
 def _redis(config: Config) -> Iterator[Finding]:
@@ -283,18 +280,22 @@ def _redis(config: Config) -> Iterator[Finding]:
 
 
 def _ray(config: Config) -> Iterator[Finding]:
-    if config.cluster.address is None:
+    address = joined_address(config.cluster.address)
+    if address is None:
         yield Finding("Ray cluster", "ok", "a private one is started for each command, with its own token")
         return
     if os.environ.get("RAY_AUTH_MODE") != "token":
         remedy = "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE on all machines before ray start"
         yield Finding("Ray token", "note", "the cluster's token authentication is not switched on here", remedy)
-    address = config.cluster.address if config.cluster.address != "auto" else os.environ.get("RAY_ADDRESS", "auto")
-    program = Path(sys.executable).with_name("ray")
-    status = _output([str(program), "status", *([] if address == "auto" else ["--address", address])])
-    reached = "Resources" in status
-    remedy = "" if reached else "ray start --head, or check the address"
-    yield Finding("Ray cluster", "ok" if reached else "wrong", address, remedy)
+    named, status = named_address(config.cluster.address), ""
+    try:
+        reachable(address, named)
+        words = ["status"] if address == "auto" else ["status", "--address", address]
+        status = _output([str(Path(sys.executable).with_name("ray")), *words])
+    except PlacementError as error:
+        named = str(error)
+    level, remedy = ("ok", "") if "Resources" in status else ("wrong", "ray start --head, or check the address")
+    yield Finding("Ray cluster", level, named, remedy)
 
 
 def _secrets(_: Config) -> Iterator[Finding]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TextIO
 
 from rlep.cli.progress import TerminalProgress
-from rlep.core.errors import DataError, UngradedRows
+from rlep.core.errors import DataError, UngradedRows, VerifierError
+from rlep.driver.crashes import UNDECIDED, is_function, undecided_text
 from rlep.services.verifier.grade_rows import grade_rows
 from rlep.services.verifier.grader import build_verifier
 
@@ -17,34 +18,46 @@ NAMED = 10
 
 
 def grade_file(file: Path, profile: str, workers: int, out: Path | None, *, correct_at: float = 1.0) -> None:
-    """Grade a JSONL file; a malformed row is reported in its place.
+    """Grade a JSONL file, or standard input for ``-``; a malformed row is reported in its place.
 
-    Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file, and
-    UngradedRows, when all others are written, where a row was malformed.
+    Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file, and, when all rows
+    are written, UngradedRows where one was malformed, VerifierError where the user's function decided on none.
     """
+    file = Path("/dev/stdin") if file == Path("-") else file
     unreadable: list[str] = []
     try:
-        with file.open("rb") as rows:
-            total = sum(1 for _ in rows)
+        total = _lines_of(file)
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error.strerror}") from None
     with ExitStack() as stack:
-        lines = stack.enter_context(file.open(encoding="utf-8", errors="surrogateescape"))
+        lines = stack.enter_context(file.open(encoding="utf-8-sig", errors="surrogateescape"))
         verifier = stack.enter_context(build_verifier(profile, workers=workers, correct_at=correct_at))
         written = sys.stdout if out is None else stack.enter_context(_opened(out, file))
         bars = stack.enter_context(TerminalProgress())
+        failure = ""
         with bars.phase("grade", total, "rows") as advance:
             for row in grade_rows(lines, verifier):
                 written.write(row.text + "\n")
                 if row.error:
                     unreadable.append(f"line {row.line}: {row.error}")
+                failure = failure or row.failure
                 advance()
-        counts = {name: count for name, count in verifier.stats().by_status.items() if count}
+        statuses = verifier.stats().by_status
+        counts = {name: count for name, count in statuses.items() if count}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
+    undecided = {name: count for name, count in counts.items() if name in UNDECIDED}
+    if is_function(profile) and undecided and {*counts} <= {*undecided, "no_answer"}:
+        raise VerifierError(undecided_text(profile, undecided, failure))
     if unreadable:
         more = [f"and {len(unreadable) - NAMED} more"] if len(unreadable) > NAMED else []
         was = "row was" if len(unreadable) == 1 else "rows were"
         raise UngradedRows("\n  ".join([f"{file}: {len(unreadable):,} {was} not graded", *unreadable[:NAMED], *more]))
+
+
+def _lines_of(file: Path) -> int | None:
+    """How many there are; None of a pipe, which can be read but once."""
+    with file.open("rb") as rows:
+        return sum(1 for _ in rows) if file.is_file() else None
 
 
 def _opened(out: Path, file: Path) -> TextIO:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from rlep.actors.contact import CONTACT, read_contact
+from rlep.actors.contact import CONTACT, check_private, read_contact
 from rlep.actors.timeline import write_trace
 from rlep.cli.shell import say_stopping
 from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
@@ -125,13 +125,14 @@ async def _answer(run: RunClient, command: Command) -> RunStatus:
 def run_cluster(run: str, address: str | None) -> Cluster:
     """The cluster of a run, given by its directory or by its name; the environment is set before Ray is imported."""
     contact = read_contact(Path(run))
+    named = address or os.environ.get("RAY_ADDRESS") or ("auto" if _started_here() else None)
     if contact is None and Path(run).is_dir():
         raise ConfigError(
             f"no run is in progress in {run}: {CONTACT} is not there (it has ended, or its actors are still starting)"
         )
     if contact is None and Path(run).name != run:
         raise ConfigError(f"{run}: no such run directory")
-    if contact is None and not (address or os.environ.get("RAY_ADDRESS") or _started_cluster().exists()):
+    if contact is None and named is None:
         raise ConfigError(
             f"no Ray cluster to look for run {run} on: a private run is found by its directory (e.g. runs/{run}); "
             "for a run on a cluster give --address, or set RAY_ADDRESS"
@@ -139,21 +140,29 @@ def run_cluster(run: str, address: str | None) -> Cluster:
     if contact is not None and contact.token_file is not None:
         if contact.host != platform.node():
             raise ConfigError(f"{run} runs on a private cluster of {contact.host}: ask on that machine")
-        if not os.access(contact.token_file, os.R_OK):
-            raise ConfigError(f"{run} was killed, or belongs to another user: {contact.token_file} cannot be read")
+        check_private(contact, Path(run))
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": contact.token_file, **KEEP_LOOPBACK}
+        named = contact.address
+    if named is None:  # whoever wrote the file could name any address, whose answers this process would unpickle
+        raise ConfigError(
+            f"{Path(run) / CONTACT} names the Ray cluster {contact.address if contact else ''}, which you have not: if it is "
+            "the run's, repeat the command with that --address, or set RAY_ADDRESS"
+        )
     from rlep.actors.cluster import Cluster
     from rlep.config.roles import ClusterConfig
 
-    if contact is not None:
-        return Cluster(ClusterConfig(address=contact.address), contact.run)
-    return Cluster(ClusterConfig(address=address or os.environ.get("RAY_ADDRESS", "auto")), run)
+    joined = None if named == os.environ.get("RAY_ADDRESS") else named  # errors name the variable
+    return Cluster(ClusterConfig(address=joined), contact.run if contact is not None else run)
 
 
-def _started_cluster() -> Path:
-    """The file in which ``ray start`` leaves the cluster's address; private clusters leave none."""
-    return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 - read only
+def _started_here() -> bool:
+    """Whether ``ray start`` has left a cluster's address here, by this user or root; private clusters leave none."""
+    path = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 - its owner is checked
+    try:
+        return path.lstat().st_uid in (os.geteuid(), 0)
+    except OSError:
+        return False
 
 
 def _show(status: RunStatus) -> None:

@@ -20,9 +20,18 @@ from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.families import check_family
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.before_start import check_heads, check_lora_targets, memory_here, missing_cpus, pool_exists
-from rlep.launch.compose import check_context, check_divided, read_prompts, unknown_text
+from rlep.launch.before_start import (
+    check_heads,
+    check_lora_targets,
+    check_output_head,
+    check_verifier,
+    memory_here,
+    missing_cpus,
+    pool_exists,
+)
+from rlep.launch.compose import check_context, check_divided
 from rlep.launch.engine_options import check_options
+from rlep.launch.prompts_shown import prompt_notes, read_prompts, unknown_text
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 
@@ -33,6 +42,7 @@ def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
     Raises what the run itself would raise for settings that do not divide or fit.
     """
     check_options(config)
+    check_verifier(config)
     plan = make_plan(config, read_known(config), int(gpu_memory * GIB))
     if as_json:
         typer.echo(json.dumps(asdict(plan), indent=2))
@@ -52,6 +62,10 @@ def read_known(config: Config) -> Known:
     tokenizer, shape = _model(config, missing)
     train = _prompts(config, [config.data.train], tokenizer, missing)
     evaluation = _prompts(config, config.data.evaluation, tokenizer, missing) if config.data.evaluation else None
+    for line in (
+        prompt_notes(tokenizer, (train, evaluation), chat_template=config.model.chat_template) if tokenizer else []
+    ):
+        typer.echo(line, err=True)
     measured = train is not None and tokenizer is not None
     return Known(
         data=train.report if train else None,
@@ -74,6 +88,7 @@ def _model(config: Config, missing: list[str]) -> tuple[Tokenizer | None, ModelS
     tokenizer = load_tokenizer(path)
     check_context(config)
     check_heads(config)
+    check_output_head(config)
     check_divided(config)
     check_lora_targets(config)
     return tokenizer, read_shape(path)

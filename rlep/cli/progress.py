@@ -9,12 +9,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.shell import say_stopping
+from rlep.cli.terminal import Terminal
 from rlep.driver.ports import Advance
 
 SHOWN = {
@@ -45,8 +46,8 @@ class TerminalProgress:
 
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         """``quiet``: show the result only; ``as_json``: write an object for each step, and everything else to standard error."""
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self.results = Console(stderr=as_json, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self.console = Terminal(stderr=True, soft_wrap=True)
+        self.results = Terminal(stderr=as_json, soft_wrap=True)
         self._quiet, self._json = quiet, as_json
         self._steps: TaskID | None = None
         self._said = time.monotonic()
@@ -100,13 +101,14 @@ class TerminalProgress:
         if self._json:
             typer.echo(json.dumps(step_values(report)))
             return
-        line = f"step {report.done}/{report.steps}: {step_text(report)}"
+        number, text = f"step {report.done - 1}", step_text(report)
+        line = f"{number} ({report.done}/{report.steps}): {text}"
         ended = report.done == report.steps
         if self._progress.disable or ended:
             self.note(line)
         elif self._steps is None:
             self._steps = self._progress.add_task("steps", total=report.steps, unit="")
-        self._progress.last = "" if ended else line
+        self._progress.last = "" if ended else f"{number}: {text}"  # the bar counts
         if self._steps is not None:
             self._progress.update(self._steps, completed=report.done)
             if ended:
@@ -135,11 +137,12 @@ class TerminalProgress:
 
 
 def step_values(report: StepReport) -> dict[str, object]:
-    """A step as scripts read it; times in seconds."""
+    """A step as scripts read it, by its number in ``metrics.jsonl``; times in seconds."""
     found = {name: report.metrics[metric] for name, metric in SHOWN.items() if metric in report.metrics}
     return {
         "run": report.run,
-        "step": report.done,
+        "step": report.done - 1,
+        "done": report.done,
         "steps": report.steps,
         **found,
         "seconds": round(report.seconds, 3),

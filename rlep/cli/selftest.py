@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
-from rich.console import Console
+import typer
 
 from rlep.cli.doctor import findings_of
+from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
 from rlep.selftest.outcome import Outcome
 from rlep.selftest.suite import outcomes
@@ -25,24 +26,29 @@ def environment(config: Config) -> Outcome:
 
 
 def each_check(config: Config) -> Iterator[Outcome]:
-    """Every check's outcome as it ends."""
+    """Every check's outcome as it ends; standard error says which one is going on."""
     yield environment(config)
-    yield from outcomes(config)
+    yield from outcomes(config, lambda name: typer.echo(f"{name} …", err=True))
 
 
 def show(found: Iterable[Outcome], *, as_json: bool) -> int:
-    """Print outcomes as they come, or all as one object; 1 when one failed, else 0."""
-    console = Console(highlight=False)
+    """Print outcomes as they come, or all as one object; 1 when one failed, else 0.
+
+    What the processes of a failed check printed goes to standard error, or into the object.
+    """
+    console = Terminal()
     marks = {"ok": "[green]ok     [/]", "failed": "[red]failed [/]", "skipped": "[yellow]skipped[/]"}
     done = []
     for outcome in found:
         done.append(outcome)
         if as_json:
             continue
-        console.print(f"{marks[outcome.status]} {outcome.name}: ", end="")
-        console.print(outcome.detail, markup=False, soft_wrap=True)
+        if outcome.messages:
+            typer.echo(outcome.messages, err=True)
+        console.print(marks[outcome.status], markup=True, end="")
+        console.print(f" {outcome.name}: {outcome.detail}", soft_wrap=True)
         if outcome.remedy:
-            console.print(f"        → {outcome.remedy}", markup=False, soft_wrap=True)
+            console.print(f"        → {outcome.remedy}", soft_wrap=True)
     ok = all(outcome.status != "failed" for outcome in done)
     if as_json:
         console.out(json.dumps({"ok": ok, "checks": [asdict(outcome) for outcome in done]}, indent=2))

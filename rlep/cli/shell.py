@@ -23,20 +23,26 @@ def command_errors(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except RlepError as error:
-            typer.secho(f"error: {error}", fg="red", err=True)
+            _say_error(str(error))
             raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
         except BrokenPipeError:
             raise  # nobody reads the output any more; the command line ends quietly
         except OSError as error:
             if error.strerror is None:  # not from the system: another exception
                 raise
-            typer.secho(f"error: {error.filename or 'the system'}: {error.strerror}", fg="red", err=True)
+            _say_error(f"{error.filename or 'the system'}: {error.strerror}")
             raise typer.Exit(1) from None
         except (KeyboardInterrupt, asyncio.CancelledError):
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
 
     return guarded
+
+
+def _say_error(text: str) -> None:
+    from rlep.cli.terminal import Terminal
+
+    Terminal(stderr=True, soft_wrap=True).print(f"error: {text}", style="red")
 
 
 def say_stopping() -> None:

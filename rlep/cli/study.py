@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlep.cli.shell import command_errors
 from rlep.cli.tables import show_table
 from rlep.core.errors import RlepError
+from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
     from rlep.study.conduct import Base
@@ -35,7 +36,8 @@ def run_study(
     from rlep.study.study_runner import Commands
 
     study = read_study(file)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its commands end with it
+    for number in {*ending_signals()} - {signal.SIGINT}:
+        signal.signal(number, signal.default_int_handler)  # its commands end with it
     commands = Commands(study.study.phase_hours)
     found = conduct(study, _base(study.study), commands, parallel=parallel, say=lambda text: typer.echo(text, err=True))
     _show(found)
@@ -48,15 +50,26 @@ def run_study(
 
 @study_app.command("report")
 @command_errors
-def report_study(file: StudyFile) -> None:
-    """Write the report again, from the files that are there."""
+def report_study(
+    file: Annotated[
+        Path, typer.Argument(metavar="STUDY.toml|STUDY.json", help="A study, or a study.json that was kept.")
+    ],
+) -> None:
+    """Write the report again, from the files that are there; of a study.json print what it says."""
     from rlep.study.conduct import found_in, keep_plan
     from rlep.study.study_plan import read_study
+    from rlep.study.study_report import read_report
 
+    if file.suffix == ".json":
+        _print(read_report(file))
+        return
     study = read_study(file)
     base = _base(study.study)
     keep_plan(study, base)
-    _show(found_in(study, base))
+    found = found_in(study, base)
+    _show(found)
+    if not found.runs:
+        raise RlepError(f"no arm of {file} is complete in {study.study.directory}: rlep study run {file} runs them")
 
 
 def _base(study: StudySpec) -> Base:
@@ -71,11 +84,18 @@ def _base(study: StudySpec) -> Base:
 
 
 def _show(found: Found) -> None:
-    from rlep.study.study_report import arm_rows, comparison_rows, write_report
+    from rlep.study.study_report import read_report, write_report
 
     page = write_report(found)
-    whole = json.loads(page.with_name("study.json").read_bytes())
+    _print(read_report(page.with_name("study.json")))
+    typer.echo(f"report: {page}")
+
+
+def _print(whole: Mapping[str, Any]) -> None:
+    from rlep.study.study_report import arm_rows, comparison_rows, notes_of
+
     show_table(arm_rows(whole))
     if rows := comparison_rows(whole):
         show_table(rows)
-    typer.echo(f"report: {page}")
+    for note in notes_of(whole):
+        typer.echo(f"note: {note}")

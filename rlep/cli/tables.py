@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from rlep.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from rlep.algorithms.evaluation import EvaluationReport
@@ -26,7 +27,7 @@ UNLIMITED = 10_000
 def show_table(rows: Sequence[Mapping[str, str]], title: str | None = None, *, stderr: bool = False) -> None:
     """Rows with the same columns; nothing for no rows."""
     if rows:
-        Console(highlight=False, width=WIDEST, stderr=stderr).print(table_of(rows, title))
+        Terminal(width=WIDEST, stderr=stderr).print(table_of(rows, title))
 
 
 def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Table:
@@ -41,7 +42,7 @@ def table_of(rows: Sequence[Mapping[str, str]], title: str | None = None) -> Tab
 
 def show_facts(name: str, title: str, facts: Sequence[tuple[str, str]]) -> None:
     """(what, value) below their headings. A value that is wider than the terminal goes on in the next line, in its column."""
-    console = Console(highlight=False)
+    console = Terminal()
     if not console.is_terminal:  # for a file or a pipe a line is a fact
         console.width = UNLIMITED
     console.print(facts_table(name, title, facts))
@@ -68,10 +69,10 @@ def show_evaluation(report: EvaluationReport, *, as_json: bool) -> None:
 def show_summary(found: Summary, *, stderr: bool = False) -> None:
     """The comparison of runs: a row each, and what they say together; to standard output, or to standard error."""
     show_table([_compact(row) for row in found.rows()], stderr=stderr)
-    console = Console(highlight=False, soft_wrap=True, stderr=stderr)
+    console = Terminal(soft_wrap=True, stderr=stderr)
     console.print(found.headline())
     for note in found.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
 
 
 def _compact(row: Mapping[str, str]) -> dict[str, str]:

@@ -23,12 +23,14 @@ FORMAT = "Give your final answer between <answer> and </answer>."
 @tasks_app.command("list")
 @command_errors
 def list_tasks() -> None:
-    """Print the name of every task, and why it is refused where it is."""
+    """Print the name of every task, what it asks, and why it is refused where it is."""
     from rlep.services.verifier.gym import REFUSED
-    from rlep.services.verifier.gym_tasks import task_names
+    from rlep.services.verifier.gym_tasks import description_of, task_names
 
+    width = max(map(len, task_names()))
     for name in task_names():
-        typer.echo(f"{name}  refused: {REFUSED[name]}" if name in REFUSED else name)
+        said = f"refused: {REFUSED[name]}" if name in REFUSED else description_of(name)
+        typer.echo(f"{name:<{width}}  {said}")
 
 
 @tasks_app.command("make")

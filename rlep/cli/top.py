@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
@@ -20,7 +19,9 @@ from rlep.actors.contact import read_contact
 from rlep.cli.live import LOOK_S, run_cluster
 from rlep.cli.status import actor_rows, backlog, errors, heading, last_step, phases
 from rlep.cli.tables import WIDEST, table_of
+from rlep.cli.terminal import Terminal
 from rlep.core.errors import ActorLost, ConfigError, RlepError
+from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
@@ -52,12 +53,12 @@ async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(cluster.connect)
     try:
-        console = Console(highlight=False)
+        console = Terminal()
         if not console.is_terminal:
             status = await RunClient(cluster).ask(Look(), deadline_s=LOOK_S)
-            Console(highlight=False, width=WIDEST).print(frame(status))
+            Terminal(width=WIDEST).print(frame(status))
             return ""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ending_signals():
             loop.add_signal_handler(number, stop.set)
         with _keys(stop):
             return await _live(cluster, run, console, every_s, stop)
@@ -65,7 +66,7 @@ async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
         await asyncio.to_thread(cluster.close)
 
 
-async def _live(cluster: Cluster, run: str, console: Console, every_s: float, stop: asyncio.Event) -> str:
+async def _live(cluster: Cluster, run: str, console: Terminal, every_s: float, stop: asyncio.Event) -> str:
     """Show a frame every so often; one look at a time, each with a deadline."""
     from rlep.actors.control import Look, RunClient
 

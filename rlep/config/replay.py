@@ -18,7 +18,7 @@ class ReplayConfig(Section):
     """How successes from the experience pool are replayed."""
 
     count: Count = 0
-    """M: replays mixed into each group. 0 is phase 1 (the pool is not used)."""
+    """M: replays mixed into each group. 0 is phase 1: the pool is not used, whatever else of this section is set."""
     schedule: Literal["constant", "linear"] = "constant"
     """``linear`` lowers M to 0 over ``run.steps``."""
     source: Literal["offline", "live", "both"] = "offline"
@@ -87,10 +87,21 @@ class ReplayConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.count or "count" not in self.model_fields_set:
+            self._check()
+        if not self.count:
+            for name in ReplayConfig.model_fields.keys() - {"count", "minimum", "idle_steps"}:
+                object.__setattr__(self, name, ReplayConfig.model_fields[name].default)  # the model is frozen
+        return self
+
+    def _check(self) -> None:
         needing = ("source", "group", "require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
         for name in (*needing, "weight"):
             if getattr(self, name) != ReplayConfig.model_fields[name].default and not self.count:
-                raise ConfigError(f"replay.{name} is set but replay.count = 0")
+                raise ConfigError(
+                    f"replay.{name} is set but replay.count = 0, its default: set the replays of a group, or "
+                    "replay.count=0 itself for none"
+                )
         self._check_source()
         if self.rescue_only and self.only_below is not None:
             raise ConfigError(
@@ -113,7 +124,6 @@ class ReplayConfig(Section):
                 f'replay.is_cap = {self.is_cap} with replay.old_logprobs = "{self.old_logprobs}": truncated importance sampling '
                 'multiplies the ratio to the start of the step; it needs "recompute"'
             )
-        return self
 
     def _check_source(self) -> None:
         live = f'replay.source = "{self.source}"'

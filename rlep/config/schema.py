@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlep.config.no_effect import check_best, check_loss
 from rlep.config.recording import RolloutFilesConfig, TrackingConfig
 from rlep.config.replay import ReplayConfig, check_live
 from rlep.config.roles import (
@@ -123,7 +124,8 @@ class AdvantageConfig(Section):
     scale: bool = True
     """Divide by the standard deviation; False is Dr.GRPO."""
     drop_constant: bool = False
-    """Leave groups whose rewards are all equal out of the update and its token count; they have no gradient either way."""
+    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
+    way, and are not computed. KL and entropy, where they are on, act on them all the same."""
 
 
 class LossConfig(Section):
@@ -148,7 +150,7 @@ class LossConfig(Section):
     kl_coef: Weight = 0.0
     """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that KL."""
+    """Estimator of that KL; ``k1`` is refused with ``kl_coef``: as a loss, its gradient is zero in expectation."""
     entropy_coef: Weight = 0.0
     """Weight of the entropy bonus; 0 is off."""
     high_entropy_fraction: float = Field(1.0, gt=0, le=1)
@@ -171,13 +173,15 @@ class UpdateConfig(Section):
     warmup: Count = 10
     """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up; a decay ends with the last of ``run.steps``."""
+    """Learning rate after the warm-up; a decay ends after the last of ``run.steps``, which is one part above the end."""
     floor: Share = 0.0
     """Factor of ``lr`` at the end of a decay."""
     unit: Literal["rollouts", "updates"] = "rollouts"
     """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
     clip_norm: float = Field(1.0, gt=0)
     """Global gradient norm is clipped here; a non-finite gradient skips the update."""
+    idle_steps: Count = 100
+    """End the run when no update had a gradient in so many steps in a row, or in any step of the run; 0: never."""
 
 
 class EvaluationConfig(Section):
@@ -221,7 +225,7 @@ class CheckpointConfig(Section):
     """Newest checkpoints kept."""
     best: str | None = None
     """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
-    accept: tuple[Literal["data", "tokenizer", "pool"], ...] = ()
+    accept: tuple[Literal["data", "tokenizer", "pool", "template", "update"], ...] = ()
     """What may differ from the run that is continued; everything else is refused."""
 
 
@@ -282,6 +286,8 @@ class Config(Section):
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
         check_live(self.replay, url=self.pool.url or "", run_name=self.run.name, max_staleness=rollout.max_staleness)
+        check_loss(self)
+        check_best(self)
         self._check_replaced()
         self._check_staleness()
         check_times(self.generator, self.learner, rollout.max_tokens)
@@ -315,11 +321,6 @@ class Config(Section):
             raise ConfigError(
                 f"{stale} needs loss.tis_cap, e.g. 2: old log-probs are those of the learner at the start of the step, "
                 "and only importance sampling brings tokens of an older policy to it"
-            )
-        if (rollout.temperature, rollout.top_p, rollout.top_k) != (1.0, 1.0, 0):
-            raise ConfigError(
-                f"{stale} needs rollout.temperature = 1, top_p = 1 and top_k = 0: the sampler's log-probs are those of the "
-                "unchanged distribution, so importance weights of a changed one would be wrong"
             )
         if rollout.dynamic_sampling:
             raise ConfigError(

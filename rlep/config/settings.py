@@ -14,6 +14,7 @@ from typing_extensions import TypeIs
 
 from rlep.config.refusals import reason
 from rlep.config.schema import Config
+from rlep.config.shipped import hint
 from rlep.config.suggest import suggestions
 from rlep.core.errors import ConfigError
 
@@ -120,10 +121,10 @@ def as_override(key: str, value: Any) -> str:
 
 def _read(file: Path) -> Tree:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        hint = f"; an override is given by --set {file}" if "=" in str(file) else ""
-        raise ConfigError(f"config file {file} does not exist{hint}") from None
+        way = f"; an override is given by --set {file}" if "=" in str(file) else hint(file)
+        raise ConfigError(f"config file {file} does not exist{way}") from None
     except (IsADirectoryError, PermissionError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {file} cannot be read: {error}") from None
 

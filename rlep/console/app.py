@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
@@ -35,6 +36,14 @@ from rlep.core.errors import ConfigError, RlepError
 from rlep.services.pool.rpc.access import Role
 from rlep.services.pool.values import PoolPlace
 
+
+class ShortNumber(IntegerConvertor):
+    """A number of at most nine digits: steps, groups and pools have no more, and no path takes many more."""
+
+    regex = "[0-9]{1,9}"
+
+
+register_url_convertor("number", ShortNumber())
 LOOK_S = 0.5
 STREAM_S = 600.0
 """A browser opens the stream of changes again after so long."""
@@ -60,23 +69,23 @@ class Console:
             ("/", self._overview),
             ("/compare", self._compare),
             ("/runs/{run}", self._run),
-            ("/runs/{run}/steps/{step:int}", self._step),
-            ("/runs/{run}/steps/{step:int}/groups/{group:int}", self._group),
+            ("/runs/{run}/steps/{step:number}", self._step),
+            ("/runs/{run}/steps/{step:number}/groups/{group:number}", self._group),
             ("/runs/{run}/prompts/{prompt}", self._prompt),
-            ("/runs/{run}/evaluations/{step:int}", self._evaluation),
+            ("/runs/{run}/evaluations/{step:number}", self._evaluation),
             ("/runs/{run}/actors", self._actors),
             ("/runs/{run}/pool", self._pool_of),
             ("/studies", self._studies),
             ("/studies/{study}", self._study),
             ("/pools", self._pool_list),
-            ("/pools/{number:int}/{pool}", self._pool),
-            ("/pools/{number:int}/{pool}/prompts/{prompt}", self._pool_prompt),
+            ("/pools/{number:number}/{pool}", self._pool),
+            ("/pools/{number:number}/{pool}/prompts/{prompt}", self._pool_prompt),
         ]
         asked: list[tuple[str, Callable[[Request], str]]] = [
             ("/api/runs", lambda request: runs_data(list(self._runs().values()))),
             ("/api/runs/{run}/metrics", self._metrics),
             ("/api/runs/{run}/steps", lambda request: steps_data(self._place(request))),
-            ("/api/runs/{run}/steps/{step:int}", self._step_data),
+            ("/api/runs/{run}/steps/{step:number}", self._step_data),
         ]
         return [
             *(Route(path, partial(_page, show), methods=["GET"]) for path, show in shown),

@@ -15,7 +15,7 @@ from rlep.console.templates_of import rendered
 from rlep.report.charts import compute_of_line
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Accuracy and reward", ("rollout/accuracy", "rollout/reward", "replay/reward")),
+    ("Accuracy and reward", ("rollout/accuracy", "selection/accuracy", "rollout/reward", "replay/reward")),
     ("Groups with a signal", ("group/informative", "group/solved_by_replay")),
     ("Tokens in the loss", ("loss/tokens/fresh", "loss/tokens/replay")),
     ("Length in tokens", ("rollout/length_mean", "replay/length_mean")),

@@ -29,6 +29,7 @@ from rlep.services.pool.rpc.access import Role
 COOKIE = "rlep_console"
 SESSION_S = 12 * 3600
 MOST_SESSIONS = 256
+"""Of each role, so that no token ends the sessions of another."""
 LONGEST_FORM = 4096
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -67,11 +68,12 @@ class Sessions:
         self._clock, self._open = clock, OrderedDict[str, Session]()
 
     def open(self, role: Role) -> str:
-        """A new one; the oldest goes where there are too many."""
+        """A new one; the oldest of the same role goes where it has too many."""
         name = secrets.token_urlsafe(32)
         self._open[name] = Session(role, secrets.token_urlsafe(32), self._clock() + SESSION_S)
-        while len(self._open) > MOST_SESSIONS:
-            self._open.popitem(last=False)
+        of_role = [one for one, session in self._open.items() if session.role == role]
+        for oldest in of_role[:-MOST_SESSIONS]:
+            del self._open[oldest]
         return name
 
     def of(self, name: str | None) -> Session | None:

@@ -16,6 +16,7 @@ from rlep.console.run_files import (
     LONGEST_LINE,
     JsonObjects,
     RunPlace,
+    StepLine,
     number_of,
     or_note,
     read_json,
@@ -43,18 +44,23 @@ ORDERS: Mapping[str, Callable[[GroupView], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class QuestionResult:
-    """A question in two evaluations: correct samples of all."""
+    """A question in two evaluations: correct samples of all, and of those that both have."""
 
     prompt_id: str
     question: str
     correct: int
     samples: int
     before: int | None
+    """Correct ones of ``shared`` in the evaluation before; None where there was none."""
+    now: int
+    """Correct ones of ``shared``."""
+    shared: int
+    """Samples that both have, by number: they have the same seeds, so that only the policy differs."""
 
     @property
     def change(self) -> int:
-        """Correct samples more than in the evaluation before; 0 where there was none."""
-        return 0 if self.before is None else self.correct - self.before
+        """Correct ones more than in the evaluation before; 0 where there was none."""
+        return 0 if self.before is None else self.now - self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,7 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
         questions=questions,
         found=len(chosen),
         total=len(groups),
+        sampled=_sampled(place, number),
         page=page,
         last=max(0, (len(chosen) - 1) // A_PAGE),
         histogram=histogram(rewards),
@@ -146,6 +153,18 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
         high=max(rewards, default=0.0),
         notes=notes,
     )
+
+
+def _sampled(place: RunPlace, number: int) -> StepLine | None:
+    """The step's numbers, where dynamic sampling dropped groups of it: they have no rows."""
+    table, _ = read_steps(place)
+    at = next((at for at, step in enumerate(table.steps) if step == number), None)
+    line = None if at is None else table.line(at)
+    if line is None or not (dropped := line.numbers.get("selection/discarded")):
+        return None
+    # older versions counted in rollout/… what was kept
+    whole = "selection/accuracy" in line.numbers or line.numbers.get("rollout/prompts") == dropped
+    return line if whole else None
 
 
 def group(place: RunPlace, number: int, which: int) -> str:
@@ -194,6 +213,7 @@ def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> st
         before=before,
         results=results[page * A_PAGE : (page + 1) * A_PAGE],
         flipped=sum(one.change != 0 for one in results),
+        shared=max((one.shared for one in results), default=0),
         total=len(results),
         page=page,
         last=max(0, (len(results) - 1) // A_PAGE),
@@ -241,18 +261,32 @@ def _evaluation_rows(evaluations: JsonObjects) -> list[tuple[int, str, float | N
 
 
 def _results(rows: Sequence[Row], earlier: Sequence[Row]) -> list[QuestionResult]:
-    before: dict[str, int] = {}
-    for row in earlier:
-        before[row["prompt_id"]] = before.get(row["prompt_id"], 0) + (row["status"] == "correct")
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row["prompt_id"], []).append(row)
-    return [
-        QuestionResult(
-            name, rows[0]["question"], sum(row["status"] == "correct" for row in rows), len(rows), before.get(name)
+    before, now = _correct(earlier), _correct(rows)
+    texts = {row["prompt_id"]: row["question"] for row in rows}
+    found = []
+    for name, samples in now.items():
+        held = before.get(name, {})
+        shared = held.keys() & samples.keys()
+        found.append(
+            QuestionResult(
+                name,
+                texts[name],
+                sum(samples.values()),
+                len(samples),
+                sum(held[one] for one in shared) if shared else None,
+                sum(samples[one] for one in shared),
+                len(shared),
+            )
         )
-        for name, rows in found.items()
-    ]
+    return found
+
+
+def _correct(rows: Sequence[Row]) -> dict[str, dict[int, bool]]:
+    """Question → sample → whether it is correct."""
+    found: dict[str, dict[int, bool]] = {}
+    for row in rows:
+        found.setdefault(row["prompt_id"], {})[row["sample"]] = row["status"] == "correct"
+    return found
 
 
 def _beside(number: int, held: Sequence[int]) -> tuple[int | None, int | None]:

@@ -75,7 +75,17 @@ def named_pool(places: PoolPlaces, number: int, name: str) -> str:
     """One of them."""
     view = _view(places.at(number, name), [])
     base = f"/pools/{number}/{name}"
-    return rendered("pool.html", run=None, base=base, views=[view], drawn=None, notes=[], origins=ORIGINS)
+    return rendered(
+        "pool.html",
+        run=None,
+        base=base,
+        views=[view],
+        drawn=None,
+        questions={},
+        responses={},
+        notes=[],
+        origins=ORIGINS,
+    )
 
 
 def pool_of(run: RunPlace, places: PoolPlaces) -> str:
@@ -86,12 +96,15 @@ def pool_of(run: RunPlace, places: PoolPlaces) -> str:
     asked, more = or_note(lambda: _asked(run, steps[:1]))
     views = [_view(place, asked) for place in found]
     missing = [] if steps else ["rollouts/ has no files: what was drawn is not known"]
+    questions, responses = run_tables.read_known(run)
     return rendered(
         "pool.html",
         run=run.name,
         base=f"/runs/{run.name}",
         views=views,
         drawn=drawn_of(steps, drawn),
+        questions=questions,
+        responses=responses,
         notes=[*notes, *damaged, *more, *missing],
         origins=ORIGINS,
     )

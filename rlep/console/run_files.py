@@ -16,8 +16,8 @@ from pydantic_core import from_json
 
 from rlep.core.errors import DataError, RlepError
 
-MARKS = ("config.json", "events.jsonl", "metrics.jsonl")
-"""A directory with one of these is a run's."""
+MARKS = ("events.jsonl", "metrics.jsonl")
+"""A directory with one of these is a run's; a model directory has a config.json, too."""
 STUDY_MARKS = ("plan.json", "study.json")
 """A directory with one of these is a study's; its runs lie below."""
 DEPTH = 3

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from rlep.console.metric_columns import last_step
-from rlep.console.run_files import MOST_RUNS, RunPlace, read_json, read_tail
+from rlep.console.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail
 from rlep.core.errors import DataError
+from rlep.study.study_runner import complete_mark
 
 LATEST_S = 120.0
 """A run without an end in its events counts as running while its files change at least this often …"""
 STEPS_A_CHANGE = 5
 """… or this many of its own steps."""
-_FILES = ("metrics.jsonl", "events.jsonl", "config.json", "manifest.json")
+_FILES = ("metrics.jsonl", "events.jsonl", "config.json", "manifest.json", "evaluations.jsonl")
 _FOLLOWED = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl", "rollouts", "timeline.json")
 """What a page that follows a run shows."""
 
@@ -37,6 +38,8 @@ class RunLine:
     state: str
     steps: int
     planned: int | None
+    held_out: float | None
+    """avg of the last evaluation, of all data sources where there are several."""
     accuracy: float | None
     reward: float | None
     changed: float
@@ -71,6 +74,8 @@ def summary_of(place: RunPlace) -> RunLine:
                 _KNOWN.clear()
             _KNOWN[place.directory] = known
     line = known.line
+    if line.state == "interrupted" and complete_mark(place.directory).exists():
+        return replace(line, state="finished")  # by a study, at its budget
     if line.state != "running":
         return line
     regular = known.files[2] is not None  # config.json
@@ -117,6 +122,7 @@ def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _K
         state=_state(read_tail(place, "events.jsonl").lines),
         steps=last.step + 1 if last else 0,
         planned=planned if type(planned) is int else None,
+        held_out=_held_out(read_tail(place, "evaluations.jsonl").lines),
         accuracy=last.numbers.get("rollout/accuracy") if last else None,
         reward=last.numbers.get("rollout/reward") if last else None,
         changed=max((held[1] / 1e9 for held in files[:2] if held), default=0.0),
@@ -141,6 +147,11 @@ def _state(events: Sequence[Mapping[str, Any]]) -> str:
     if last == "collection_finished":
         return "finished"
     return ends.get(str(last), "running")
+
+
+def _held_out(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The last row of an evaluation is that of all its data sources."""
+    return number_of(rows[-1].get("avg")) if rows else None
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlep.console.run_files import RunPlace
 from rlep.core.errors import DataError
+from rlep.core.parquet_pages import Pages, check_pages, columns_below
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, DataType
-    from pyarrow.parquet import RowGroupMetaData
 
 MOST_ROWS = 200_000
 MOST_ROW_GROUP_BYTES = 256 * 2**20
@@ -23,10 +24,13 @@ ROW_COLUMNS = (
     *("group", "member", "prompt_id", "content_id", "replayed", "status", "extracted", "finish_reason", "tokens"),
     *("reward", "advantage", "trained", "update", "policy_version", "oldest_version", "policy"),
     *("logprob", "sampler_logprob", "gap_max", "verifier_path", "verifier_s"),
+    *("score", "parts"),
 )
+OPTIONAL = ("score", "parts")
+"""Columns that files of older versions, or of verifiers without scores, lack."""
 KINDS: Mapping[str, str] = (
     dict.fromkeys(("group", "member", "tokens", "update", "policy_version", "oldest_version", "sample"), "integers")
-    | dict.fromkeys(("reward", "advantage", "logprob", "sampler_logprob", "gap_max", "verifier_s"), "numbers")
+    | dict.fromkeys(("reward", "advantage", "logprob", "sampler_logprob", "gap_max", "verifier_s", "score"), "numbers")
     | dict.fromkeys(("replayed", "trained"), "booleans")
     | {"token_ids": "lists of integers", "logprobs": "lists of numbers"}
 )
@@ -44,6 +48,7 @@ SAMPLE_COLUMNS = (
     "extracted",
     "status",
     "tokens",
+    *OPTIONAL,
 )
 
 Row = Mapping[str, Any]
@@ -129,6 +134,28 @@ def read_questions(run: RunPlace, step: int) -> dict[int, str]:
     if not run.file(*parts).exists():
         return {}
     return {row["group"]: str(row["question"]) for row in read_rows(run, parts, ("group", "question"), ("member", 0))}
+
+
+def read_known(run: RunPlace, most: int = 5) -> tuple[dict[str, str], dict[str, str]]:
+    """Prompt id → question and content id → response, of the texts that the newest ``most`` steps with files have."""
+    questions, responses, found = dict[str, str](), dict[str, str](), 0
+    for step in steps_with(run, "rollouts"):
+        if found == most:
+            break
+        name = f"step-{step:06d}"
+        try:
+            texts = read_rows(run, ("rollouts", f"{name}.tokens.parquet"), ("group", "member", "question", "text"))
+            rows = read_rows(run, ("rollouts", f"{name}.parquet"), ("group", "member", "prompt_id", "content_id"))
+        except DataError:  # hashes are shown then; the page of the step says what is wrong
+            continue
+        found += 1
+        ids = {(row["group"], row["member"]): (row["prompt_id"], row["content_id"]) for row in rows}
+        for row in texts:
+            prompt_id, content_id = ids.get((row["group"], row["member"]), (None, None))
+            if prompt_id is not None:
+                questions.setdefault(prompt_id, str(row["question"]))
+                responses.setdefault(content_id, str(row["text"]))
+    return questions, responses
 
 
 def read_written(
@@ -221,14 +248,17 @@ def read_rows(
             # texts stay in their dictionaries until their sizes are known: every row could have the largest
             texts = [one for one in asked if one in plain and one not in KINDS]
             file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts)
-            if missing := [column for column in columns if column not in file.schema_arrow.names]:
+            lacking = [column for column in columns if column not in file.schema_arrow.names]
+            columns = [column for column in columns if column not in lacking]
+            if missing := [column for column in lacking if column not in OPTIONAL]:
                 raise DataError(f"{name} has no column {', '.join(missing)}")
             if wrong := [one for one in columns if not _holds(file.schema_arrow.field(one).type, KINDS.get(one))]:
                 raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
             if file.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
-            for number in range(file.num_row_groups):
-                _bounded(name, _stored(file.metadata.row_group(number)))
+            stored = columns_below(metadata, asked)
+            for number, pages in enumerate(_pages(name, path, metadata, stored)):
+                _bounded(name, max(4 * column.values for column in pages))
                 held = None
                 if only is not None:
                     column, value = only
@@ -239,25 +269,26 @@ def read_rows(
                 table = file.read_row_group(number, columns=list(columns))
                 table = table if held is None else table.filter(held)
                 _bounded(name, sum(map(_texts_in, table.columns)))
-                rows += table.to_pylist()
+                rows += [dict.fromkeys(lacking) | row for row in table.to_pylist()]
     except FileNotFoundError:
         raise DataError(f"{name} is missing") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{name} is damaged: {error}") from None
-    if lacking := [one for one in columns if one in WHOLE and any(row[one] is None for row in rows)]:
-        raise DataError(f"{name} has rows without {lacking[0]}")
+    if torn := [one for one in columns if one in WHOLE and any(row[one] is None for row in rows)]:
+        raise DataError(f"{name} has rows without {torn[0]}")
     return rows
+
+
+def _pages(name: str, path: Path, metadata: Any, stored: Sequence[str]) -> list[list[Pages]]:
+    try:
+        return check_pages(path, metadata, most=MOST_ROW_GROUP_BYTES, columns=stored)
+    except DataError as error:
+        raise DataError(f"{name} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
 
 
 def _bounded(name: str, size: int) -> None:
     if size > MOST_ROW_GROUP_BYTES:
         raise DataError(f"{name}: a row group has {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
-
-
-def _stored(part: RowGroupMetaData) -> int:
-    """Bytes of a row group without compression; values that take none, as of a list of equal numbers, count as 4."""
-    values = [int(part.column(at).num_values) for at in range(part.num_columns)]
-    return max(int(part.total_byte_size), *(4 * one for one in values))
 
 
 def _texts_in(column: ChunkedArray) -> int:
@@ -285,4 +316,4 @@ def _holds(kind: DataType, wanted: str | None) -> bool:
     if wanted is not None:
         return bool(types.is_boolean(kind))
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))  # null: no row has one

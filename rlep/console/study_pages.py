@@ -10,7 +10,7 @@ from rlep.console.curves import Curve, Picture, picture
 from rlep.console.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
 from rlep.console.run_state import summary_of
 from rlep.console.templates_of import rendered
-from rlep.study.study_report import arm_rows, comparison_rows
+from rlep.study.study_report import arm_rows, comparison_rows, single_seed
 
 MOST_PHASES = 200
 OVER = (("compute, million tokens", 0, 1e6), ("steps", 1, 1.0), ("minutes of work", 2, 60.0))
@@ -62,7 +62,7 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
         seeds=table(lambda: seed_rows(whole), "seeds"),
         differences=table(lambda: comparison_rows(whole), "differences"),
         pictures=table(lambda: curves_of(whole), "curves"),
-        remarks=table(lambda: [str(note) for note in whole["notes"]], "notes"),
+        remarks=table(lambda: [*map(str, whole["notes"]), *single_seed(whole)], "notes"),
         runs=[summary_of(one) for one in phases[:MOST_PHASES]],
         more=max(0, len(phases) - MOST_PHASES),
         notes=notes,

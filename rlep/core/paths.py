@@ -1,12 +1,16 @@
-"""Private directories that name their owner, so that those of killed owners can be told and removed."""
+"""Private directories that name their owner, so that those of killed owners can be told and removed; files of this user."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from rlep.core.errors import ConfigError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only private directories are made in it
 SOCKET_PATH_BYTES = 107
@@ -54,3 +58,44 @@ def _is_alive(process: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
+
+
+def check_own(path: Path, held: os.stat_result, *, others: int = 0o022) -> None:
+    """Refuse what is not this user's, or what others may do with it: ``others`` are the mode's bits that must be off.
+
+    ``held``: of the open file, or of the path without following links. Raises ``ConfigError``.
+    """
+    if held.st_uid != os.geteuid():
+        raise ConfigError(f"{path} belongs to user {held.st_uid}, not to you: it is not trusted")
+    if held.st_mode & others:
+        what = "change" if held.st_mode & others & 0o022 else "read"
+        remedy = "700" if stat.S_ISDIR(held.st_mode) else "600"
+        raise ConfigError(
+            f"{path} has mode {held.st_mode & 0o777:o}: others can {what} it, so it is not trusted. If what it holds is yours, "
+            f"chmod {remedy} {path}"
+        )
+
+
+def read_own(path: Path, *, most: int, others: int = 0o022) -> str:
+    """The text of a regular file that is this user's (``check_own``), no link, and has at most ``most`` bytes.
+
+    Raises ``ConfigError`` where it is not so, ``OSError`` where it cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ConfigError(f"{path} is a link, which is not followed") from None
+    with os.fdopen(descriptor, "rb") as file:
+        held = os.fstat(descriptor)
+        if not stat.S_ISREG(held.st_mode):
+            raise ConfigError(f"{path} is no regular file")
+        check_own(path, held, others=others)
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise ConfigError(f"{path} has more than {most} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from None

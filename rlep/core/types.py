@@ -83,6 +83,8 @@ class Prompt:
     """Token ids after the chat template, ``[prompt_length]``."""
     data_source: str = ""
     """The dataset the question comes from, e.g. ``aime2024``; metrics are also kept per data source."""
+    opening: str = ""
+    """The mark with which the prompt itself opens the response's thinking, e.g. ``<think>``: graded text begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Completion:
     policy_version: int
     """The oldest policy version that any of its tokens was sampled under."""
     text: str
-    """The decoded response without special tokens."""
+    """The decoded response without special tokens, but for marks of thinking."""
     token_versions: Int32Array | None = None
     """Policy version of each token, ``[T]``; None: all are ``policy_version``'s, as without staleness."""
 
@@ -167,6 +169,8 @@ class Verdict:
     """Partial credit in [0, 1], before shaping; None where the verifier only says correct or not."""
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What goes with a score, by name: becomes metrics, and plays no part in the reward."""
+    reason: str = ""
+    """Which test a program failed, or how the user's function crashed, with its traceback; not stored in a pool."""
 
     @property
     def credit(self) -> float:
@@ -259,7 +263,7 @@ class SequenceBatch:
     advantages: Float32Array
     """``[S]``; zeros where only log-probs are wanted."""
     trained: BoolArray
-    """``[S]``; False takes a sequence out of the loss and of the token count (``mask_truncated``)."""
+    """``[S]``; False takes a sequence out of the policy's loss and of its token count (``mask_truncated``)."""
     groups: Int32Array
     """``[S]``; equal numbers belong to one prompt."""
     replayed: BoolArray
@@ -268,6 +272,13 @@ class SequenceBatch:
     """Log-probs of the response tokens under θ0, ``[R]``."""
     behaviour_logprobs: Float32Array | None = None
     """Log-probs of the response tokens under the sampler, ``[R]``; for importance sampling and for checks."""
+    regularised: BoolArray | None = None
+    """``[S]``; sequences in the loss's KL and entropy terms. None: those in ``trained``."""
+
+    @property
+    def computed(self) -> BoolArray:
+        """``[S]``; sequences that are in any term of the loss."""
+        return self.trained if self.regularised is None else self.trained | self.regularised
 
     @property
     def response_lengths(self) -> Int64Array:

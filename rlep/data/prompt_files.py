@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
+from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_rows import (
     QUESTION_COLUMNS,
     REFERENCE_COLUMNS,
@@ -32,8 +33,6 @@ CANDIDATE_ROWS = 32
 """Rows in memory where each has responses as texts."""
 READ_BUFFER = 1 << 20
 """Bytes of a column that are read at once, rather than the whole column of a row group."""
-MAX_VALUES = 1 << 27
-"""Values that a row group may have where responses are read; some bytes of a file can claim billions."""
 
 
 def read_rows(path: Path, *, candidates: bool = False) -> Iterator[PromptRow]:
@@ -107,20 +106,21 @@ def _read_parquet(path: Path, *, candidates: bool) -> Iterator[PromptRow]:
 
     start = 0
     try:
-        texts = _candidate_columns(path) if candidates else []
+        metadata = pq.read_metadata(path)
+        schema = metadata.schema.to_arrow_schema()
+        adapter = adapter_for(schema.names)
+        if adapter is None:
+            raise unknown_columns(schema.names, path)
+        columns = _wanted_columns(schema, candidates=candidates)
+        stored = columns_below(metadata, columns)
+        check_pages(path, metadata, columns=stored)
         # As dictionaries, so that a text that is repeated is not unpacked over and over before its size is known.
-        with pq.ParquetFile(path, read_dictionary=texts, buffer_size=READ_BUFFER if candidates else 0) as file:
-            schema = file.schema_arrow
-            adapter = adapter_for(schema.names)
-            if adapter is None:
-                raise unknown_columns(schema.names, path)
-            columns = _wanted_columns(schema, candidates=candidates)
+        with pq.ParquetFile(path, read_dictionary=stored, buffer_size=READ_BUFFER if candidates else 0) as file:
             for batch in file.iter_batches(batch_size=CANDIDATE_ROWS if candidates else BATCH_ROWS, columns=columns):
-                for column in texts:
-                    _check_size(batch, column, f"{path}, rows {start + 1} to {start + batch.num_rows}")
-                for offset, raw in enumerate(batch.to_pylist()):
-                    yield adapt(adapter, raw, path, f"row {start + offset + 1}", candidates=candidates)
-                start += batch.num_rows
+                for part in _parts(batch, path, start):
+                    for offset, raw in enumerate(part.to_pylist()):
+                        yield adapt(adapter, raw, path, f"row {start + offset + 1}", candidates=candidates)
+                    start += part.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from error
     except UnicodeDecodeError as error:
@@ -142,29 +142,35 @@ def _wanted_columns(schema: object, *, candidates: bool) -> list[str]:
     return wanted
 
 
-def _candidate_columns(path: Path) -> list[str]:
-    """The paths of the columns of responses as texts."""
-    import pyarrow.parquet as pq
+def _parts(batch: Any, path: Path, start: int) -> Iterator[Any]:
+    """The rows of a batch, as many at once as have texts of ``MAX_LINE_BYTES`` together.
 
-    with pq.ParquetFile(path) as file:
-        for group in range(file.num_row_groups):
-            columns = [file.metadata.row_group(group).column(index) for index in range(file.metadata.num_columns)]
-            if any(column.num_values > MAX_VALUES for column in columns):
-                raise DataError(f"{path}: a row group of more than {MAX_VALUES} values")
-        paths = [file.schema.column(index).path for index in range(len(file.schema))]
-    return [name for name in paths if name.startswith(("reward_model.candidates.", "candidates."))]
+    Raises ``DataError`` where one row has more: it would take more memory than a line of JSON may.
+    """
+    size = _text_bytes(batch.to_struct_array())
+    if size <= MAX_LINE_BYTES:
+        yield batch
+        return
+    if batch.num_rows == 1:
+        raise DataError(f"{path}, row {start + 1}: {size} bytes of text; at most {MAX_LINE_BYTES} a row")
+    half = batch.num_rows // 2
+    yield from _parts(batch.slice(0, half), path, start)
+    yield from _parts(batch.slice(half), path, start + half)
 
 
-def _check_size(batch: Any, column: str, where: str) -> None:
-    """Refuse rows whose responses would take more memory than as many lines of JSON may."""
+def _text_bytes(array: Any) -> int:
+    """Bytes of all texts in an array, each counted as often as it stands there."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    top = column.partition(".")[0]
-    lists = batch.column(top) if top == "candidates" else batch.column(top).field("candidates")
-    values = lists.flatten()
-    size = pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0
-    if size > batch.num_rows * MAX_LINE_BYTES:
-        raise DataError(f"{where}: {size} bytes of candidates; at most {MAX_LINE_BYTES} a row")
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
+    if pa.types.is_struct(kind):
+        return sum(map(_text_bytes, array.flatten()))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _text_bytes(array.flatten())
+    return 0
 
 
 def _read_jsonl(path: Path, *, candidates: bool) -> Iterator[PromptRow]:

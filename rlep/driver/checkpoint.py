@@ -54,6 +54,10 @@ class RunState:
     """Tokens so far, by the fields of ``Compute``."""
     solved: list[str] = field(default_factory=list)
     """Prompts with a correct fresh response so far, by id."""
+    template_digest: str = ""
+    """Of what makes a prompt of a question; empty in a checkpoint of before this was recorded."""
+    untrained: int = 0
+    """Steps in a row without an update that had a gradient."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlep.algorithms.dynamic_sampling import RefillReport
 from rlep.config.schema import Config
-from rlep.core.types import Prompt
+from rlep.core.types import Group, Prompt
 from rlep.driver.clock import Clock
 from rlep.driver.ports import Progress, Roles, Trainers
 
@@ -25,6 +25,8 @@ class Run:
     generator_dtype: str
     vocabulary: int | None = None
     """Rows of the model's embedding: a token id beyond it is not trained on. None: not known."""
+    template_digest: str = ""
+    """Of the chat template, and of what else makes a prompt of a question."""
 
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]
@@ -58,6 +60,8 @@ class Step:
     """Content id → how many earlier steps replayed it; kept where ``replay.selection`` needs it."""
     refills: RefillReport = field(default_factory=RefillReport)
     """What dynamic sampling did."""
+    unused: list[Group] = field(default_factory=list)
+    """Groups that it sampled and the step does not train on."""
     visits: list[Visit] = field(default_factory=list)
     """The prompts that were rolled out, in the order of their groups."""
     candidate_tokens: int = 0

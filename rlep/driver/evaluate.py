@@ -78,6 +78,8 @@ def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
         "tokens": [len(member.tokens) for _, _, member in pairs],
         "policy_version": [member.provenance.policy_version for _, _, member in pairs],
     }
+    if any(member.verdict.reason for _, _, member in pairs):
+        columns["reason"] = [member.verdict.reason or None for _, _, member in pairs]
     if any(member.verdict.score is not None for _, _, member in pairs):
         columns["score"] = [member.verdict.score for _, _, member in pairs]
         columns["parts"] = [json.dumps(dict(member.verdict.parts)) for _, _, member in pairs]

@@ -29,7 +29,7 @@ class Compute:
 
 def compute_of(step: Step, batches: Iterable[SequenceBatch], *, supervised: bool = False) -> Compute:
     """Of a step that made one update on each of ``batches``."""
-    lengths = [(np.diff(batch.offsets), batch.trained) for batch in batches]
+    lengths = [(np.diff(batch.offsets), batch.computed) for batch in batches]
     trained = sum(int(tokens[chosen].sum()) for tokens, chosen in lengths)
     scored = 0 if supervised else sum(int(tokens.sum()) for tokens, _ in lengths)
     reference = trained if step.run.config.loss.kl_coef and not supervised else 0

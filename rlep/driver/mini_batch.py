@@ -38,10 +38,13 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
     members = [member for group in groups for member in group.members]
     graded = rewards(members, shaping_of(run.config))
     numbers = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
-    trained = graded.trained
+    trained, regularised = graded.trained, None
     if run.config.advantage.drop_constant:
         trained = trained & ~zero_variance(graded.scores, numbers)
-    batch = sequence_batch(groups, advantages_of(run.config, graded.scores, numbers), trained=trained)
+        if run.config.loss.kl_coef or run.config.loss.entropy_coef:  # which are not of the rewards
+            regularised = graded.trained
+    advantages = advantages_of(run.config, graded.scores, numbers)
+    batch = sequence_batch(groups, advantages, trained=trained, regularised=regularised)
     return MiniBatch(tuple(groups), graded, batch)
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from rlep.core.errors import ModelError
 
+READ_BYTES = 2**24
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Of a decoder layer."""
 
@@ -86,7 +87,7 @@ def read_shape(model: Path) -> ModelShape:
             attention_bias=bool(stated.get("attention_bias", kind == "qwen2")),
             head_norms=kind == "qwen3",
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: the model's shape cannot be read: {error!r}") from None
 
 
@@ -119,6 +120,45 @@ def linear_layers(model: Path) -> tuple[str, ...]:
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{path} cannot be read: {error}") from error
     return tuple(sorted(found))
+
+
+def same_weights(model: Path, name: str, other: str) -> bool:
+    """Whether two weights of a model directory are the same bytes; also where one of them is not in its files.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    places = [place for one in (name, other) if (place := _place_of(model, one)) is not None]
+    if len(places) < 2:
+        return True
+    (first, start, size), (second, offset, length) = places
+    if size != length:
+        return False
+    try:
+        with first.open("rb") as one, second.open("rb") as two:
+            one.seek(start)
+            two.seek(offset)
+            return all(
+                one.read(min(READ_BYTES, size - at)) == two.read(min(READ_BYTES, size - at))
+                for at in range(0, size, READ_BYTES)
+            )
+    except OSError as error:
+        raise ModelError(f"{model} cannot be read: {error}") from error
+
+
+def _place_of(model: Path, name: str) -> tuple[Path, int, int] | None:
+    """File, first byte and number of bytes of a weight; None where no file has it."""
+    for path in sorted(model.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+                held = json.loads(file.read(min(header, path.stat().st_size)))
+                if name in held:
+                    begin, end = held[name]["data_offsets"]
+                    return path, 8 + header + begin, end - begin
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ModelError(f"{path} cannot be read: {error!r}") from error
+    return None
 
 
 def width_of(dtype: str, gpus: float) -> int:

@@ -12,6 +12,7 @@ from rlep.core.seeds import seed_for
 from rlep.core.types import Completion, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
+from rlep.driver.crashes import check_decided
 from rlep.driver.ports import NONE_SPARED, Advance, Progress, RolloutBars, Spared, Verified
 from rlep.driver.tasks import Produced, together
 
@@ -73,7 +74,7 @@ def verified(
 ) -> Produced[tuple[Prompt, list[Trajectory]]]:
     """(prompt, its verified trajectories in sample order): graded when its last response arrives, others meanwhile.
 
-    Runs from now on; the caller closes it.
+    Runs from now on; the caller closes it. Ends with VerifierError where the user's function decided on no response.
     """
     by_id = {prompt.id: prompt for prompt in prompts}
     missing = Counter(request.prompt_id for request in requests)
@@ -81,8 +82,11 @@ def verified(
     deadline = run.config.rollout.deadline_s
 
     async def produce(put: Callable[[tuple[Prompt, list[Trajectory]]], None]) -> None:
+        found: list[Verdict] = []
+
         async def grade(prompt: Prompt, completions: list[Completion]) -> None:
             verdicts = await run.roles.verifiers.grade(prompt, completions)
+            found.extend(verdicts)
             bars.verify(len(verdicts))
             pairs = zip(completions, verdicts, strict=True)
             put((prompt, [trajectory(run, completion, verdict, sampling) for completion, verdict in pairs]))
@@ -101,6 +105,7 @@ def verified(
                 await asyncio.gather(*grading)
         if arrived:
             raise RuntimeError(f"the rollout ended with {len(arrived)} of {len(by_id)} prompts incomplete")
+        check_decided(run.config.verifier.profile, len(by_id), found)
 
     return Produced(produce)
 

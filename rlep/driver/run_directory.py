@@ -38,6 +38,7 @@ CHANGEABLE = (
         "run.directory",
         "rollout.deadline_s",
         "replay.idle_steps",
+        "update.idle_steps",
         "evaluation.",
         "data.evaluation",
         "data.max_bad_rows",
@@ -64,7 +65,13 @@ CHANGEABLE = (
 FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at")
 """Of these what may not: it is part of the model, or decides the rewards."""
 
-ACCEPTABLE = {"data": ("data.",), "tokenizer": (), "pool": ("pool.name",)}
+ACCEPTABLE = {
+    "data": ("data.",),
+    "tokenizer": (),
+    "pool": ("pool.name",),
+    "template": ("model.chat_template", "model.system_prompt"),
+    "update": ("update.", "loss."),
+}
 """``checkpoint.accept`` → which keys may differ then, beside the digest."""
 
 
@@ -79,6 +86,8 @@ class Facts:
     data_digest: str = ""
     data: dict[str, object] = field(default_factory=dict)
     """How many rows were read, merged and filtered."""
+    template_digest: str = ""
+    """Of the chat template, and of what else makes a prompt of a question."""
 
 
 WRITTEN_LATER = ("logs", "timeline.json", "rollouts")
@@ -168,17 +177,20 @@ class RunDirectory:
                 f"to give it a directory of its own, add: {self._elsewhere()}"
             )
         stored = parse_stored_config(self._read("config.json"), self.path / "config.json")
-        if changed := _fixed_differences(stored, config):
-            raise ConfigError(self._another_config(changed))
-        for name in ("model", "tokenizer", "data"):
+        if changed := _fixed_differences(stored, config, config.checkpoint.accept):
+            raise ConfigError(self._another_config(changed, config.checkpoint.accept))
+        for name in ("model", "tokenizer", "data", "template"):
             key = f"{name}_digest"
-            if before[key] != getattr(facts, key) and name not in config.checkpoint.accept:
+            known = before.get(key, "")  # a run of before this digest has none
+            if known and known != getattr(facts, key) and name not in config.checkpoint.accept:
                 raise CheckpointError(
-                    f"{self.path} was made with {key} {before[key]}, now it is {getattr(facts, key)}: "
+                    f"{self.path} was made with {key} {known}, now it is {getattr(facts, key)}: "
                     f"the file behind it has changed{how_to_accept(name)}; to start another run, add: {self._elsewhere()}"
                 )
+        if accepted := _fixed_differences(stored, config, ()):
+            self.events.log("settings_changed", changes=accepted)
 
-    def _another_config(self, changed: Mapping[str, tuple[Any, Any]]) -> str:
+    def _another_config(self, changed: Mapping[str, tuple[Any, Any]], accept: Sequence[str]) -> str:
         """Both sides key by key, and the options that start another run or continue this one."""
         width = max(map(len, changed))
         rows = [
@@ -188,6 +200,8 @@ class RunDirectory:
         stored = {key: value for key, (value, _) in changed.items()}
         options = [as_override(key, value) for key, value in stored.items() if value is not None]
         unset = [f"leave out {key}" for key, value in stored.items() if value is None]
+        names = {_accepting(key) for key in changed}
+        on = as_override("checkpoint.accept", sorted({*accept, *names})) if all(names) else ""
         back = " and ".join([*([f"add: {' '.join(options)}"] if options else []), *unset])
         return "\n  ".join(
             [
@@ -195,6 +209,7 @@ class RunDirectory:
                 *rows,
                 f"to start another run, add: {self._elsewhere()}",
                 f"to continue the run in {self.path}, {back}",
+                *([f"to continue it with what this command has, add: {on}"] if on else []),
             ]
         )
 
@@ -223,9 +238,14 @@ def _has_progress(path: Path) -> bool:
     return any(file.stat().st_size for file in ledgers) or any((path / "checkpoints").glob("step-*"))
 
 
-def _fixed_differences(stored: Config, config: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys that differ and must not: they change what a step computes."""
-    changeable = CHANGEABLE + tuple(key for name in config.checkpoint.accept for key in ACCEPTABLE[name])
+def _accepting(key: str) -> str:
+    """The name in ``checkpoint.accept`` that lets a key differ; empty where none does."""
+    return next((name for name, keys in ACCEPTABLE.items() if keys and key.startswith(keys)), "")
+
+
+def _fixed_differences(stored: Config, config: Config, accept: Sequence[str]) -> dict[str, tuple[Any, Any]]:
+    """Keys that differ and, but for those that ``accept`` names, must not: they change what a step computes."""
+    changeable = CHANGEABLE + tuple(key for name in accept for key in ACCEPTABLE[name])
     steps_count = {config.replay.schedule, config.update.schedule} != {"constant"}
     return {
         key: values
@@ -254,6 +274,7 @@ def _manifest(facts: Facts, created: float) -> dict[str, object]:
         "model_digest": facts.model_digest,
         "tokenizer_digest": facts.tokenizer_digest,
         "data_digest": facts.data_digest,
+        "template_digest": facts.template_digest,
         "data": facts.data,
     }
 

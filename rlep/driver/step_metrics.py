@@ -10,8 +10,10 @@ import numpy as np
 
 from rlep.algorithms.loss_stats import SOURCES
 from rlep.algorithms.rollout_stats import RolloutStats, part_means, rollout_stats
+from rlep.algorithms.shaping import rewards
 from rlep.algorithms.staleness import importance_weights, token_staleness
-from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, Trajectory, UpdateCost, UpdateOutcome, Verdict
+from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, UpdateCost, UpdateOutcome, Verdict
+from rlep.driver.mini_batch import shaping_of
 from rlep.driver.replays import wanted_replays
 from rlep.driver.step import StepOutcome
 from rlep.metrics.catalogue import MetricValue
@@ -39,26 +41,34 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         scores = np.concatenate([one.rewards.scores for one in outcome.mini_batches])
         advantages = np.concatenate([one.batch.advantages for one in outcome.mini_batches])
         stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
-        values |= _rollout(outcome, stats, [member for group in groups for member in group.fresh])
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
         values |= _staleness(outcome, groups) | _correction(outcome)
+        if outcome.step.refills.rounds:
+            values["selection/accuracy"] = stats.fresh.accuracy
+    if sampled := [*groups, *outcome.step.unused]:
+        values |= _rollout(outcome, sampled)
     return values | update_metrics(outcome.updates)
 
 
-def _rollout(outcome: StepOutcome, stats: RolloutStats, fresh: Sequence[Trajectory]) -> dict[str, MetricValue]:
+def _rollout(outcome: StepOutcome, sampled: Sequence[Group]) -> dict[str, MetricValue]:
+    """The fresh rollouts of all groups, those that dynamic sampling dropped among them."""
+    members = [member for group in sampled for member in group.members]
+    scores = rewards(members, shaping_of(outcome.step.run.config)).scores
+    stats = rollout_stats(sampled, scores, np.zeros(len(members)), max_replays=0).fresh
+    fresh = [member for group in sampled for member in group.fresh]
     values: dict[str, MetricValue] = {
-        "rollout/prompts": stats.groups,
-        "rollout/samples": stats.fresh.sequences,
-        "rollout/tokens": stats.fresh.tokens,
-        "rollout/accuracy": stats.fresh.accuracy,
-        "rollout/reward": stats.fresh.score,
-        "rollout/length_mean": stats.fresh.length,
+        "rollout/prompts": len(sampled),
+        "rollout/samples": stats.sequences,
+        "rollout/tokens": stats.tokens,
+        "rollout/accuracy": stats.accuracy,
+        "rollout/reward": stats.score,
+        "rollout/length_mean": stats.length,
         "rollout/length_max": max(len(member.tokens) for member in fresh),
-        "rollout/truncated": stats.fresh.truncated,
+        "rollout/truncated": stats.truncated,
     }
     # A prefetched rollout also waits behind earlier ones: its time does not measure its speed.
     if not outcome.step.run.config.rollout.max_staleness and (seconds := outcome.step.clock.seconds.get("generate")):
-        values["rollout/tokens_per_second"] = stats.fresh.tokens / seconds
+        values["rollout/tokens_per_second"] = stats.tokens / seconds
     return values | _verdicts([member.verdict for member in fresh])
 
 

@@ -9,17 +9,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.algorithms.selection import replayed_prompts
-from rlep.core.errors import ActorLost, CheckpointError, ConfigError, LearnerLost, MixingError, RlepError, WeightsLost
+from rlep.core.errors import ActorLost, CheckpointError, ConfigError, LearnerLost, RlepError, WeightsLost
+from rlep.core.plural import counted
 from rlep.core.types import Int64Array, Prompt, UpdateOutcome
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.checkpoint import Checkpoint, RunState
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run, Step
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
+from rlep.driver.idle import IdleSteps
 from rlep.driver.ledger import NO_COMPUTE, Compute, Ledger, compute_of
 from rlep.driver.ports import Trainers
 from rlep.driver.replays import replays_at
@@ -95,8 +94,7 @@ class Training:
         """Content id → steps that replayed it, where ``replay.selection`` needs it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
         self._ledger = Ledger()
-        self._idle = 0
-        """Steps in a row that wanted replays, of which none reached the loss."""
+        self._idle = IdleSteps()
         self._unlogged: dict[str, MetricValue] = {}
         """Metrics for the next step's line: this step's is already written."""
         self._clock = Clock()
@@ -174,6 +172,7 @@ class Training:
         checkpoint = await self._store.checkpoints.finished() or checkpoint
         if checkpoint is None:
             raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
+        self._idle.check_end(self._run.config, step)
         return checkpoint
 
     def _planned(self, step: int) -> tuple[Step, list[Prompt]]:
@@ -198,25 +197,13 @@ class Training:
         again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
         if self._run.config.replay.selection == "least-used":
             self._used.update(trained.replayed)
-        self._check_replays(trained, number.replays)
+        for said in self._idle.add(self._run.config, trained.metrics, number.replays):
+            self._run.progress.note(f"step {step}: {said}")
         for index, update in enumerate(trained.updates):
             if update.skipped:
                 self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
         again |= self._ledger.add(trained.compute, number.visits)
         return trained.metrics | again | {"prompts/epoch": step // self._order.steps_per_epoch}
-
-    def _check_replays(self, trained: Trained, wanted: int) -> None:
-        """Raise ``MixingError`` after ``replay.idle_steps`` steps that wanted replays and had none in the loss."""
-        rule, counts = self._run.config.replay, trained.metrics.get("group/fresh_successes", ())
-        shares = np.flatnonzero(counts) / self._run.config.rollout.fresh
-        some = wanted and replayed_prompts(shares, rule.below).any()
-        self._idle = self._idle + 1 if some and not trained.metrics.get("loss/tokens/replay") else 0
-        if 0 < rule.idle_steps <= self._idle:
-            raise MixingError(
-                f"replay.count = {rule.count}, but no replay reached the loss in {self._idle} steps: see pool/hit, group/replays "
-                "and live/questions in metrics.jsonl. Who gets one is up to replay.minimum and start_accuracy; "
-                "replay.idle_steps = 0 goes on without any"
-            )
 
     async def _evaluate(self, step: int) -> dict[str, MetricValue]:
         """Evaluate when it is due after ``step`` steps."""
@@ -231,7 +218,7 @@ class Training:
         self._store.evaluations.log(step, rows, wall_s=self._store.metrics.wall_s)
         write_samples(self._store.path / "samples" / f"step-{step:06d}.parquet", evaluated, self._data.decode)
         self._store.events.log("evaluation_finished", step, avg=rows[-1]["avg"])
-        self._run.progress.note(f"step {step}: {_headline(evaluated.report)}")
+        self._run.progress.note(f"after {counted(step, 'step')}: {_headline(evaluated.report)}")
         return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
 
     def _state(
@@ -249,9 +236,11 @@ class Training:
             score if isinstance(score, int | float) else None,
             dict(self._used),
             {name: plain(value) for name, value in (unrecorded or {}).items()},
-            self._idle,
+            self._idle.replays,
             asdict(self._ledger.compute),
             sorted(self._ledger.solved),
+            self._run.template_digest,
+            self._idle.updates,
         )
 
     async def _save(self, state: RunState) -> None:
@@ -286,7 +275,7 @@ class Training:
         self._unlogged.clear()
         self._used.clear()
         self._unsaved = None
-        self._ledger, self._idle = Ledger(), 0
+        self._ledger, self._idle = Ledger(), IdleSteps()
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
@@ -295,7 +284,7 @@ class Training:
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
             self._used.update(checkpoint.state.used)
-            self._idle = checkpoint.state.idle
+            self._idle = IdleSteps(checkpoint.state.idle, checkpoint.state.untrained)
             self._ledger.restore(checkpoint.state.compute, checkpoint.state.solved)
             await self._trainers.learner.load(checkpoint.path)
             self._run.progress.note(f"resuming after step {step}")
@@ -313,6 +302,7 @@ class Training:
             "data": (state.data_digest, self._data.train.digest),
             "tokenizer": (state.tokenizer_digest, self._run.tokenizer_digest),
             "pool": (state.pool_digest, self._data.pool_digest),
+            "template": (state.template_digest or self._run.template_digest, self._run.template_digest),
         }
         for name, (before, now) in expected.items():
             if before != now and name not in self._run.config.checkpoint.accept:

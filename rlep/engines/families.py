@@ -40,7 +40,7 @@ def check_family(model_dir: Path) -> None:
     try:
         stated = json.loads(path.read_text(encoding="utf-8"))
         kind = str(stated["model_type"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(f"{path}: no readable model_type: {error!r}") from error
     if kind in FAMILIES:
         return

@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 
 from rlep.core.errors import ModelError
+from rlep.core.thinking import MARK, opened
 from rlep.core.types import Int32Array, Message
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A model directory without any of these has no tokenizer."""
+TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""What a chat template raises beside jinja2's own errors: its expressions are Python's."""
+SPLIT_SAMPLE = "Ann has 8 bags of 7 pens.\n\n  How many?  \\boxed{x^2 + 1.5} \u221a2 \u65e0\u89e3 cafe\u0301"
+"""Text whose tokens tell one way of splitting from another: numbers, white space, LaTeX, other scripts, a combining mark."""
 
 
 class Tokenizer:
@@ -36,6 +41,21 @@ class Tokenizer:
         return None if unknown is None or unknown == self.eos_id else int(unknown)
 
     @cached_property
+    def thinking(self) -> tuple[str, ...]:
+        """Special tokens that are marks of thinking, e.g. ``<think>``, in the order of their ids: ``decode`` keeps them."""
+        return tuple(token for _, token in sorted(self._special.items()) if MARK.fullmatch(token))
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        added = {index: str(token) for index, token in self._backend.added_tokens_decoder.items() if token.special}
+        return added | dict(zip(self._backend.all_special_ids, self._backend.all_special_tokens, strict=True))
+
+    @cached_property
+    def _left_out(self) -> frozenset[int]:
+        """Ids that ``decode`` leaves out."""
+        return frozenset(index for index, token in self._special.items() if token not in self.thinking)
+
+    @cached_property
     def digest(self) -> str:
         """Hash (32 hex digits) of what each token id stands for, and of the EOS.
 
@@ -48,6 +68,23 @@ class Tokenizer:
         digest.update(f"eos:{self.eos_id}".encode())
         return digest.hexdigest()
 
+    def template_digest(self, *, chat_template: bool = True) -> str:
+        """Hash (32 hex digits) of what makes a prompt of a question beside the vocabulary.
+
+        That is the template, the tokens it may name, how a text is split, and, without a template, what is put around it.
+        """
+        backend = self._backend
+        names = (backend.bos_token, backend.eos_token, backend.pad_token, backend.unk_token)
+        split = backend.encode(SPLIT_SAMPLE, add_special_tokens=not chat_template)
+        parts = (self._template() if chat_template else None, names, split)
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16, person=b"rlep.template").hexdigest()
+
+    @property
+    def dated(self) -> bool:
+        """Whether the chat template writes the present date or time into prompts, so that they differ from day to day."""
+        template = self._backend.chat_template
+        return "strftime_now" in (template if isinstance(template, str) else json.dumps(template))
+
     def encode_prompt(
         self, messages: Sequence[Message], *, chat_template: bool = True, system: str | None = None
     ) -> Int32Array:
@@ -59,14 +96,22 @@ class Tokenizer:
             system: a system message put first, where the question has none of its own.
 
         Raises:
-            ModelError: the template is asked for and the tokenizer has none, or it refuses these messages.
+            ModelError: the template is asked for and the tokenizer has none, or it fails with these messages, or it ends
+                them with the EOS.
         """
         if system is not None and (not messages or messages[0].role != "system"):
             messages = (Message("system", system), *messages)
         if chat_template:
             ids = self._backend.encode(self._render(messages), add_special_tokens=False)
+            if ids and ids[-1] == self.eos_id:
+                raise ModelError(
+                    f"{self._name}: the chat template ends a prompt with the EOS {self._backend.eos_token}, after which the "
+                    "model has nothing to say: have it begin the response where add_generation_prompt is true"
+                )
         else:
             ids = self._backend.encode("\n\n".join(message.content for message in messages))
+            while len(ids) > 1 and ids[-1] == self.eos_id:  # which some tokenizers put at the end of every text
+                ids.pop()
         return np.asarray(ids, dtype=np.int32)
 
     def encode_response(self, text: str) -> Int32Array:
@@ -78,22 +123,53 @@ class Tokenizer:
         return np.asarray(ids if ids and ids[-1] == self.eos_id else [*ids, self.eos_id], dtype=np.int32)
 
     def decode(self, tokens: Int32Array) -> str:
-        """The text of response tokens ``[T]``, special tokens left out, spaces as they are."""
-        return str(self._backend.decode(tokens.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """The text of response tokens ``[T]``, special tokens left out but for marks of thinking, spaces as they are."""
+        ids = tokens.tolist()
+        if self.thinking:
+            ids = [token for token in ids if token not in self._left_out]
+        skips = not self.thinking
+        return str(self._backend.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
+
+    def opening(self, prompt: Int32Array, question: str) -> str:
+        """The mark with which a prompt's tokens open the response's thinking after ``question``; see ``thinking.opened``."""
+        return opened(self.decode(prompt), question)
+
+    @property
+    def _name(self) -> str:
+        return str(self._backend.name_or_path)
+
+    def _template(self) -> str:
+        """The chat template of a prompt. Raises ``ModelError`` where there is none."""
+        template = self._backend.chat_template
+        if isinstance(template, dict):
+            if "default" not in template:
+                raise ModelError(
+                    f"{self._name}: the tokenizer has the chat templates {', '.join(sorted(template))} and none is named "
+                    "default: name one so, or turn the chat template off (model.chat_template = false)"
+                )
+            template = template["default"]
+        if template is None:
+            raise ModelError(
+                f"{self._name}: the tokenizer has no chat template; turn the chat template off "
+                "(model.chat_template = false), or add one to its tokenizer_config.json"
+            )
+        return str(template)
 
     def _render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError
 
-        if self._backend.chat_template is None:
-            raise ModelError(
-                f"{self._backend.name_or_path}: the tokenizer has no chat template; turn the chat template off, or add "
-                "one to its tokenizer_config.json"
-            )
+        template = self._template()
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return str(self._backend.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+            return str(
+                self._backend.apply_chat_template(
+                    conversation, chat_template=template, tokenize=False, add_generation_prompt=True
+                )
+            )
         except TemplateError as error:
-            raise ModelError(f"{self._backend.name_or_path}: the chat template refuses a prompt: {error}") from error
+            raise ModelError(f"{self._name}: the chat template refuses a prompt: {error}") from error
+        except TEMPLATE_FAULTS as error:
+            raise ModelError(f"{self._name}: the chat template fails with a prompt: {error!r}") from error
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
@@ -110,7 +186,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         raise ModelError(f"{model_dir}: no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}")
     try:
         backend = _loader(model_dir).from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError) as error:
         raise ModelError(f"{model_dir}: the tokenizer cannot be read: {error}") from error
     if backend.eos_token_id is None:
         raise ModelError(f"{model_dir}: the tokenizer names no EOS token, so no response could end")
@@ -141,7 +217,7 @@ def context_length(model_dir: Path) -> int:
         return int(length)
     except FileNotFoundError as error:
         raise ModelError(f"{model_dir}: no config.json, so this is not a model directory") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"{path}: no readable max_position_embeddings: {error!r}") from error
 
 
@@ -150,7 +226,7 @@ def vocabulary_size(model_dir: Path) -> int | None:
     try:
         config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

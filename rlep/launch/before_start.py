@@ -1,4 +1,4 @@
-"""What is checked before any actor starts: CPUs of this machine, the model's heads, and whether the pool is there and filled."""
+"""What is checked before any actor starts: CPUs of this machine, the model's heads, the verifier, and the pool."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import os
 from collections.abc import Iterable
 from contextlib import closing
 
+from rlep.actors.cluster_address import joined_address
 from rlep.actors.ray_private import cores
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted, named, sized
 from rlep.data.prompts import NAMED_CHARACTERS, PromptSet
-from rlep.driver.model_shape import linear_layers, read_shape
+from rlep.driver.model_shape import linear_layers, read_shape, same_weights
 from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.families import CPU_HEAD_SIZES
 from rlep.launch.pool_place import pool_place
-from rlep.services.pool.rpc.run_pool import open_run_pool
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
+from rlep.services.pool.rpc.run_pool import connected, on_server, open_run_pool
+from rlep.services.pool.storage.checks import check_server
+from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 from rlep.services.pool.values import PoolOptions, PoolStats
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.verifier import PROFILES
 
 
 def joins_cluster(config: Config) -> bool:
     """Whether a command with this config joins a Ray cluster that is there, instead of starting a private one here."""
-    return bool(config.cluster.address or os.environ.get("RAY_ADDRESS"))
+    return joined_address(config.cluster.address) is not None
 
 
 def missing_cpus(config: Config, *, learns: bool = True) -> str:
@@ -72,6 +78,34 @@ def check_heads(config: Config) -> None:
         )
 
 
+def check_verifier(config: Config) -> None:
+    """Raise ``ConfigError`` where ``verifier.profile`` cannot be had: a function that is not there, a pattern that is none.
+
+    On a cluster that is joined, its verifiers find out: the function's module may be out of reach from here.
+    """
+    if config.verifier.profile in PROFILES or joins_cluster(config):
+        return
+    try:
+        with build_verifier(config.verifier.profile, correct_at=config.verifier.correct_at) as verifier:
+            verifier.check()
+    except ConfigError as error:
+        raise ConfigError(f"verifier.profile = {config.verifier.profile}: {error}") from None
+
+
+def check_output_head(config: Config) -> None:
+    """Raise ``ModelError`` where config.json ties the output head to the embedding, and the files hold another head."""
+    model = config.model.path
+    try:
+        tied = read_shape(model).tied
+    except ModelError:  # vLLM serves more families than have such a shape
+        return
+    if tied and not same_weights(model, "lm_head.weight", "model.embed_tokens.weight"):
+        raise ModelError(
+            f"{model}: config.json says tie_word_embeddings = true, and the safetensors hold an lm_head.weight that is not the "
+            "embedding: set it to false there to use that head, or remove the weight"
+        )
+
+
 def check_lora_targets(config: Config) -> None:
     """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
     if not config.learner.lora_rank:
@@ -114,6 +148,33 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
         with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
             covered_questions(config, opened.pool.prompt_ids(), prompts)
             check_minimum(config, opened.pool.stats())
+    except DeadlineExceeded as error:
+        raise PoolError(str(error)) from None
+
+
+def check_place(config: Config) -> None:
+    """Raise ``ConfigError`` or ``PoolError`` where the pool that a command writes to cannot be used from here.
+
+    On a cluster that is joined, the run itself finds out.
+    """
+    if joins_cluster(config):
+        return
+    url, directory = config.pool.url, config.pool_directory
+    try:
+        if on_server(url):
+            with connected(pool_place(config), PoolOptions(deadline=config.pool.deadline_s)) as server:
+                server.names()
+        elif url is not None:
+            with closing(until_deadline("connecting", lambda: connect(url), deadline=config.pool.deadline_s)) as client:
+                check_server(RetryingRedis(client), allow_volatile=False, read_only=False)
+        elif pool_exists(config):
+            with EmbeddedRedis(directory):  # a damaged file is found here
+                pass
+        else:
+            version_of(find_binary())
+            place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+            if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+                raise ConfigError(f"the pool directory {directory} cannot be made: {place} is no directory to write in")
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
 

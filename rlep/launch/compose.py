@@ -30,9 +30,8 @@ from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, ModelError
-from rlep.core.plural import counted
 from rlep.core.types import Prompt
-from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
+from rlep.data.prompts import PromptSet
 from rlep.driver import ports
 from rlep.driver.model_shape import read_shape, undivided
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
@@ -46,6 +45,7 @@ from rlep.launch.engine_options import (
     sampler_options,
 )
 from rlep.launch.pool_place import pool_place
+from rlep.launch.prompts_shown import read_prompts
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
 
 FINGERPRINT_BYTES = 2**20
@@ -59,6 +59,7 @@ class Inputs:
     vocabulary: int | None
     """Rows of the model's embedding."""
     model_digest: str
+    template_digest: str
     train: PromptSet | None
     evaluation: PromptSet | None
 
@@ -79,6 +80,7 @@ def read_inputs(config: Config, *, train: bool = True) -> Inputs:
         tokenizer,
         vocabulary_size(model.path),
         fingerprint(model.path),
+        tokenizer.template_digest(chat_template=model.chat_template),
         read_prompts(config, [data.train], tokenizer) if train else None,
         read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
     )
@@ -100,29 +102,6 @@ def check_divided(config: Config) -> None:
     workers, model = config.generator.tensor_parallel, config.model.path
     if workers > 1 and (part := undivided(read_shape(model), workers)):
         raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
-
-
-def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
-    """The questions of ``paths`` as the model is shown them. Raises ``DataError``."""
-    model = config.model
-    return load_prompts(
-        paths,
-        encode=lambda messages: tokenizer.encode_prompt(
-            messages, chat_template=model.chat_template, system=model.system_prompt
-        ),
-        max_tokens=config.data.max_prompt_tokens,
-        max_bad_rows=config.data.max_bad_rows,
-    )
-
-
-def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
-    """How many questions hold text that the tokenizer has no tokens for, and the first; no line where there is none."""
-    unknown = tokenizer.unknown_id
-    questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
-    if not questions:
-        return []
-    share = f"{len(questions):,} of {counted(len(found), 'question')} {'holds' if len(questions) == 1 else 'hold'}"
-    return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
 
 
 def fingerprint(model: Path) -> str:

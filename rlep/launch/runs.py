@@ -34,15 +34,20 @@ from rlep.launch.before_start import (
     check_heads,
     check_lora_targets,
     check_minimum,
+    check_output_head,
+    check_place,
     check_pool,
+    check_verifier,
     check_watched,
     covered_questions,
     memory_advice,
     pool_exists,
 )
-from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors, unknown_text
+from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors
 from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
+from rlep.launch.failed_grading import reported
+from rlep.launch.prompts_shown import prompt_notes, unknown_text
 from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker
@@ -97,6 +102,7 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
             progress.note(f"nothing to do: all {done.coverage.questions} questions are collected")
             return done
         check_cpus(config, learns=False)
+        check_place(config)
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
 
 
@@ -148,6 +154,8 @@ def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
             return done
         check_cpus(config, learns=True)
         check_pool(config, inputs.tokenizer.digest, _train_set(inputs))
+        if config.replay.source != "offline":
+            check_place(config)
         return _trained(config, inputs, store, progress, supervised=phase == "sft")
 
 
@@ -164,9 +172,14 @@ def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> I
     """The inputs; names rows to look at, and says where the evaluation is not held out."""
     inputs = read_inputs(config, train=train)
     check_heads(config)
-    for found in (inputs.train, inputs.evaluation):
+    check_verifier(config)
+    check_output_head(config)
+    found_sets = (inputs.train, inputs.evaluation)
+    for found in found_sets:
         for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
             progress.note(line)
+    for line in prompt_notes(inputs.tokenizer, found_sets, chat_template=config.model.chat_template):
+        progress.note(line)
     known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
     if both := sum(prompt.id in known for prompt in inputs.held_out):
         progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
@@ -203,6 +216,7 @@ def _open(config: Config, inputs: Inputs, phase: str, progress: CommandProgress)
         tokenizer_digest=inputs.tokenizer.digest,
         data_digest=prompts.digest if prompts else "",
         data=asdict(prompts.report) if prompts else {},
+        template_digest=inputs.template_digest,
     )
     store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
     store.events.log("data_loaded", None, **facts.data)
@@ -241,7 +255,7 @@ async def _train(
         writers, trained, weights = actors.ports(
             generators, learner, actors.weights(learner, generators, prompts.prompts)
         )
-        run = _run(config, inputs, Roles(writers, verifiers), progress)
+        run = _run(config, inputs, Roles(writers, reported(config, verifiers, progress, store)), progress)
         data = TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode)
         live = experience(config, own, pool)
         trainers = Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, live)
@@ -263,7 +277,7 @@ async def _collect(config: Config, inputs: Inputs, store: RunDirectory, progress
         actors.control(Watch(None, progress.phases).progress)
         await _started(actors, progress)
         store.begin()
-        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        run = _run(config, inputs, Roles(generators, reported(config, verifiers, progress, store)), progress)
         return await Collector(run, pool, store, prompts.prompts, failures).run()
 
 
@@ -272,7 +286,7 @@ async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -
     async with run_actors(config) as actors:
         generators, verifiers = actors.generators(base_version=0), actors.verifiers()
         await _started(actors, progress)
-        run = _run(config, inputs, Roles(generators, verifiers), progress)
+        run = _run(config, inputs, Roles(generators, reported(config, verifiers, progress)), progress)
         return await evaluate_policy(run, inputs.held_out, config.evaluation.samples)
 
 
@@ -306,6 +320,7 @@ def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
         generator_dtype=generator_dtype(config),
         vocabulary=inputs.vocabulary,
+        template_digest=inputs.template_digest,
     )
 
 

@@ -44,8 +44,8 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("rollout/prompts", "prompts", "Prompts of the step (P)"),
-    Metric("rollout/samples", "trajectories", "Fresh rollouts of the step (P x G)"),
+    Metric("rollout/prompts", "prompts", "Prompts sampled in the step: P, or more with dynamic sampling"),
+    Metric("rollout/samples", "trajectories", "Fresh rollouts of the step: P x G, or all that dynamic sampling took"),
     Metric("rollout/tokens", "tokens", "Response tokens of the fresh rollouts"),
     Metric("rollout/tokens_per_second", "tokens/s", "Fresh response tokens over the time generation was running"),
     Metric("rollout/accuracy", "share", "Fresh rollouts that the verifier found correct, before any shaping"),
@@ -74,6 +74,11 @@ METRICS: tuple[Metric, ...] = (
         "selection/discarded",
         "groups",
         "Dynamic sampling: groups dropped because all their verdicts (and scores) were equal",
+    ),
+    Metric(
+        "selection/accuracy",
+        "share",
+        "Dynamic sampling: correct ones among the fresh rollouts that the step trains on; rollout/accuracy is of all",
     ),
     Metric("group/fresh_successes", "groups", "Groups with 0, 1, … G correct fresh rollouts", "list"),
     Metric("group/replays", "groups", "Groups with 0, 1, … M replays, failed ones included", "list"),
@@ -197,6 +202,7 @@ EVENTS: dict[str, str] = {
     "run_finished": "The last step is done",
     "run_interrupted": "The run was asked to stop and did, resumable",
     "run_failed": "The run ended with an error",
+    "settings_changed": "A continued run has other settings by `checkpoint.accept`; key → before and now",
     "data_loaded": "Prompts were read; how many were filtered or merged",
     "pool_opened": "The experience pool is open; where, and what it holds",
     "collection_finished": "Candidates of every question are sampled and judged",
@@ -209,6 +215,7 @@ EVENTS: dict[str, str] = {
     "checkpoint_saved": "A checkpoint is complete on disk",
     "checkpoint_refused": "A checkpoint was torn or corrupt and was passed over",
     "evaluation_finished": "Held-out prompts were evaluated",
+    "grading_failed": "The reward function crashed on a response, the first of its kind; which, and the log with the traceback",
     "rollouts_skipped": "Files of `rollouts/` for a step were not written, and why",
     "metrics_truncated": "Lines of steps after the checkpoint were dropped before the run continued",
 }

@@ -19,9 +19,12 @@ from types import ModuleType
 
 from rlep.core.errors import ConfigError
 from rlep.metrics.catalogue import Tracker
+from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient
 
 log = logging.getLogger(__name__)
 
+PACKAGES = {"tensorboard": ("tensorboard", "2."), "wandb": ("wandb", "0."), "mlflow": ("mlflow-skinny", "3.")}
+"""Sink → the package that it needs, as rlep's extra of that name has it, and how the version it was tested with begins."""
 BATCH = 500
 """Metrics per MLflow request; its server takes at most 1000."""
 
@@ -54,7 +57,10 @@ class TensorBoardTracker:
         writers = _imported("tensorboard.summary.writer.event_file_writer", "tensorboard")
         self._events = _imported("tensorboard.compat.proto.event_pb2", "tensorboard")
         self._summaries = _imported("tensorboard.compat.proto.summary_pb2", "tensorboard")
-        self._writer = writers.EventFileWriter(str(directory))
+        try:
+            self._writer = writers.EventFileWriter(str(directory))
+        except OSError as error:
+            raise ConfigError(f"tracking.sinks has 'tensorboard', but {directory} cannot be written: {error}") from None
         self._last: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -81,9 +87,22 @@ class WandbTracker:
         known = directory / "wandb.id"
         if not known.exists():
             _remember(known, secrets.token_hex(8))
-        self._run = wandb.init(
-            project=project, name=name, dir=str(directory), id=known.read_text().strip(), resume="allow"
-        )
+        remedy = "set WANDB_BASE_URL, or WANDB_MODE=offline to send it later with `wandb sync`"
+        failures = (wandb.Error, OSError, ValueError)
+        try:
+            settings = wandb.setup().settings
+            if settings.mode in ("online", "shared"):
+                check_answers("wandb", settings.base_url, remedy)
+            self._run = wandb.init(
+                project=project, name=name, dir=str(directory), id=known.read_text().strip(), resume="allow"
+            )
+        except ConfigError:
+            raise
+        except failures as error:
+            key = "set WANDB_API_KEY or call `wandb login`, or set WANDB_MODE=offline"
+            raise ConfigError(
+                f"tracking.sinks has 'wandb', which does not start: {_first_line(error)}; {key}"
+            ) from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One W&B step; sent in the background."""
@@ -104,11 +123,17 @@ class MlflowTracker:
         server = os.environ.get("MLFLOW_TRACKING_URI")
         if not server:
             raise ConfigError("tracking.sinks has 'mlflow': set MLFLOW_TRACKING_URI to the address of its server")
+        check_answers("mlflow", server, "set MLFLOW_TRACKING_URI to the address of its server")
         try:
-            self._client = mlflow.MlflowClient()
-            self._run_id = self._resumed(directory / "mlflow.id", project, name)
-        except self._failure as error:
-            raise ConfigError(f"tracking.sinks has 'mlflow', but {server} cannot be used: {error}") from error
+            # It would send a request that fails seven times more, and wait two minutes for an answer to each.
+            with impatient(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=f"{ANSWER_S:.0f}"):
+                self._client = mlflow.MlflowClient()
+                self._run_id = self._resumed(directory / "mlflow.id", project, name)
+        except (self._failure, OSError) as error:
+            raise ConfigError(
+                f"tracking.sinks has 'mlflow', but {server} cannot be used: {_first_line(error)}; "
+                "set MLFLOW_TRACKING_URI to the address of its server"
+            ) from None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """All values of the step, in requests of at most ``BATCH``."""
@@ -139,6 +164,10 @@ class MlflowTracker:
         return run_id
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+
+
 def _remember(known: Path, run_id: str) -> None:
     """Write a file that appears whole: an empty one would name no run for ever."""
     part = known.with_name(f".{known.name}.part")
@@ -158,5 +187,5 @@ def _imported(module: str, extra: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != extra:
             raise
         raise ConfigError(
-            f"tracking.sinks has {extra!r}, which is not installed: in rlep's checkout, pip install -e '.[{extra}]'"
+            f"tracking.sinks has {extra!r}, which is not installed: pip install {PACKAGES[extra][0]}"
         ) from error

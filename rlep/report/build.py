@@ -13,7 +13,7 @@ from rlep.report.charts import AXES, accuracy, anatomy
 from rlep.report.charts_replay import coverage, coverage_text, gradient, groups, retention
 from rlep.report.load import LIVE, RunRecord, load_runs, method_of
 from rlep.report.page import Chart, page
-from rlep.report.summary import summary_of
+from rlep.report.summary import Summary, summary_of
 from rlep.report.theme import DARK, LIGHT, Theme, rc
 from rlep.report.timeline_chart import timeline
 
@@ -46,7 +46,7 @@ def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
     """
     records = load_runs(run_directories)
     found = summary_of(records)
-    panels = panels_of(records, found.data_source)
+    panels = panels_of(records, found)
     files = ReportFiles(out / "report.html", out / "report.png")
     out.mkdir(parents=True, exist_ok=True)
     files.png.write_bytes(picture(panels))
@@ -55,8 +55,9 @@ def build_report(run_directories: Sequence[Path], out: Path) -> ReportFiles:
     return files
 
 
-def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
+def panels_of(records: Sequence[RunRecord], found: Summary) -> list[Panel]:
     """The charts, in the order of page and picture: six, and those of counters and of a timeline where a run left them."""
+    source, reached = found.data_source, found.crossing
     trained = sorted((r for r in records if r.role != "collection"), key=_prominence)
     main = [run for run in trained if run.role in ("baseline", "rlep")] or trained[:1]
     rlep = next((run for run in trained if run.role == "rlep"), None)
@@ -68,14 +69,14 @@ def panels_of(records: Sequence[RunRecord], source: str | None) -> list[Panel]:
         Panel(
             "Held-out accuracy by step",
             "Mean over questions; the band is the 95 % interval over questions. Rings: the baseline's best "
-            f"evaluation, and {method}'s first that is not below it, where its band and the baseline's do not overlap.",
-            partial(accuracy, runs=trained, source=source, over="steps"),
+            f"evaluation, and {method}'s first that is not below it, where the difference there is certain.",
+            partial(accuracy, runs=trained, source=source, over="steps", reached=reached),
         ),
         Panel(
             "Held-out accuracy by wall clock",
             f"The clock of a run counts from its own start, with evaluations and without pauses.{clock}"
             + _cost(collection.wall_s if collection else None),
-            partial(accuracy, runs=trained, source=source, over="minutes"),
+            partial(accuracy, runs=trained, source=source, over="minutes", reached=reached),
         ),
         Panel(
             "Where the seconds of a step go",

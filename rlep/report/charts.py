@@ -9,7 +9,7 @@ import numpy as np
 
 from rlep.core.types import Float64Array
 from rlep.report.load import EvaluationPoint, MetricsRow, RunRecord, method_of
-from rlep.report.summary import BaselineReached, crossing, curve, percent
+from rlep.report.summary import BaselineReached, curve, percent
 from rlep.report.theme import Theme, empty, per_cent
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def accuracy(
     source: str | None,
     *,
     over: Over,
+    reached: BaselineReached | None = None,
 ) -> None:
     """Held-out accuracy of every run on one axis, with the interval over questions and the point of crossing."""
     title, label = AXES[over]
@@ -50,9 +51,8 @@ def accuracy(
     colours = run_colours([run for run, _ in curves], theme)
     for (run, points), colour in reversed(list(zip(curves, colours, strict=True))):  # the main runs on top
         _curve(axes, run, points, colour, over=over)
-    by_role = {run.role: points for run, points in reversed(curves)}
-    if "baseline" in by_role and "rlep" in by_role and over != "compute":
-        _mark(axes, theme, crossing(by_role["baseline"], by_role["rlep"]), method_of(runs), over=over)
+    if reached is not None:
+        _mark(axes, theme, reached, method_of(runs), over=over)
     axes.set_title(title)
     if over == "steps":
         step_axis(axes, label)

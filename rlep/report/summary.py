@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from rlep.report.load import ALL, EvaluationPoint, Role, RunRecord, load_runs, method_of
+from rlep.report.paired import PairedDifference, area, paired_difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class MeanOverSteps:
     high: float | None
 
 
+ONE_SEED = "One seed of each: the intervals cover the questions, not another run's seed."
+Curve = tuple[RunRecord, list[EvaluationPoint]]
 Estimate = EvaluationPoint | MeanOverSteps
 """A share with the bounds of its 95 % interval, where they are known."""
 
@@ -69,10 +71,14 @@ class BaselineReached:
     """RLEP's evaluation at that step."""
     baseline: EvaluationPoint | None = None
     """The baseline's at that step, or its last before."""
+    difference: PairedDifference | None = None
+    """RLEP's minus the baseline's there, where the samples of both are of the same questions."""
 
     @property
     def certain(self) -> bool:
-        """Whether RLEP's interval there and the baseline's do not overlap; without intervals nothing is certain."""
+        """Whether the paired difference leaves 0 out, or without one the intervals of both do not overlap."""
+        if self.difference is not None:
+            return self.difference.certain
         return self.rlep is not None and self.baseline is not None and apart(self.rlep, self.baseline)
 
 
@@ -86,6 +92,8 @@ class Summary:
     crossing: BaselineReached | None
     means: tuple[MeanOverSteps, MeanOverSteps] | None
     """RLEP's mean accuracy and the baseline's, over the steps at which both were evaluated."""
+    difference: PairedDifference | None
+    """Of these means, where the samples of both are of the same questions."""
     notes: tuple[str, ...]
     method: str
     """What the run with replays is called: RLEP or live replay."""
@@ -104,14 +112,17 @@ class Summary:
             text = f"{first}; {self.method} has not reached that."
         else:
             share = f" ({at.rlep_step / at.baseline_step:.0%} of the steps)" if at.baseline_step else ""
-            there = f"{with_interval(at.rlep)} there, the baseline {with_interval(at.baseline)}"
-            text = f"{first}; {self.method} reaches that at step {at.rlep_step}{share}: {there}."
+            theirs = f"the baseline {with_interval(at.baseline)}{_paired_text(at.difference)}"
+            text = f"{first}; {self.method} reaches that at step {at.rlep_step}{share}: {with_interval(at.rlep)} there, {theirs}."
             if not at.certain:
+                overlap = "" if at.difference else ", and these intervals overlap"
                 text = (
                     f"{first}. Whether {self.method} reaches that sooner is not certain: at step {at.rlep_step} it has "
-                    f"{with_interval(at.rlep)}, the baseline {with_interval(at.baseline)}, and these intervals overlap."
+                    f"{with_interval(at.rlep)}, {theirs}{overlap}."
                 )
-        return text if self.means is None else f"{text} {mean_sentence(self.method, *self.means)}"
+        if self.means is None:
+            return text
+        return f"{text} {mean_sentence(self.method, *self.means, self.difference)} {ONE_SEED}"
 
 
 def summary(run_directories: Sequence[Path]) -> Summary:
@@ -123,16 +134,36 @@ def summary_of(records: Sequence[RunRecord]) -> Summary:
     """As ``summary``, of runs already read."""
     source = headline_source(records)
     trained = [record for record in records if record.role != "collection"]
-    curves = {record.role: curve(record, source) for record in reversed(trained)}
-    baseline, rlep = curves.get("baseline", []), curves.get("rlep", [])
+    mains = {record.role: (record, curve(record, source)) for record in reversed(trained)}
+    base, other = mains.get("baseline"), mains.get("rlep")
+    reached, means, difference = _compared(base, other, source) if base and other else (None, None, None)
     return Summary(
         data_source=source,
         runs=tuple(run_summary(record, source) for record in trained),
-        crossing=crossing(baseline, rlep) if baseline and rlep else None,
-        means=means_over_steps(baseline, rlep),
+        crossing=reached,
+        means=means,
+        difference=difference,
         notes=tuple(f"{record.label}: {note}" for record in records for note in record.notes),
         method=method_of(records),
     )
+
+
+def _compared(
+    base: Curve, other: Curve, source: str | None
+) -> tuple[BaselineReached | None, tuple[MeanOverSteps, MeanOverSteps] | None, PairedDifference | None]:
+    """Where RLEP reaches the baseline, the means of both, and their difference."""
+    baseline, rlep = base[1], other[1]
+    if not baseline or not rlep:
+        return None, None, None
+    at = crossing(baseline, rlep)
+    if at.rlep is not None and at.baseline is not None:
+        at = replace(at, difference=paired_difference((other[0], [at.rlep]), (base[0], [at.baseline]), source))
+    means = means_over_steps(baseline, rlep)
+    if means is None:
+        return at, None, None
+    common = {row.step for row in baseline} & {row.step for row in rlep}
+    left, right = ((record, [row for row in rows if row.step in common]) for record, rows in (other, base))
+    return at, means, paired_difference(left, right, source)
 
 
 def headline_source(records: Sequence[RunRecord]) -> str | None:
@@ -197,14 +228,6 @@ def crossing(baseline: Sequence[EvaluationPoint], rlep: Sequence[EvaluationPoint
     )
 
 
-def area(points: Sequence[EvaluationPoint], values: Sequence[float]) -> float | None:
-    """Mean of ``values``, one a point, over the steps by trapezoids; None without at least two points."""
-    if len(points) < 2:
-        return None
-    pairs = itertools.pairwise(zip([point.step for point in points], values, strict=True))
-    return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in pairs) / (points[-1].step - points[0].step)
-
-
 def mean_over_steps(points: Sequence[EvaluationPoint]) -> MeanOverSteps | None:
     """Of a whole curve; None without at least two points."""
     avg = area(points, [point.avg for point in points])
@@ -222,14 +245,25 @@ def means_over_steps(
     return None if first is None or second is None else (first, second)
 
 
-def mean_sentence(method: str, rlep: MeanOverSteps, baseline: MeanOverSteps) -> str:
-    """What the means say, claimed only where their intervals do not overlap."""
-    both = f"{method} has {with_interval(rlep)}, the baseline {with_interval(baseline)}"
-    if apart(rlep, baseline):
+def mean_sentence(
+    method: str, rlep: MeanOverSteps, baseline: MeanOverSteps, difference: PairedDifference | None = None
+) -> str:
+    """What the means say, claimed only where their paired difference is certain, or their intervals do not overlap."""
+    both = f"{method} has {with_interval(rlep)}, the baseline {with_interval(baseline)}{_paired_text(difference)}"
+    if difference is not None and not difference.certain:
+        return f"Averaged over the steps, {both}: not told apart."
+    if difference is not None or apart(rlep, baseline):
         side = "above" if rlep.avg > baseline.avg else "below"
         points = f"{100 * abs(rlep.avg - baseline.avg):.1f} points"
         return f"Averaged over the steps, {method} is {points} {side} the baseline: {both}."
-    return f"Averaged over the steps, {both}: too close to tell apart."
+    return (
+        f"Averaged over the steps, {both}: the intervals overlap, and without the samples of both runs (samples/) their "
+        "questions cannot be compared in pairs."
+    )
+
+
+def _paired_text(difference: PairedDifference | None) -> str:
+    return "" if difference is None else f"; question by question {difference.text()}"
 
 
 def apart(a: Estimate, b: Estimate) -> bool:

@@ -36,7 +36,7 @@ MAKING_S = 240.0
 
 def attention(rig: Rig, attend: Callable[..., tuple[Tensor, None]] = packed_attention) -> str:
     """Packed attention, forward and backward, against torch's in float32, sequence by sequence."""
-    config = AutoConfig.from_pretrained(rig.model)
+    config = AutoConfig.from_pretrained(rig.model, trust_remote_code=False)
     heads = int(config.num_attention_heads)
     keys = int(getattr(config, "num_key_value_heads", None) or heads)
     width = int(getattr(config, "head_dim", None) or config.hidden_size // heads)

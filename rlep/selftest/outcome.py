@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import psutil
 
@@ -38,6 +39,8 @@ class Outcome:
     """What was measured, or what went wrong."""
     remedy: str = ""
     """What to do about a failure."""
+    messages: str = ""
+    """Of a failure: what its processes, and the libraries in them, printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +54,45 @@ class Check:
     deadline_s: float
 
     def outcome(self) -> Outcome:
-        """Run it in a process of its own; whatever it raises is a failure."""
-        try:
-            return Outcome(self.name, "ok", str(call_all_apart(self.run, [()], deadline_s=self.deadline_s)[0]))
-        except CheckSkipped as error:
-            return Outcome(self.name, "skipped", str(error))
-        except CheckFailed as error:
-            return Outcome(self.name, "failed", str(error), self.remedy)
+        """Run it in a process of its own, whose messages are kept for a failure; whatever it raises is one."""
+        with tempfile.TemporaryFile() as output:
+            try:
+                answers = call_all_apart(self.run, [()], deadline_s=self.deadline_s, output=output)
+                return Outcome(self.name, "ok", str(answers[0]))
+            except CheckSkipped as error:
+                return Outcome(self.name, "skipped", str(error))
+            except CheckFailed as error:
+                output.seek(0)
+                messages = output.read().decode(errors="replace").strip()
+                return Outcome(self.name, "failed", str(error), self.remedy, messages)
 
 
-def call_all_apart(function: Callable[..., Any], calls: list[tuple[Any, ...]], *, deadline_s: float) -> list[Any]:
+@contextmanager
+def _printing_to(output: IO[bytes] | None) -> Iterator[None]:
+    """Processes that are started in the block print there, Python's resource tracker too."""
+    if output is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [(number, os.dup(number)) for number in (1, 2)]
+    for number, _ in before:
+        os.dup2(output.fileno(), number)
+    try:
+        yield
+    finally:
+        for number, kept in before:
+            os.dup2(kept, number)
+            os.close(kept)
+
+
+def call_all_apart(
+    function: Callable[..., Any], calls: list[tuple[Any, ...]], *, deadline_s: float, output: IO[bytes] | None = None
+) -> list[Any]:
     """``function`` once for each of ``calls``, all at the same time, each in a new process; their answers in order.
 
-    The processes end with everything they started, and the first failure ends all.
+    What the processes print goes to the file ``output``, or where this process prints.
+    They end with everything they started, and the first failure ends all.
 
     Raises:
         CheckFailed: one raised an error, ended without an answer, or took longer than ``deadline_s``.
@@ -76,7 +105,8 @@ def call_all_apart(function: Callable[..., Any], calls: list[tuple[Any, ...]], *
         for (_, sender), args in zip(pipes, calls, strict=True)
     ]
     for process, (_, sender) in zip(processes, pipes, strict=True):
-        process.start()
+        with _printing_to(output):
+            process.start()
         sender.close()  # only the process has it now: its end is seen here
     grace_s = 0.0
     try:
@@ -95,7 +125,7 @@ def _result(receiver: Connection, function: Callable[..., Any], ends: float, dea
     try:
         answer, error = receiver.recv()
     except EOFError:
-        raise CheckFailed(f"the process of {name} ended without an answer; its messages are above") from None
+        raise CheckFailed(f"the process of {name} ended without an answer") from None
     if error is not None:
         raise error
     return answer

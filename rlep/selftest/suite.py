@@ -38,8 +38,11 @@ CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
 """Each check with what to do when it fails."""
 
 
-def outcomes(config: Config) -> Iterator[Outcome]:
-    """Each check's outcome as it ends. Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take."""
+def outcomes(config: Config, begun: Callable[[str], None]) -> Iterator[Outcome]:
+    """Each check's outcome as it ends; ``begun`` is told its name before.
+
+    Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take.
+    """
     deadline = MAKING_S + config.generator.start_deadline_s + config.generator.transfer_deadline_s
     shared = private_directory("selftest", in_memory=True)
     try:
@@ -50,6 +53,7 @@ def outcomes(config: Config) -> Iterator[Outcome]:
                 title = check.__name__.replace("_", " ")
                 scratch = Path(name) / check.__name__
                 scratch.mkdir()
+                begun(title)
                 rig = Rig(config, model, scratch, shared)
                 yield Check(title, partial(check, rig), remedy, deadline).outcome()
     finally:

@@ -81,7 +81,8 @@ class Rig:
 
     def batch(self, lengths: Sequence[int], seed: int = 0) -> SequenceBatch:
         """Random sequences of these lengths, a third of each its prompt, groups of two with advantages 1 and -1."""
-        draw, vocabulary = np.random.default_rng(seed), int(AutoConfig.from_pretrained(self.model).vocab_size)
+        vocabulary = int(AutoConfig.from_pretrained(self.model, trust_remote_code=False).vocab_size)
+        draw = np.random.default_rng(seed)
         prompts = np.maximum(1, np.array(lengths) // 3).astype(np.int32)
         count = len(lengths)
         return SequenceBatch(
@@ -117,7 +118,7 @@ def build_model(source: Path, target: Path) -> None:
         raise ModelError(f"the self-test takes the model's shape from {source}: it needs config.json and the tokenizer")
     disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         config.num_hidden_layers = LAYERS
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:LAYERS]

@@ -141,7 +141,7 @@ def _check_keys(where: str, keys: Mapping[str, Any]) -> None:
 def read_study(file: Path) -> Study:
     """A study file; paths in it are relative to it. Raises ConfigError with what is wrong."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"study file {file} cannot be read: {error}") from None
     try:

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from rlep.algorithms.evaluation import ks_for, pass_at_k
+from rlep.core.errors import DataError
+from rlep.core.plural import counted
 from rlep.core.types import Float64Array
 from rlep.report.build import Panel, picture, svg
 from rlep.report.page import Chart, document, figure, table
+from rlep.report.samples import Samples
 from rlep.report.theme import DARK, LIGHT, Theme, per_cent
 from rlep.study.study_plan import Study
-from rlep.study.study_results import SHORT, ArmRun, Point, Samples
+from rlep.study.study_results import SHORT, ArmRun, Point
 from rlep.study.study_runner import Failed, Pipeline
 from rlep.study.study_statistics import Paired, holm, paired
 
@@ -178,6 +181,18 @@ def write_report(found: Found) -> Path:
     return directory / "study.html"
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """A ``study.json``, checked as far as its tables need. Raises ``DataError``."""
+    try:
+        whole = json.loads(path.read_bytes())
+        arm_rows(whole), comparison_rows(whole), notes_of(whole)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise DataError(f"{path} has no arms and comparisons as a study.json has them: {error!r:.200}") from None
+    return dict(whole)
+
+
 def _write(path: Path, content: bytes) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(content)
@@ -224,19 +239,9 @@ def _value(samples: Samples, of: Of) -> float:
 
 def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> str:
     title, spec = found.study.study.name, found.study.study
-    notes = [
-        f"{arm['name']}, seed {seed}: failed at {why['phase']}: {why['reason']}"
-        for arm in whole["arms"]
-        for seed, why in arm["failed"].items()
-    ]
-    notes += [
-        f"{arm['name']}, seed {seed}: its phases took {row['compute'] / spec.budget:.2f} of the budget; its last accuracy is "
-        "taken for the rest"
-        for arm in whole["arms"]
-        for seed, row in arm["seeds"].items()
-        if row["short"]
-    ]
-    notes += found.notes
+    notes = notes_of(whole)
+    seeds = len(spec.seeds)
+    chance = f"p: all sign patterns of {seeds} seeds, at least {2 / 2**seeds:.3g}; " if seeds > 1 else ""
     body = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="lead">All arms at {spec.budget / 1e6:g} million tokens: generated + scored + 3 × trained.</p>',
@@ -245,12 +250,41 @@ def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> st
         table(arm_rows(whole)),
         "<h2>Differences</h2>",
         table(comparison_rows(whole)),
-        '<p class="note">Area: mean accuracy over compute. Intervals: bootstrap over seeds, then questions, 95 %. p: all sign '
-        f"patterns of {len(spec.seeds)} seeds, at least {2 / 2 ** len(spec.seeds):.3g}; Holm's correction over the arms, against "
-        "the control that is best at the endpoint.</p>",
+        '<p class="note">Area: mean accuracy over compute. Intervals: bootstrap over seeds, then questions, 95 %. '
+        f"{chance}Holm's correction over the arms, against the control that is best at the endpoint.</p>",
         '<div class="charts">' + "".join(map(figure, charts)) + "</div>",
     ]
     return document(title, body)
+
+
+def notes_of(whole: Mapping[str, Any]) -> list[str]:
+    """What is missing of a study or cannot be told from it, in words."""
+    notes = [
+        f"{arm['name']}, seed {seed}: failed at {why['phase']}: {why['reason']}"
+        for arm in whole["arms"]
+        for seed, why in arm["failed"].items()
+    ]
+    notes += [
+        f"{arm['name']}, seed {seed}: its phases took {row['compute'] / whole['budget']:.2f} of the budget; its last accuracy is "
+        "taken for the rest"
+        for arm in whole["arms"]
+        for seed, row in arm["seeds"].items()
+        if row["short"]
+    ]
+    return [*notes, *map(str, whole["notes"]), *single_seed(whole)]
+
+
+def single_seed(whole: Mapping[str, Any]) -> list[str]:
+    """A sentence where two arms have one seed in common, which tells nothing of another."""
+    alone = sum(len(row["paired"]["by_seed"]) == 1 for row in whole["comparisons"])
+    if not alone:
+        return []
+    some = (
+        "every difference is"
+        if alone == len(whole["comparisons"])
+        else f"{counted(alone, 'difference')} of one seed are"
+    )
+    return [f"{some} that of two runs: one seed has no interval over seeds and no p; two or more in study.seeds have"]
 
 
 def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -290,17 +324,20 @@ def _between(whole: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row for each comparison, in points."""
-    return [
-        {
-            "endpoint": "pass@n" if row["endpoint"] == "pass" else row["endpoint"],
-            "arm": row["arm"],
-            "against": row["control"],
-            "difference": f"{100 * row['paired']['mean']:+.2f}",
-            "95 %": f"{100 * row['paired']['low']:+.2f} … {100 * row['paired']['high']:+.2f}",
-            "by seed": ", ".join(f"{100 * one:+.2f}" for one in row["paired"]["by_seed"]),
-            "p": f"{row['paired']['p']:.3g}",
-            "p (Holm)": "" if row["p_holm"] is None else f"{row['p_holm']:.3g}",
-        }
-        for row in whole["comparisons"]
-    ]
+    """A row for each comparison, in points; without interval and p where it has one seed."""
+    rows = []
+    for row in whole["comparisons"]:
+        found, several = row["paired"], len(row["paired"]["by_seed"]) > 1
+        rows.append(
+            {
+                "endpoint": "pass@n" if row["endpoint"] == "pass" else row["endpoint"],
+                "arm": row["arm"],
+                "against": row["control"],
+                "difference": f"{100 * found['mean']:+.2f}",
+                "95 %": f"{100 * found['low']:+.2f} … {100 * found['high']:+.2f}" if several else "one seed",
+                "by seed": ", ".join(f"{100 * one:+.2f}" for one in found["by_seed"]),
+                "p": f"{found['p']:.3g}" if several else "–",
+                "p (Holm)": "" if row["p_holm"] is None or not several else f"{row['p_holm']:.3g}",
+            }
+        )
+    return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +14,11 @@ from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
 from rlep.report.charts import compute_at, compute_of_line
 from rlep.report.load import load_run
+from rlep.report.samples import Samples, read_samples
 from rlep.study.study_plan import PhasePlan
 
 SHORT = 0.98
 """Share of the budget below which an arm's last evaluation leaves a part of it unused: it is named."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Samples:
-    """What an evaluation's samples say; arrays are ``[Q]``, in the order of the questions' ids."""
-
-    questions: tuple[str, ...]
-    accuracy: Float64Array
-    """Share of correct samples."""
-    best: Float64Array
-    """Whether any sample is correct: pass@n."""
-    distinct: Float64Array
-    """Different correct answers."""
-    count: int
-    """n: samples of each question."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +96,7 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
             at = compute_at(run, step)
             if at is None:
                 raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {step}")
-            found = _samples(phase.directory / "samples" / f"step-{step:06d}.parquet")
+            found = read_samples(phase.directory / "samples" / f"step-{step:06d}.parquet")
             if questions and found.questions != questions:
                 raise DataError(
                     f"{phase.directory}: its evaluation at step {step} has other questions than the first one"
@@ -140,26 +125,3 @@ def _collection(path: Path) -> tuple[float, float]:
         return float(found["generated_tokens"]), float(found["wall_s"])
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} does not say what the collection took: {error}") from None
-
-
-def _samples(path: Path) -> Samples:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path, columns=["prompt_id", "status", "extracted"])
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    counts: Counter[str] = Counter()
-    right: dict[str, list[str | None]] = {}
-    for prompt_id, status, extracted in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        counts[prompt_id] += 1
-        right.setdefault(prompt_id, []).extend([extracted] if status == "correct" else [])
-    names = sorted(counts)
-    return Samples(
-        tuple(names),
-        np.array([len(right[name]) / counts[name] for name in names]),
-        np.array([float(bool(right[name])) for name in names]),
-        np.array([float(len(set(right[name]))) for name in names]),
-        max(counts.values(), default=0),
-    )

@@ -136,7 +136,7 @@ def run_pipelines(
         *before, last = pipelines[pipeline]
         for plan in (*before, last):
             with locks[plan.directory]:
-                if _complete(plan.directory).exists():
+                if complete_mark(plan.directory).exists():
                     continue
                 say(f"{arm}, seed {seed}: {plan.command} in {plan.directory}")
                 taken = sum(map(taken_by, before)) if plan is last else -inf
@@ -148,7 +148,7 @@ def run_pipelines(
                     failed[pipeline] = Failed(plan.command, reason)
                     say(f"{arm}, seed {seed}: {plan.command} failed: {reason}")
                     return
-                _complete(plan.directory).write_text("")
+                complete_mark(plan.directory).write_text("")
 
     with ThreadPoolExecutor(parallel, thread_name_prefix="study") as threads:
         begun = [threads.submit(work, pipeline) for pipeline in pipelines]
@@ -163,5 +163,6 @@ def run_pipelines(
     return failed
 
 
-def _complete(directory: Path) -> Path:
+def complete_mark(directory: Path) -> Path:
+    """The file that a study leaves beside a run that it needs no more of: at its end, or at the budget."""
     return directory.with_suffix(".complete")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -18,11 +20,12 @@ import psutil
 import pytest
 import ray
 
-from rlep.actors.cluster import DEEPEST_SOCKET, _save_logs
+from rlep.actors.cluster import DEEPEST_SOCKET, RAY_FILES, _save_logs
 from rlep.actors.ray_private import ATTEMPTS, start_private_cluster
 from rlep.core.errors import PlacementError
 from rlep.core.paths import private_directory
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
+from tests.waiting import wait_until
 
 
 def test_a_new_directory_is_private_and_only_dead_owners_leftovers_go(
@@ -56,7 +59,7 @@ def test_sockets_have_room_with_the_longest_ids_and_a_long_temporary_directory(
     monkeypatch.setattr(os, "getpid", lambda: 2**22)
     made = private_directory("ray", deepest=DEEPEST_SOCKET)
     try:
-        plasma = made / "session_2026-11-21_21-50-09_663860_4194304" / "sockets" / "plasma_store"
+        plasma = made / RAY_FILES / "session_2026-11-21_21-50-09_663860_4194304" / "sockets" / "plasma_store"
         request = make_runtime(made) / "0e37c1a5-5c0b-4d4c-9e5a-4f2f2a5d8f10"
         assert max(len(str(plasma)), len(str(request))) <= 107
     finally:
@@ -112,6 +115,119 @@ def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close()
     assert done.stdout == "closed\n", (done.returncode, done.stderr)
     assert "interrupted" in done.stderr
     assert "SIGTERM received" not in done.stderr  # Ray's stack trace
+
+
+HUNG_UP = """
+import asyncio, sys
+from pathlib import Path
+import ray
+import typer
+from rlep.actors.cluster import Cluster
+from rlep.cli.shell import command_errors, say_stopping
+from rlep.config.roles import ActorConfig, ClusterConfig
+from rlep.launch.event_loop import run_async
+
+@ray.remote
+class Answering:
+    def ping(self):
+        return "the actor answers"
+
+async def connected():
+    cluster = Cluster(ClusterConfig(cpus=1), "hung-up")
+    await asyncio.to_thread(cluster.connect)
+    try:
+        actor = await cluster.place(Answering, "answering", ActorConfig(cpus=0.5))
+        Path(sys.argv[1], "started").touch()
+        await asyncio.Event().wait()
+    finally:
+        print("a line for the terminal that is closed", flush=True)
+        Path(sys.argv[1], "said").write_text(await actor.ping.remote())
+        await asyncio.to_thread(cluster.close)
+
+try:
+    command_errors(lambda: run_async(connected(), say_stopping))()
+except typer.Exit as ended:
+    sys.exit(ended.exit_code)
+"""
+
+
+@pytest.mark.fault(
+    26, outcome="stopped", operator="a closed terminal ends the command in order too; its actors live until then"
+)
+def test_a_command_whose_terminal_is_closed_still_has_its_actors_and_ends_in_order(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", HUNG_UP, str(tmp_path)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as driver:
+        os.close(theirs)
+        wait_until(lambda: (tmp_path / "started").exists() or driver.poll() is not None, "the actor")
+        assert driver.poll() is None, os.read(ours, 65536).decode()
+        os.close(ours)
+        os.killpg(driver.pid, signal.SIGHUP)  # as the shell and the kernel send it: to every process of the command
+        assert driver.wait(timeout=120) == 130
+    assert (tmp_path / "said").read_text() == "the actor answers"
+
+
+PRIVATE = """
+import json
+import psutil
+from rlep.actors.cluster import Cluster
+from rlep.config.roles import ClusterConfig
+
+cluster = Cluster(ClusterConfig(cpus=1), "private")
+cluster.connect()
+processes = psutil.Process().children(recursive=True)
+listening = [one.laddr.port for process in processes for one in process.net_connections() if one.status == psutil.CONN_LISTEN]
+modes = [oct(path.stat().st_mode & 0o777) for path in (cluster.home, cluster.home / "token")]
+cluster.close()
+print(json.dumps({"ports": listening, "modes": modes}))
+"""
+
+
+def test_a_private_cluster_is_open_to_its_owner_only_and_leaves_rays_default_ports_free() -> None:
+    done = subprocess.run([sys.executable, "-c", PRIVATE], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["modes"] == ["0o700", "0o600"]
+    assert len(found["ports"]) > 3  # the head's, the node's, the agent's, and their metrics
+    assert {*found["ports"]}.isdisjoint({6379, 8265, 10001, 52365})  # those of `ray start --head`
+
+
+DYING = """
+import asyncio, os
+import ray
+from rlep.actors.cluster import Cluster, call
+from rlep.config.roles import ActorConfig, ClusterConfig
+from rlep.core.errors import ActorLost
+
+@ray.remote
+class Dying:
+    def ping(self):
+        return 1
+
+    def die(self):
+        os._exit(1)
+
+async def main():
+    cluster = Cluster(ClusterConfig(cpus=1), "dying")
+    await asyncio.to_thread(cluster.connect)
+    try:
+        actor = await cluster.place(Dying, "dying", ActorConfig(cpus=0.5))
+        await call(actor.die.remote(), "die", 120)
+    except ActorLost as error:
+        print(error)
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+asyncio.run(main())
+"""
+
+
+def test_a_lost_actor_is_one_line_and_ray_prints_nothing_above_it() -> None:
+    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=False)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("die: ")
+    assert "worker process has died" in line
+    assert done.stderr == ""
 
 
 def test_a_node_of_ray_that_does_not_start_is_a_placement_error(

@@ -22,9 +22,11 @@ from tests.waiting import until
 COUNT = 320
 
 
-async def verdicts_of(home: Path, reference: str, texts: list[str], *more: str, kill: bool = False) -> list[Verdict]:
+async def verdicts_of(
+    home: Path, reference: str, texts: list[str], *more: str, kill: bool = False, opening: str = ""
+) -> list[Verdict]:
     """The verdicts of two verifiers; with ``kill``, the first is killed while it grades."""
-    prompt = Prompt("ab" * 16, "?", reference, np.arange(4, dtype=np.int32))
+    prompt = Prompt("ab" * 16, "?", reference, np.arange(4, dtype=np.int32), opening=opening)
     tokens, logprobs = np.array([5], np.int32), np.zeros(1, np.float32)
     completions = [
         Completion(f"r/{i}", prompt.id, i, tokens, logprobs, "stop", 0, text) for i, text in enumerate(texts)
@@ -71,3 +73,9 @@ async def test_a_run_takes_the_users_scores_and_its_threshold(tmp_path: Path, mo
         (1.0, {"words": 1.0}),
         (None, {}),
     ]
+
+
+async def test_a_box_in_thinking_that_the_prompt_opened_is_not_paid(tmp_path: Path) -> None:
+    texts = [r"1 and 2, \boxed{3}? hmm wait", r"1 and 2</think>\boxed{3}", r"<think>3</think>\boxed{3}"]
+    verdicts = await verdicts_of(tmp_path, "3", texts, opening="<think>")
+    assert [verdict.status for verdict in verdicts] == ["no_answer", "correct", "correct"]

@@ -1,6 +1,8 @@
-"""A colocated learner and its generators on Ray's test cluster of two nodes; in a process of its own, whose token Ray reads once.
+"""A colocated learner and its generators and pools, on Ray's test cluster of two nodes.
 
-It writes to ``found.json`` the nodes of the bundles, the weights that each node had, and what was served.
+In a process of its own, whose token Ray reads once.
+
+It writes to ``found.json`` the nodes of the bundles and of the pools, the weights that each node had, and what was served.
 """
 
 from __future__ import annotations
@@ -9,18 +11,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.cluster_utils import Cluster as RayCluster
 from ray.util import placement_group_table
 
+from rlep.actors.cluster import Cluster
+from rlep.actors.pool_actor import PoolService
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
 from rlep.launch.compose import read_inputs, run_actors
+from rlep.services.pool.values import PoolOptions, PoolPlace
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 
 ROLES = ["generator.count=2", "generator.cpus=1", "learner.ranks=2", "learner.replicas=2", "learner.cpus=1"]
+
+
+async def node_of_pool(cluster: Cluster, home: Path, number: int, tokenizer_digest: str) -> str:
+    """The node of one more pool's actor: Ray places actors without CPUs on any."""
+    name = f"pool-{number}"
+    pool = PoolService(cluster, PoolPlace(None, home / name, name), tokenizer_digest, PoolOptions(), name)
+    await pool.start()
+    actor = ray.get_actor(name, namespace=cluster.namespace)
+    node = str(await actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
+    await pool.close()
+    return node
 
 
 async def published_twice(home: Path, address: str) -> dict[str, Any]:
@@ -33,6 +50,8 @@ async def published_twice(home: Path, address: str) -> dict[str, Any]:
     async with run_actors(config) as actors:
         generators, learners = actors.generators(), actors.learners()
         await actors.started()
+        driver = ray.get_runtime_context().get_node_id()
+        pools = [await node_of_pool(actors.cluster, home, number, inputs.tokenizer.digest) for number in range(6)]
         publish = learners.publish
 
         async def elsewhere(*given: Any, **options: Any) -> WeightUpdate:
@@ -51,6 +70,8 @@ async def published_twice(home: Path, address: str) -> dict[str, Any]:
         answers = [one async for one in shared.generate(wanted, Sampling(max_tokens=8), deadline_s=300)]
         (group,) = placement_group_table().values()
         return {
+            "driver": driver,
+            "pools": pools,
             "bundles": list(group["bundles_to_node_id"].values()),
             "files": [{node: str(source.path) for node, source in offer.nodes.items()} for offer in offers],
             "differences": differences,

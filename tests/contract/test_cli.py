@@ -203,6 +203,7 @@ def test_a_directory_of_another_config_names_what_differs(config: str, overrides
         "  update.lr  in the directory: 1e-06  in this command: 0.5",  # run.steps may change
         f"  to start another run, add: --set 'run.directory=\"{held}-2\"'",
         f"  to continue the run in {held}, add: --set update.lr=1e-06",
+        "  to continue it with what this command has, add: --set 'checkpoint.accept=[\"update\"]'",
     ]
     assert (held / "config.json").read_text() == before
     assert not ray.is_initialized()

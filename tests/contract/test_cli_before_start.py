@@ -63,6 +63,39 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
 
 
+@pytest.mark.parametrize("command", ["config check", "plan", "train", "collect", "evaluate"])
+def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_starts(
+    command: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where modules are found
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "rewards_of_mine.py").write_text("def grade(reference, response):\n    return 1\n")
+    (tmp_path / "rewards_broken.py").write_text("import nothing_of_the_kind\n")
+    faults = {
+        "rewards_of_mine:grades": "the verifier process (rewards_of_mine:grades) cannot serve: AttributeError: module "
+        "'rewards_of_mine' has no attribute 'grades'",
+        "rewards_broken:grade": "the verifier process (rewards_broken:grade) cannot serve: ModuleNotFoundError: No module "
+        "named 'nothing_of_the_kind'",
+        "rewards_of_yours:grade": "verifier function 'rewards_of_yours:grade': no module rewards_of_yours here or on the "
+        "path; set PYTHONPATH or install it",
+    }
+    words = (
+        ["evaluate", str(MODEL), str(tmp_path / "train.jsonl")] if command == "evaluate" else [*command.split(), config]
+    )
+    words += ["--config", config, "--out", str(tmp_path / "out")] if command == "evaluate" else []
+    for function, fault in faults.items():
+        settings = [*overrides, f"verifier.profile=python:{function}"]
+        result = CliRunner().invoke(app, [*words, *(word for text in settings for word in ("--set", text))])
+        assert result.exit_code == 2
+        notes, _, error = result.stderr.rpartition("error: ")
+        assert error == f"verifier.profile = python:{function}: {fault}\n"
+        assert notes.count("\n") == (command == "evaluate")  # that its data are the training data
+    assert not ray.is_initialized()
+    settings = [*overrides, "verifier.profile=python:rewards_of_mine:grade"]
+    checked = CliRunner().invoke(app, ["config", *arguments("check", config, settings)])
+    assert checked.output == "ok\n"
+
+
 @pytest.mark.parametrize("command", ["train", "collect", "evaluate"])
 def test_a_cluster_that_is_not_there_leaves_no_directory(
     command: str, config: str, overrides: list[str], tmp_path: Path
@@ -115,7 +148,7 @@ def test_a_sink_that_is_not_installed_leaves_no_directory(
     monkeypatch.setitem(sys.modules, "wandb", None)
     result = invoke("train", config, [*overrides, 'tracking.sinks=["wandb"]'])
     assert result.exit_code == 2
-    assert "in rlep's checkout, pip install -e '.[wandb]'" in result.stderr
+    assert "'wandb', which is not installed: pip install wandb" in result.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -137,7 +170,7 @@ def test_of_a_cluster_that_is_joined_nothing_is_assumed(
 ) -> None:
     monkeypatch.setitem(os.environ, "RAY_ADDRESS", "127.0.0.1:1")
     result = invoke("train", config, [*overrides, "generator.cpus=400", "replay.count=2"])
-    assert result.stderr.splitlines()[-1].startswith("error: no Ray cluster answers at '127.0.0.1:1'")
+    assert result.stderr.splitlines()[-1].startswith("error: no Ray cluster answers at RAY_ADDRESS = '127.0.0.1:1'")
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])
@@ -150,6 +183,37 @@ def test_a_missing_pool_is_named(command: str, config: str, overrides: list[str]
     )
     assert not (tmp_path / "run").exists()
     opened([*overrides, "update.lr=0.5"], "train").close()
+
+
+@pytest.mark.parametrize(("command", "source"), [("collect", "offline"), ("train", "live")])
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            'pool.directory="{home}/file/pool"',
+            "the pool directory {home}/file/pool cannot be made: {home}/file is no directory",
+        ),
+        ('pool.directory="{home}/damaged"', "{home}/damaged/appendonly.aof does not begin"),
+        ('pool.url="redis://127.0.0.1:1"', "connecting"),
+        ('pool.url="grpc://127.0.0.1:1"', "127.0.0.1:1"),
+    ],
+)
+def test_a_pool_that_cannot_be_written_to_is_refused_before_any_actor(
+    command: str, source: str, setting: str, message: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir(mode=0o700)
+    for name, text in (("redis.conf", ""), ("appendonly.aof", "no pool\n\n")):
+        (damaged / name).touch(mode=0o600)
+        (damaged / name).write_text(text)
+    given = [setting.format(home=tmp_path), "pool.deadline_s=1", f"replay.source={source}", "replay.count=1"]
+    result = invoke(command, config, [*overrides, *given])
+    assert result.exit_code in (1, 2), result.output
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert message.format(home=tmp_path) in error
+    assert "starting" not in result.stderr  # the line before the actors
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:

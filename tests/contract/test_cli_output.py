@@ -57,8 +57,8 @@ def test_steps_are_lines_on_standard_error_and_the_model_is_the_result(command: 
     assert done.stdout == "model: runs/mine/model\n"
     assert done.stderr.splitlines() == [
         "mine: starting",
-        "step 1/2: reward 0.250, 0.50 s/step, 0:01 left",
-        "step 2/2: reward 0.500, 0.50 s/step, 0:00 left",
+        "step 0 (1/2): reward 0.250, 0.50 s/step, 0:01 left",
+        "step 1 (2/2): reward 0.500, 0.50 s/step, 0:00 left",
     ]
 
 
@@ -78,8 +78,8 @@ def test_json_prints_steps_alone_on_standard_output(command: str, config: str) -
     done = rlep(command, config, "--json")
     steps = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(step["run"], step["step"], step["reward"], step["left_s"]) for step in steps] == [
-        ("mine", 1, 0.25, 1.0),
-        ("mine", 2, 0.5, 0.0),
+        ("mine", 0, 0.25, 1.0),
+        ("mine", 1, 0.5, 0.0),
     ]
     assert done.stderr.splitlines() == ["mine: starting", "model: runs/mine/model"]
 
@@ -88,7 +88,7 @@ def test_the_quickstarts_json_is_the_steps_of_its_runs(tmp_path: Path) -> None:
     done = rlep("quickstart", "--directory", str(tmp_path), "--json")
     steps = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(step["run"], step["step"]) for step in steps] == [
-        (run, step) for run in ("baseline", "collect", "rlep") for step in (1, 2)
+        (run, step) for run in ("baseline", "collect", "rlep") for step in (0, 1)
     ]
     assert "phase 1: train without replay" in done.stderr
     assert "report: report.html" in done.stderr

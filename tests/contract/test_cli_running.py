@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import platform
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -69,11 +71,12 @@ def test_a_private_cluster_of_another_machine_is_named(command: list[str], tmp_p
     assert refusal(command, tmp_path) == f"{tmp_path} runs on a private cluster of elsewhere: ask on that machine"
 
 
-def test_a_token_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
+def test_a_run_that_was_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = tmp_path / f"rlep-ray-{os.getuid()}-1-gone" / "token"
     write_contact(tmp_path, Contact("run", "127.0.0.1:1", platform.node(), str(gone)))
     assert refusal(["status"], tmp_path) == (
-        f"{tmp_path} was killed, or belongs to another user: {gone} cannot be read"
+        f"{tmp_path} was killed: its token {gone} cannot be read (No such file or directory)"
     )
 
 

@@ -95,7 +95,9 @@ def test_images_copy_only_what_the_repository_has_and_run_as_a_user() -> None:
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     allowed = [line[1:] for line in ignored if line.startswith("!")]
     for source in copied:
-        assert any(Path(source).match(pattern) for pattern in allowed), f"{source} is not in Dockerfile.dockerignore"
+        assert any(one.match(pattern) for one in (Path(source), *Path(source).parents) for pattern in allowed), (
+            f"{source} is not in Dockerfile.dockerignore"
+        )
         assert (ROOT / source).exists(), f"the Dockerfile copies {source}, which does not exist"
     stages = dict(re.findall(r"^FROM base AS (cpu|cuda)\n((?:(?!^FROM ).*\n)*)", text, re.M))
     assert set(stages) == {"cpu", "cuda"}
@@ -203,7 +205,7 @@ def test_the_cuda_image_has_what_nccl_needs_for_infiniband() -> None:
 def test_ray_versions_agree_with_the_locks() -> None:
     version = only("RayCluster")["spec"]["rayVersion"]
     for lock in ("cpu", "cuda"):
-        assert f"ray=={version}\n" in (ROOT / f"requirements/{lock}.txt").read_text()
+        assert f"\nray=={version} " in (ROOT / f"requirements/{lock}.txt").read_text()
 
 
 def entrypoints() -> dict[str, list[str]]:
@@ -243,11 +245,49 @@ def test_the_pools_redis_has_its_own_volume_and_only_ray_may_reach_it() -> None:
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert [claim["metadata"]["name"] for claim in spec["volumeClaimTemplates"]] == [mounts["/data"]]
     assert {"/etc/redis", "/run/secrets/rlep"} < set(mounts)
-    (rule,) = only("NetworkPolicy")["spec"]["ingress"]
+    (rule,) = policies()["rlep-redis"]["ingress"]
     assert rule["from"] == [{"podSelector": {"matchLabels": {"ray.io/cluster": "rlep"}}}]
     # Room for the copy of what changes while the append-only file is rewritten.
     assert container["command"][-1] == "10gb"
     assert container["resources"]["limits"]["memory"] == "16Gi"
+
+
+def policies() -> dict[str, Any]:
+    return {document["metadata"]["name"]: document["spec"] for document in documents("NetworkPolicy")}
+
+
+def test_every_pod_has_a_policy_and_ray_takes_all_ports_from_itself_only() -> None:
+    selected = [policy["podSelector"]["matchLabels"] for policy in policies().values()]
+    assert selected == [
+        {"ray.io/cluster": only("RayCluster")["metadata"]["name"]},
+        {"app.kubernetes.io/name": "rlep-redis"},
+    ]
+    assert all(policy["policyTypes"] == ["Ingress"] for policy in policies().values())
+    among, dashboard, metrics = policies()["rlep-ray"]["ingress"]
+    assert among == {"from": [{"podSelector": {"matchLabels": {"ray.io/cluster": "rlep"}}}]}
+    ports = {port["name"]: port["containerPort"] for port in next(ray_pods())[1]["spec"]["containers"][0]["ports"]}
+    assert (dashboard["ports"], metrics["ports"]) == ([{"port": ports["dashboard"]}], [{"port": ports["metrics"]}])
+    assert all(source["podSelector"] for rule in (dashboard, metrics) for source in rule["from"])  # none for any pod
+
+
+def test_only_the_head_has_the_password_of_redis() -> None:
+    has = [group for group, template in ray_pods() if "redis" in json.dumps(template)]
+    assert has == ["head"]
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert [name for name, service in compose.items() if "redis_password" in json.dumps(service)] == ["head"]
+    for name in ("head", "worker"):
+        assert compose[name]["environment"]["RAY_AUTH_MODE"] == "token"
+        assert compose[name]["secrets"][0]["source"] == "ray_token"
+
+
+def test_images_of_others_are_pinned_by_digest() -> None:
+    files = [DEPLOY / "Dockerfile", DEPLOY / "compose.yaml", *MANIFESTS]
+    named = [name for path in files for name in re.findall(r"^\s*(?:FROM|image:) (\S+)", path.read_text(), re.M)]
+    others = {name for name in named if name != "base" and "rlep:" not in name}
+    assert sorted(name.partition("@")[0] for name in others) == [
+        *("grafana/grafana:12.1.0", "prom/prometheus:v3.5.0", "python:3.12.11-slim-bookworm", "redis:7.2-alpine"),
+    ]
+    assert all(re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", name) for name in others)
 
 
 def test_no_file_holds_a_secret_and_all_use_those_that_the_script_makes() -> None:

@@ -16,8 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rlep"
 LIBRARIES = ("torch", "vllm", "ray", "redis")
-PRIVATE_PACKAGES = ("vllm.v1",)
-"""Without an underscore, and yet not for others to use."""
+PRIVATE_PACKAGES = ("vllm.v1",)  # without an underscore, and yet not for others to use
 NAMED_TUPLE = {"_asdict", "_fields", "_field_defaults", "_make", "_replace"}
 """Documented, in spite of the underscore."""
 
@@ -78,13 +77,12 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     ),
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),
-        Symbol("ray._private.worker", "init._temp_dir"),
+        *symbols("ray._private.worker", "init._temp_dir", "print_to_stdstream"),
         Symbol("ray._private.services", "canonicalize_bootstrap_address", ("addr",)),
         Symbol("ray._private.grpc_utils", "init_grpc_channel", ("address",)),
         Symbol("ray.core.generated.gcs_service_pb2_grpc", "NodeInfoGcsServiceStub"),
         Symbol("ray._private.ray_constants", "ENABLE_RAY_CLUSTER"),
-        Symbol(f"{_RAY}.runtime_env.packaging", "_get_excludes", ("path", "excludes")),
-        Symbol(f"{_RAY}.runtime_env.packaging", "_dir_travel", ("path", "excludes", "handler", "include_gitignore")),
+        Symbol("ray._private.parameter", "RayParams.dashboard_agent_listen_port"),
     ),
 }
 """Adapter -> what it uses. A base class's members are listed where they are defined."""

@@ -35,7 +35,8 @@ SIGNATURES = {
     ),
     "Verdict": (
         "(status: 'Status', extracted: 'str | None', verifier: 'str', version: 'str', path: 'str' = 'full', "
-        "seconds: 'float' = 0.0, score: 'float | None' = None, parts: 'Mapping[str, float]' = <factory>) -> None"
+        "seconds: 'float' = 0.0, score: 'float | None' = None, parts: 'Mapping[str, float]' = <factory>, "
+        "reason: 'str' = '') -> None"
     ),
     "group_advantages": (
         "(rewards: 'ArrayLike', groups: 'ArrayLike', *, ddof: 'int' = 1, eps: 'float' = 1e-06, "

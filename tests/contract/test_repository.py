@@ -102,13 +102,34 @@ def test_test_files_have_unique_names() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def lines_of(lock: str) -> list[str]:
+    """A lock's pins with their hashes."""
+    text = (ROOT / "requirements" / f"{lock}.txt").read_text().replace("\\\n", "")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
 def pins_of(lock: str) -> dict[str, list[Requirement]]:
     pins: dict[str, list[Requirement]] = {}
-    for line in (ROOT / "requirements" / f"{lock}.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            requirement = Requirement(line)
-            pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    for line in lines_of(lock):
+        requirement = Requirement(line.partition(" --hash")[0])
+        pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
     return pins
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_of_a_lock_has_hashes(lock: str) -> None:
+    """Installed with ``--require-hashes``: a file that was replaced since is refused."""
+    pinned = re.compile(r"[^ ]+==[^ ]+( ; .*?)?( +--hash=sha256:[0-9a-f]{64})+ *")
+    assert [line for line in lines_of(lock) if not pinned.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize(("path", "locked"), [("scripts/setup.sh", 1), ("deploy/Dockerfile", 3)])
+def test_all_that_is_installed_is_a_lock_with_its_hashes_or_this_project(path: str, locked: int) -> None:
+    text = (ROOT / path).read_text()
+    calls = re.findall(r"pip install (.*)", text)
+    assert sum("--require-hashes" in call for call in calls) == locked
+    others = [call for call in calls if "--require-hashes" not in call]
+    assert others == [call for call in others if re.fullmatch(r"(--no-[a-z-]+ )+(-e )?\.", call)]
 
 
 @pytest.mark.parametrize("lock", LOCKS)

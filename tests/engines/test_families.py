@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlep.config.settings import load_config
+from rlep.core.errors import ModelError
 from rlep.core.types import Float32Array, SequenceBatch
 from rlep.engines.families import FAMILIES
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
+from rlep.launch.before_start import check_output_head
 from rlep.selftest.synthetic import Rig
 from rlep.selftest.transfer_checks import weights
 from tests.small import BASE
@@ -100,6 +103,27 @@ def test_it_loads_trains_and_publishes(family: str, tmp_path: Path) -> None:
     config = load_config([BASE], [f'model.path="{places[0]}"', "cluster.cpu_acceleration=false"])
     rig = Rig(config, *places)
     assert "of the learner's" in weights(rig, Compared)
+
+
+@pytest.mark.parametrize("acceleration", ["true", "false"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma"])  # a tied head by config.json, and by the family's default
+def test_a_tied_head_that_the_files_hold_too_is_published_once(family: str, acceleration: str, tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("model", "scratch", "shared")]
+    for place in places:
+        place.mkdir()
+    write_model(places[0], family)
+    file = places[0] / "model.safetensors"
+    held = load_file(file)
+    assert "lm_head.weight" not in held
+    head = held["model.embed_tokens.weight"].clone()
+    save_file(held | {"lm_head.weight": head}, file, metadata={"format": "pt"})
+    config = load_config([BASE], [f'model.path="{places[0]}"', f"cluster.cpu_acceleration={acceleration}"])
+    check_output_head(config)
+    assert "of the learner's" in weights(Rig(config, *places), Compared)
+    save_file(held | {"lm_head.weight": -head}, file, metadata={"format": "pt"})
+    if family == "qwen3":
+        with pytest.raises(ModelError, match="tie_word_embeddings = true, and the safetensors hold"):
+            check_output_head(config)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "phi3"])  # layers of their own, and fused ones

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from rlep.cli.pool.open import file_errors, filling, matching_tokenizer, question_rows, reading
+from rlep.cli.pool.open import file_errors, filling, matching_tokenizer, opening_of, question_rows, reading
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
@@ -122,7 +122,11 @@ def _import_texts(config: Config, source: Path) -> Imported:
         )
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)
-        questions = (TextAnswers(prompt_id, row.reference, row.candidates) for prompt_id, row in rows if row.candidates)
+        questions = (
+            TextAnswers(prompt_id, row.reference, row.candidates, opening_of(config, tokenizer, row))
+            for prompt_id, row in rows
+            if row.candidates
+        )
         limit = config.rollout.max_tokens
         report = import_texts(
             pool, questions, tokenizer, verifier, max_tokens=limit, source=source.name, advance=advance

@@ -16,6 +16,7 @@ from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.shell import say_stopping
 from rlep.cli.tables import show_table
+from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError
 from rlep.core.plural import counted
@@ -73,8 +74,8 @@ def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: 
     if "questions_without" in more:
         coverage = {f"none (of {more['questions_asked']} asked)": int(more["questions_without"])} | coverage
     show_table([{"responses": label, "questions": str(count)} for label, count in coverage.items()])
-    show_table([{"policy": printable(name), "trajectories": str(count)} for name, count in stats.by_policy.items()])
-    show_table([{"verifier": printable(name), "trajectories": str(count)} for name, count in stats.by_verifier.items()])
+    show_table([{"policy": name, "trajectories": str(count)} for name, count in stats.by_policy.items()])
+    show_table([{"verifier": name, "trajectories": str(count)} for name, count in stats.by_verifier.items()])
 
 
 def _show_measured(measured: Measured) -> None:
@@ -113,7 +114,7 @@ def show_record(config: Config, identity: str, *, as_json: bool) -> None:
         for held in found:
             line = line_of(held, pinned=held.content_id in pins)
             if as_json:
-                typer.echo(json_of(line))
+                typer.echo(json_of(line, ascii_only=True))
             else:
                 marks = [name for name in ("quarantined", "pinned") if getattr(line, name)]
                 typer.echo(described(line.trajectory, tokenizer, marks))
@@ -134,7 +135,7 @@ def show_sample(
                 if as_json:
                     typer.echo(json.dumps({"prompt_id": prompt_id, "drawn": [_drawn(t, tokenizer) for t in drawn]}))
                     continue
-                typer.secho(f"prompt {prompt_id}: {len(drawn)} drawn", bold=True)
+                Terminal(soft_wrap=True).print(f"prompt {prompt_id}: {len(drawn)} drawn", style="bold")
                 for trajectory in drawn:
                     typer.echo(described(trajectory, tokenizer))
 
@@ -161,7 +162,8 @@ def browse(config: Config, *, data: Sequence[Path] | None, start: str, least: in
         for place in places(len(prompts), iter(typer.getchar, None)) if interactive else range(len(prompts)):
             typer.echo(_page(pool, prompts[place], rows.get(prompts[place]), tokenizer))
             if interactive:
-                typer.secho(f"{place + 1} of {len(prompts)}: space or n next, p previous, q quit", dim=True, err=True)
+                keys = f"{place + 1} of {len(prompts)}: space or n next, p previous, q quit"
+                Terminal(stderr=True).print(keys, style="dim")
 
 
 def places(count: int, keys: Iterator[str]) -> Iterator[int]:

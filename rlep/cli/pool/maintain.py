@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from rlep.cli.doctor import Finding, show_findings
-from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, question_rows, reading
+from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, opening_of, question_rows, reading
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
 from rlep.config.schema import Config
@@ -45,7 +45,9 @@ def verify(
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
-        references = {prompt_id: row.reference for prompt_id, row in question_rows(data, bars)}
+        references, openings = {}, {}
+        for prompt_id, row in question_rows(data, bars):
+            references[prompt_id], openings[prompt_id] = row.reference, opening_of(config, tokenizer, row)
         if out is not None:
             stack.enter_context(file_errors(out))
         file = None if out is None else stack.enter_context(out.open("w", encoding="utf-8"))
@@ -57,7 +59,16 @@ def verify(
                 typer.echo(_sentence(difference))
 
         advance = stack.enter_context(bars.phase("verify", pool.stats().trajectories, "answers"))
-        found = reverify(pool, references, tokenizer, verifier, quarantine=not dry_run, report=report, advance=advance)
+        found = reverify(
+            pool,
+            references,
+            tokenizer,
+            verifier,
+            quarantine=not dry_run,
+            report=report,
+            openings=openings,
+            advance=advance,
+        )
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"statuses": dict(found.statuses)}, indent=2))
     else:

@@ -121,6 +121,13 @@ def question_rows(
                     yield prompt_id, row
 
 
+def opening_of(config: Config, tokenizer: Tokenizer, row: PromptRow) -> str:
+    """The mark with which the prompt of a row opens its responses' thinking, if it does: what a run grades begins with it."""
+    model = config.model
+    tokens = tokenizer.encode_prompt(row.messages, chat_template=model.chat_template, system=model.system_prompt)
+    return tokenizer.opening(tokens, row.question)
+
+
 def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:
     """The question files: those given, else data.train."""
     return list(data) if data else [config.data.train]

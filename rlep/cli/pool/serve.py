@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import typer
 
 from rlep.core.errors import ConfigError
+from rlep.launch.event_loop import ending_signals
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.server import PoolServer, ServerOptions
 from rlep.services.pool.rpc.tls import ServerTls
@@ -40,7 +40,7 @@ def tls_of(certificate: Path | None, key: Path | None, client_ca: Path | None) -
 
 async def _until_signalled(address: str) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     typer.echo(address)
     await stop.wait()

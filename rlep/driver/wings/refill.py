@@ -15,7 +15,7 @@ def refilled(groups_of: GroupsOf) -> GroupsOf:
 
     async def until_filled(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
         config = step.run.config
-        plan = Refill(len(prompts), config.rollout.refill_limit * len(prompts), config.update.prompts)
+        plan = Refill(len(prompts), config.rollout.refill_limit, config.update.prompts)
         kept: list[Group] = []
         used: list[Prompt] = []
         batch = prompts
@@ -23,11 +23,14 @@ def refilled(groups_of: GroupsOf) -> GroupsOf:
             used.extend(batch)
             groups = await groups_of(step, batch)
             step.refills += RefillReport.of(groups)
-            kept.extend(filter(keep_group, groups))
+            for group in groups:
+                (kept if keep_group(group) else step.unused).append(group)
             asked = plan.ask(step.refills)
             batch = step.more(step.refills.rounds, asked, used) if asked else ()
         if step.refills.kept < plan.target:
             step.run.progress.note(f"step {step.number}: {plan.describe(step.refills)}")
-        return kept[: plan.usable(step.refills)]
+        usable = plan.usable(step.refills)
+        step.unused += kept[usable:]
+        return kept[:usable]
 
     return until_filled

@@ -8,6 +8,7 @@ is left out, with an event; training goes on.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import threading
@@ -51,6 +52,8 @@ class RolloutRow:
     status: str
     score: float | None
     """Partial credit, where the verifier gives any."""
+    parts: str | None
+    """Its named parts as a JSON object, where there are any."""
     extracted: str | None
     finish_reason: str
     tokens: int
@@ -77,6 +80,8 @@ class RolloutRow:
     verifier: str
     verifier_path: str
     verifier_s: float
+    reason: str | None
+    """Why it is not correct, where the verifier says so: the test that failed, or how the reward function crashed."""
     created: float
     """Seconds since the epoch."""
 
@@ -190,6 +195,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
         content_id=trajectory.content_id,
         status=verdict.status,
         score=verdict.score,
+        parts=json.dumps(dict(verdict.parts)) if verdict.parts else None,
         extracted=verdict.extracted,
         finish_reason=trajectory.finish_reason,
         tokens=len(trajectory.tokens),
@@ -202,6 +208,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
         verifier=verdict.verifier,
         verifier_path=verdict.path,
         verifier_s=verdict.seconds,
+        reason=verdict.reason or None,
         created=trajectory.created_at,
         **place,
     )

@@ -70,9 +70,9 @@ class OptimizerOptions:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up."""
     total: int = 0
-    """Where a linear or cosine decay ends; unused by ``constant``."""
+    """Where a linear or cosine decay ends: the rollout or update after the last one; unused by ``constant``."""
     floor: float = 0.0
-    """Factor at the end of the decay."""
+    """Factor at the end of the decay, which the last rollout or update is one part above."""
 
     def __post_init__(self) -> None:
         if self.schedule != "constant" and self.total <= self.warmup:
@@ -89,7 +89,7 @@ class OptimizerOptions:
             return (index + 1) / self.warmup
         if self.schedule == "constant":
             return 1.0
-        done = min(1.0, (index + 1 - self.warmup) / (self.total - self.warmup))
+        done = min(1.0, (index - self.warmup) / (self.total - self.warmup))  # the last one is above the floor
         left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return self.floor + (1.0 - self.floor) * left
 

@@ -60,9 +60,11 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kern
         ModelError: the directory holds no causal LM, lacks weights, or the architecture needs what is not computed here.
     """
     try:
-        config = AutoConfig.from_pretrained(directory)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         with parameters_on_meta():
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, trust_remote_code=False
+            )
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)

@@ -287,7 +287,7 @@ class LearnerRank:
         index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
-        if trained == 0:
+        if not batch.response_lengths[batch.computed].any():
             return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
         loss, sums = self._accumulate(batch, row_loss, entropy)
         step = self._optimizer.step(index)
@@ -307,7 +307,7 @@ class LearnerRank:
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
         frozen = self.options.policy.lora is not None
         weights = sum(math.prod(spec.shape) for spec in self._weights.layout("float32"))
-        batch = take(batch, np.flatnonzero(batch.trained))
+        batch = take(batch, np.flatnonzero(batch.computed))
         return UpdateCost(
             tokens=len(batch.tokens),
             seconds=seconds,
@@ -323,7 +323,7 @@ class LearnerRank:
         exchange theirs once, with the last.
         """
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
-        plan = pack(batch, self._world, self._budget, batch.trained)[self._rank]  # the others have no gradient
+        plan = pack(batch, self._world, self._budget, batch.computed)[self._rank]  # the others have no gradient
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
             self._policy.set_requires_gradient_sync(last or not self.options.policy.unsharded_gradients)

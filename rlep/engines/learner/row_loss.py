@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
-from rlep.algorithms.objective import LossOptions
+from rlep.algorithms.objective import LossOptions, regulariser_normalizers
 from rlep.core.types import BoolArray, SequenceBatch
 from rlep.engines.learner.packed_row import PackedRow
 
@@ -23,13 +23,14 @@ def policy_loss(
     batch: SequenceBatch, options: LossOptions, high_entropy: BoolArray | None, reference: Reference | None
 ) -> RowLoss:
     """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
-    weights = normalizers(batch, options)  # [S]
+    weights, kept = normalizers(batch, options), regulariser_normalizers(batch, options)  # [S] each
 
     def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
         with torch.no_grad():
             base = None if reference is None else reference(row)
         chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(logprobs.device)
         values = {"reference_logprobs": base, "entropy": entropy, "high_entropy": chosen}
+        values["regulariser_weights"] = None if batch.regularised is None else row.of_sequences(kept)
         part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
         return packed_policy_loss(part, options)
 

@@ -26,7 +26,8 @@ from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
 from rlep.engines.sampler.weight_loading import TIED_HEAD, WeightLoading
-from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout
+from rlep.engines.tokenizer import Tokenizer, load_tokenizer
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout, ties_head
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -66,6 +67,7 @@ class Sampler:
         self._model = model
         self._options, self._parts = options, parts
         self._engine: AsyncLLMEngine | None = None
+        self._tokenizer: Tokenizer  # since ``start``
         self._weights = WeightLoading({}, options)
         self._loaded: int | None = None
         self._pristine = True
@@ -85,6 +87,7 @@ class Sampler:
             ActorLost: the engine process ended while starting, e.g. without enough memory.
         """
         expected = checkpoint_layout(self._model)
+        self._tokenizer = load_tokenizer(self._model)
         os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(deadline_s))
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
@@ -99,7 +102,7 @@ class Sampler:
             raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
-        if getattr(engine.model_config.hf_config, "tie_word_embeddings", False):
+        if ties_head(self._model):  # vLLM's own config says no where the files hold the head too
             expected.pop(TIED_HEAD, None)
         self._weights = WeightLoading(expected, self._options)
 
@@ -293,16 +296,15 @@ class Sampler:
 
     def _completions(self, results: list[tuple[Request, CompletionOutput]], version: int | None) -> list[Completion]:
         """``version`` generated all of every response, unless weights may change meanwhile."""
-        tokenizer = self._running().get_tokenizer()
-        token_lists = [list(output.token_ids) for _, output in results]
-        texts = tokenizer.batch_decode(token_lists, skip_special_tokens=True)
+        token_lists = [np.array(output.token_ids, dtype=np.int32) for _, output in results]
+        texts = [self._tokenizer.decode(tokens) for tokens in token_lists]
         versions = [None if self._in_flight is None else token_versions(output) for _, output in results]
         return [
             Completion(
                 request_id=request.id,
                 prompt_id=request.prompt_id,
                 sample=request.sample,
-                tokens=np.array(tokens, dtype=np.int32),
+                tokens=tokens,
                 logprobs=np.array(cast("FlatLogprobs", output.logprobs).logprobs, dtype=np.float32),
                 finish_reason=finish_reason(request, output),
                 policy_version=cast("int", version) if own is None else int(own.min()),

@@ -204,6 +204,21 @@ def checkpoint_layout(model: Path) -> dict[str, TensorSpec]:
     return {name: spec for layout in layouts for name, spec in layout.items()}
 
 
+def ties_head(model: Path) -> bool:
+    """Whether a model directory's config makes its output head and its embedding one matrix, whatever its files hold.
+
+    Raises:
+        ModelError: no config that transformers knows.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{model} is not a model that transformers knows: {error}") from error
+    return bool(config.get_text_config().tie_word_embeddings)
+
+
 def check_layout(expected: Iterable[TensorSpec], offered: Iterable[TensorSpec]) -> None:
     """Refuse a set of weights that is not the model's full set: vLLM itself accepts a partial one.
 

@@ -6,6 +6,8 @@ import re
 from itertools import pairwise
 from typing import Literal
 
+from rlep.core.thinking import MARK
+
 Profile = Literal["math", "math-bare", "strict-box"]
 
 MAX_ANSWER_CHARS = 4000
@@ -19,11 +21,10 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_THINK = re.compile(r"[<\[◁](/?)think(?:ing)?[>\]▷]", re.IGNORECASE)
 _THINK_ENDS = ("hink>", "HINK>", "HINK]", "hinking>", "hink▷")
 _BETWEEN = re.compile(
-    r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b|\\q?quad(?![a-zA-Z])"
-    r"|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
+    r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
+    r"|\\q?quad(?![a-zA-Z])|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
 )
 """What joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
 _PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))")
@@ -63,7 +64,7 @@ def after_thinking(text: str) -> str | None:
     if (">" not in text and "]" not in text and "▷" not in text) or not any(end in text for end in _THINK_ENDS):
         return text
     after, opened = 0, False
-    for mark in _THINK.finditer(text):
+    for mark in MARK.finditer(text):
         opened = not mark.group(1)
         after = after if opened else mark.end()
     return None if opened else text[after:]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
+from rlep.core.errors import ConfigError, VerifierError
 from rlep.core.types import Verdict
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.worker_pool import WorkerPool
@@ -41,6 +42,14 @@ class BaseVerifier(ABC):
     def reference_fault(self, reference: str) -> str:
         """Why this verifier cannot grade against ``reference``; empty where it can, as most can against any text."""
         return ""
+
+    def check(self) -> None:
+        """Raise ConfigError where its processes cannot serve, as where the user's function cannot be imported."""
+        try:
+            if self._pool is not None:
+                self._pool.grade(())
+        except VerifierError as error:
+            raise ConfigError(str(error)) from None
 
     @abstractmethod
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,32 +62,74 @@ def run_calls(program: str, calls: Sequence[tuple[str, bool]], limits: Limits, *
 
 
 def read_values(output: bytes) -> list[Any] | None:
-    """The values that a program's process reports; None where it reports none. They are its own claims."""
+    """The values that a program's process reports, in the form of ``code_child.plain``; None for anything else.
+
+    They are claims of the program, and never raise here, nor take long.
+    """
     try:
         found = json.loads(output)
-        return [_decoded(one) for one in found]
-    except (ValueError, TypeError, KeyError, RecursionError, AttributeError, MemoryError):
+        return [_decoded(one, 0) for one in found] if isinstance(found, list) else None
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError):
         return None
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "None": lambda _: None,
-    "bool": bool,
+def read_exception(output: bytes) -> str:
+    """What a program's process says that it raised, as one printable line; empty where it says nothing of the kind."""
+    try:
+        found = json.loads(output)
+    except (ValueError, RecursionError, MemoryError):
+        return ""
+    raised = found.get("raised") if isinstance(found, dict) else None
+    return printable(raised) if isinstance(raised, str) else ""
+
+
+def printable(text: str) -> str:
+    """The beginning of it in one line."""
+    return "".join(one if one.isprintable() else " " for one in text[:_MAX_SHOWN])
+
+
+_MAX_SHOWN = 200
+_MAX_DEPTH = 51
+_FLOAT_CHARS = 32
+_SAME_HASH = 256
+"""Most elements of a set, or keys of a dict, with one hash: a program may choose such, and each is compared with all others."""
+
+
+def _decoded(pair: Any, depth: int) -> Any:
+    kind, value = pair
+    if depth > _MAX_DEPTH:
+        raise ValueError("too deep")
+    if (kind == "dict" or kind in _CONTAINERS) and not isinstance(value, list):
+        raise ValueError(f"a {kind} is not written so")
+    if kind == "dict":
+        keys = _hashed([_decoded(key, depth + 1) for key, _ in value])
+        return dict(zip(keys, [_decoded(one, depth + 1) for _, one in value], strict=True))
+    if kind in _CONTAINERS:
+        parts = [_decoded(one, depth + 1) for one in value]
+        return _CONTAINERS[kind](_hashed(parts) if "set" in kind else parts)
+    if kind == "None":
+        return None
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or (kind == "float" and len(value) > _FLOAT_CHARS):
+        raise ValueError(f"a {kind} is not written so")
+    return _SCALARS[kind](value)
+
+
+_CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+_SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float,
     "str": str,
     "bytes": bytes.fromhex,
-    "list": lambda rows: [_decoded(one) for one in rows],
-    "tuple": lambda rows: tuple(_decoded(one) for one in rows),
-    "set": lambda rows: {_decoded(one) for one in rows},
-    "frozenset": lambda rows: frozenset(_decoded(one) for one in rows),
-    "dict": lambda rows: {_decoded(key): _decoded(one) for key, one in rows},
 }
 
 
-def _decoded(pair: Any) -> Any:
-    kind, value = pair
-    return _READERS[kind](value)
+def _hashed(elements: list[Any]) -> list[Any]:
+    """``elements``, with hashes of which none is too frequent."""
+    if elements and max(Counter(map(hash, elements)).values()) > _SAME_HASH:
+        raise ValueError("too many elements with one hash")
+    return elements
 
 
 def _run(request: Mapping[str, Any], limits: Limits, most: int) -> Finished:
@@ -94,52 +137,59 @@ def _run(request: Mapping[str, Any], limits: Limits, most: int) -> Finished:
     process = _started()
     assert process.stdin is not None
     assert process.stdout is not None
-    source, output, late, flooded = process.stdin.fileno(), bytearray(), False, False
+    assert process.stderr is not None
+    source, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+    output, before, late, flooded = bytearray(), bytearray(), False, False
     os.set_blocking(source, False)
     waiting = memoryview(json.dumps({**request, "limits": confined}).encode("ascii"))
     poll = select.poll()
     poll.register(source, select.POLLOUT)
-    poll.register(process.stdout, select.POLLIN)
+    poll.register(stdout, select.POLLIN)
+    poll.register(stderr, select.POLLIN)
     deadline = time.monotonic() + _START_SECONDS
     try:
         while not flooded:
-            events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            events = {descriptor for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if not events:
                 late = True
                 break
-            if any(descriptor == source for descriptor, _ in events):
+            if source in events:
                 waiting = _fed(source, waiting)
                 if not waiting:
                     poll.unregister(source)
                     process.stdin.close()
-            if any(descriptor != source for descriptor, _ in events):
-                chunk = os.read(process.stdout.fileno(), 1 << 16)
+            if stderr in events:
+                chunk = os.read(stderr, 1 << 16)
+                before += chunk
+                if not chunk:
+                    poll.unregister(stderr)
+                    deadline = time.monotonic() + limits.wall_seconds
+            if stdout in events:
+                chunk = os.read(stdout, 1 << 16)
                 if not chunk:
                     break
-                if not output:
-                    deadline = time.monotonic() + limits.wall_seconds
                 output += chunk
                 flooded = len(output) > most
         late = late or (not flooded and not _ended(process, deadline))
     finally:
         process.kill()
         process.wait()
-        process.stdin.close()
-        process.stdout.close()
-    if output[:1] != READY:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+    if before != READY:
         why = (
-            output.decode(errors="replace")
+            before.decode(errors="replace")
             or f"its process ended with code {process.returncode} before it was confined"
         )
         raise VerifierError(f"no program can be confined here, and so none is run: {why}")
-    return Finished(bytes(output[1:]), process.returncode, late, flooded)
+    return Finished(bytes(output), process.returncode, late, flooded)
 
 
 def _started() -> subprocess.Popen[bytes]:
     command = [sys.executable, "-s", "-S", "-P", _CHILD]
-    pipe, none = subprocess.PIPE, subprocess.DEVNULL
+    pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=none, bufsize=0, env=_ENVIRONMENT, cwd="/")
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=_ENVIRONMENT, cwd="/")
     except OSError as error:
         raise VerifierError(f"no process for a program can be started: {error}") from error
 

@@ -10,8 +10,8 @@ import ast
 import json
 import math
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -50,6 +50,15 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "float": float,
     "sorted": sorted,
 }
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
 _DEFAULT_RELATIVE = 1e-9  # of math.isclose
 _APPROX_RELATIVE, _APPROX_ABSOLUTE = 1e-6, 1e-12  # of pytest.approx
 
@@ -61,6 +70,8 @@ class Call:
     source: str
     check: Callable[[Any], bool] | None = None
     """Whether the value is right; None for a statement."""
+    test: str = ""
+    """The test that it is of, e.g. ``tests[0]: f(2) == 4``; empty for a statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +103,7 @@ def read_tests(gold: str) -> CodeTests:
     if not isinstance(tests, list) or not tests:
         raise DataError(FORM)
     if "tests" in found:
-        return CodeTests(calls=tuple(call for at, test in enumerate(tests) for call in _calls(at, test)))
+        return CodeTests(calls=tuple(_calls(tests, found.get("entry_point"))))
     return CodeTests(exchanges=tuple(_exchange(at, one) for at, one in enumerate(tests)))
 
 
@@ -111,23 +122,59 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _calls(at: int, test: object) -> list[Call]:
-    try:
-        body = ast.parse(test if isinstance(test, str) else "").body
-        asserts = [node for node in body for inner in ast.walk(node) if isinstance(inner, ast.Assert)]
-        if not asserts or any(not isinstance(node, ast.Assert) for node in asserts):
-            raise _Unfit("there is no assert, or one inside of another statement")
-        return [call for node in body for call in _of_statement(node)]
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise DataError(f"tests[{at}] cannot be run: {error}") from None
+def _calls(tests: Sequence[object], entry_point: object) -> list[Call]:
+    """The calls of all tests. One may define ``check(candidate)``, for a later one or ``entry_point`` to call."""
+    calls: list[Call] = []
+    checks: dict[str, ast.FunctionDef] = {}
+    for at, test in enumerate(tests):
+        try:
+            body = ast.parse(test if isinstance(test, str) else "").body
+            checks |= {node.name: node for node in body if isinstance(node, ast.FunctionDef) and _asserts(node)}
+            rest = [node for node in body if node not in checks.values()]
+            own = [call for node in rest for call in _of_statement(node, checks)]
+            if len(rest) == len(body) and not any(call.check for call in own):
+                raise _Unfit("there is no assert, or one inside of another statement")
+            if at == len(tests) - 1 and not any(call.check for call in [*calls, *own]):
+                own += _of_entry_point(entry_point, checks)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise DataError(f"tests[{at}] cannot be run: {error}") from None
+        calls += [replace(call, test=f"tests[{at}]: {call.test}") if call.check else call for call in own]
+    return calls
+
+
+def _of_entry_point(entry_point: object, checks: Mapping[str, ast.FunctionDef]) -> list[Call]:
+    """``check(entry_point)``, where the tests only define it."""
+    if not isinstance(entry_point, str):
+        raise _Unfit(f'nothing calls {" or ".join(checks)}: add "entry_point", the name of what is tested')
+    return [call for node in ast.parse(f"check({entry_point})").body for call in _of_statement(node, checks)]
+
+
+def _asserts(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Assert) for inner in ast.walk(node))
 
 
 class _Unfit(ValueError):
     """A test that cannot be parted; says why."""
 
 
-def _of_statement(node: ast.stmt) -> list[Call]:
-    return _of_condition(node.test, positive=True) if isinstance(node, ast.Assert) else [Call(ast.unparse(node))]
+def _of_statement(node: ast.stmt, checks: Mapping[str, ast.FunctionDef]) -> list[Call]:
+    """The calls of one statement; those of the body of ``check(candidate)`` where it is called."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value.func) in checks:
+        called = checks[_name(node.value.func)]
+        names, values = [one.arg for one in called.args.args], node.value.args
+        if len(names) != len(values) or any(isinstance(one, ast.Return) for one in called.body):
+            raise _Unfit(
+                f"`{ast.unparse(node)}` is no call of {called.name} with its arguments, or that one returns early"
+            )
+        bound = [Call(f"{name} = {ast.unparse(value)}") for name, value in zip(names, values, strict=True)]
+        return [*bound, *(call for inner in called.body for call in _of_statement(inner, {}))]
+    if not isinstance(node, ast.Assert):
+        if _asserts(node):
+            raise _Unfit("there is no assert, or one inside of another statement")
+        return [Call(ast.unparse(node))]
+    if isinstance(node.test, ast.Constant) and node.test.value is True:
+        return []  # HumanEval has such
+    return [replace(call, test=ast.unparse(node.test)) for call in _of_condition(node.test, positive=True)]
 
 
 def _of_condition(node: ast.expr, *, positive: bool) -> list[Call]:
@@ -238,7 +285,30 @@ def _value(node: ast.expr) -> Any:
             return _BUILDERS[node.func.id](*map(_value, node.args))
     if isinstance(node, ast.Call) and _name(node.func) == "pytest.approx" and node.args:
         return _value(node.args[0])
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return {ast.Tuple: tuple, ast.List: list, ast.Set: set}[type(node)](map(_value, node.elts))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        return _computed(node.op, _value(node.left), _value(node.right))
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
         raise _Unfit(f"`{ast.unparse(node)}` is no literal") from None
+
+
+def _computed(operation: ast.operator, left: Any, right: Any) -> Any:
+    """``10**9 + 7``, ``[0] * 3``, ``2 / 3``: of numbers, text and lists that stay small."""
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    most = 10**6 if isinstance(operation, ast.Pow) else 10**12 if numbers else 10**5
+    largest = max((abs(one) for one in (left, right) if isinstance(one, int)), default=0)
+    if isinstance(operation, ast.Mult | ast.Pow) and largest > most:
+        raise _Unfit("a product or a power of its numbers is too large")
+    if isinstance(operation, ast.Pow) and isinstance(right, int) and right > 1000:
+        raise _Unfit("a power of its numbers is too large")
+    if isinstance(operation, ast.Mod) and isinstance(left, str | bytes):
+        raise _Unfit("text is formatted by %")
+    try:
+        return _ARITHMETIC[type(operation)](left, right)
+    except ArithmeticError as error:
+        raise _Unfit(str(error)) from None

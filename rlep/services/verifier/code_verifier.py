@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,13 @@ from rlep.core.errors import ConfigError, DataError, VerifierError
 from rlep.core.types import Status, Verdict
 from rlep.services.verifier.answers import after_thinking
 from rlep.services.verifier.base import BaseVerifier, Pair
-from rlep.services.verifier.code_run import Finished, read_values, run_calls, run_script
-from rlep.services.verifier.code_tests import Call, CodeTests, Exchange, read_tests, same_output
+from rlep.services.verifier.code_run import Finished, printable, read_exception, read_values, run_calls, run_script
+from rlep.services.verifier.code_tests import Call, CodeTests, read_tests, same_output
 from rlep.services.verifier.jail import Limits
 
 NAME = "code"
 MAX_PROGRAM_CHARS = 65_536
 """Longer programs are never run (``unparsable``)."""
-_FENCE = "```"
 _LANGUAGES = frozenset({"py", "python", "python3"})
 
 
@@ -68,59 +68,96 @@ class CodeVerifier(BaseVerifier):
     def _verdict(self, job: tuple[str, str]) -> Verdict:
         reference, program = job
         started = time.perf_counter()
-        status = self._status(read_tests(reference), program, len(reference))
-        return Verdict(status, program, self.name, self.version, "full", time.perf_counter() - started)
+        status, reason = self._found(read_tests(reference), program, len(reference))
+        seconds = time.perf_counter() - started
+        return Verdict(status, program, self.name, self.version, "full", seconds, reason=reason)
 
-    def _status(self, tests: CodeTests, program: str, size: int) -> Status:
+    def _found(self, tests: CodeTests, program: str, size: int) -> tuple[Status, str]:
+        """The status, and which test is to blame for it."""
         if tests.calls:
             shown = [(call.source, call.check is not None) for call in tests.calls]
             finished = run_calls(program, shown, self._limits, expected=size)
-            return _status_of(finished, all_hold(tests.calls, finished.output))
-        for one in tests.exchanges:
-            status = self._exchanged(program, one)
+            reason = fault_of(tests.calls, finished.output)
+            status = _status_of(finished, not reason)
+            return status, reason if status == "wrong" else ""
+        for at, one in enumerate(tests.exchanges):
+            finished = run_script(program, one.stdin, self._limits, expected=len(one.stdout))
+            printed = finished.output.decode(errors="replace")
+            status = _status_of(finished, same_output(printed, one.stdout))
             if status != "correct":
-                return status
-        return "correct"
-
-    def _exchanged(self, program: str, one: Exchange) -> Status:
-        finished = run_script(program, one.stdin, self._limits, expected=len(one.stdout))
-        return _status_of(finished, same_output(finished.output.decode(errors="replace"), one.stdout))
+                return status, f"io[{at}]: {_of_exchange(finished, printed) if status == 'wrong' else status}"
+        return "correct", ""
 
     def close(self) -> None:
         """Finish what was begun, then end. Idempotent."""
         self._threads.shutdown()
 
 
-def program_of(text: str) -> str | None:
-    """The last closed block fenced by ``` with ``python`` or ``py`` after the last closed think block, else without any word.
+_FENCE = re.compile(r"([ \t]*(?:[-*+]|[0-9]{1,9}[.)])?[ \t]*)(`{3,}|~{3,})[ \t]*([^`]*)")
+"""What is before it, of a list too, its marks, and the words behind them, of which the first is the language."""
 
-    Behind a program a block without a word is often what it prints.
+
+def program_of(text: str) -> str | None:
+    """The last closed block fenced with ``python`` or ``py`` after the last closed think block, else without any word.
+
+    Behind a program a block without a word is often what it prints. The lines of a fence that is indented lose as much.
     """
     final = after_thinking(text)
     if final is None:
         return None
     found: dict[bool, str] = {}
-    language: str | None = None
+    fence: re.Match[str] | None = None
     block: list[str] = []
     for line in final.splitlines(keepends=True):
-        stripped = line.strip()
-        if language is None:
-            if stripped.startswith(_FENCE):
-                language, block = stripped[len(_FENCE) :].strip().lower(), []
-        elif stripped == _FENCE:
+        this = _FENCE.fullmatch(line.rstrip())
+        if fence is None:
+            fence, block = this, []
+        elif this is not None and not this[1].strip() and not this[3] and this[2].startswith(fence[2]):
+            language = fence[3].lower().partition(" ")[0]
             if not language or language in _LANGUAGES:
-                found[bool(language)] = "".join(block)
-            language = None
+                found[bool(language)] = "".join(_unindented(block, len(fence[1])))
+            fence = None
         else:
             block.append(line)
     return found.get(True, found.get(False))
 
 
-def all_hold(calls: Sequence[Call], output: bytes) -> bool:
-    """Whether the values that a program's process reports are those of the tests."""
-    checks = [call.check for call in calls if call.check is not None]
+def _unindented(block: Sequence[str], most: int) -> list[str]:
+    """Without the indentation of the first line that is not empty, of which ``most`` characters may go."""
+    first = next((line for line in block if line.strip()), "")
+    most = min(most, _indentation(first))
+    return [line[min(most, _indentation(line)) :] for line in block]
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
+
+
+def fault_of(calls: Sequence[Call], output: bytes) -> str:
+    """The first test that does not hold of the values that a program's process reports; empty where all hold."""
+    checks = [call for call in calls if call.check is not None]
     values = read_values(output)
-    return values is not None and len(values) == len(checks) and all(map(_holds, checks, values))
+    if values is None or len(values) != len(checks):
+        return read_exception(output) or "the program ended before its tests"
+    for call, value in zip(checks, values, strict=True):
+        if not _holds(call.check, value):
+            return f"{call.test} does not hold: it is {_shown(value)}"
+    return ""
+
+
+def _shown(value: object) -> str:
+    try:
+        return printable(repr(value))
+    except ValueError:  # of whole numbers with thousands of digits
+        return f"a very long {type(value).__name__}"
+
+
+def _of_exchange(finished: Finished, printed: str) -> str:
+    if finished.flooded:
+        return "it printed too much"
+    if finished.exit_code:
+        return f"it ended with code {finished.exit_code}, as for an exception"
+    return f"it printed {printable(repr(printed))}"
 
 
 def _holds(check: object, value: object) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rlep.core.thinking import opened
 from rlep.services.verifier.base import BaseVerifier
 
 _BATCH = 256
@@ -23,13 +24,16 @@ class GradedRow:
     """Its line in the input, from 1."""
     error: str = ""
     """Why it has no verdict; empty where it has one."""
+    failure: str = ""
+    """Why it is ``crashed``."""
 
 
 def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BATCH) -> Iterator[GradedRow]:
     """One row per non-empty line, in order, with ``status``, ``extracted``, ``path``, ``seconds`` added.
 
-    A verdict with a score also adds ``score`` and ``parts``.
+    A verdict with a score also adds ``score`` and ``parts``, one that has a reason ``reason``.
 
+    Where ``prompt`` is the text that the model was shown, and ends by opening the thinking (``<think>``), so does what is graded.
     A row is truncated where ``truncated`` is true or ``finish_reason`` is ``length``. A malformed row comes back with
     ``error`` (and as ``line``, if it is no object) and does not stop the others. ``batch`` rows are in work at once.
     """
@@ -39,6 +43,7 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
         good = [row for row in read if "error" not in row[1]]
         verdicts = iter(verifier.grade_pairs([row[0] for row in good]))
         for (number, _), (_, row) in zip(chunk, read, strict=True):
+            failure = ""
             if "error" not in row:
                 verdict = next(verdicts)
                 row |= {
@@ -49,7 +54,10 @@ def grade_rows(lines: Iterable[str], verifier: BaseVerifier, *, batch: int = _BA
                 }
                 if verdict.score is not None:
                     row |= {"score": verdict.score, "parts": dict(verdict.parts)}
-            yield GradedRow(json.dumps(row), number, str(row.get("error", "")))
+                if verdict.reason:
+                    row["reason"] = verdict.reason
+                failure = verdict.reason if verdict.status == "crashed" else ""
+            yield GradedRow(json.dumps(row), number, str(row.get("error", "")), failure)
 
 
 def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dict[str, Any]]:
@@ -63,6 +71,8 @@ def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dic
         return nothing, {"line": line.rstrip("\n"), "error": f"not a JSON object but {type(row).__name__}"}
     if {"status", "score", "parts"} <= row.keys():  # together they are of an earlier grading; alone, the user's own
         del row["score"], row["parts"]
+    if "status" in row:
+        row.pop("reason", None)
     for old in ("error", "status", "extracted", "path", "seconds"):  # of an earlier grading
         row.pop(old, None)
     gold, response = row.get("gold"), row.get("response")
@@ -74,4 +84,5 @@ def _read(line: str, verifier: BaseVerifier) -> tuple[tuple[str, str, bool], dic
     if fault := verifier.reference_fault(gold):
         return nothing, {**row, "error": fault}
     cut = row.get("truncated") is True or row.get("finish_reason") == "length"
-    return (gold, response, cut), row
+    prompt = row.get("prompt")
+    return (gold, (opened(prompt) if isinstance(prompt, str) else "") + response, cut), row

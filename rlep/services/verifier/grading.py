@@ -18,7 +18,7 @@ from rlep.services.verifier import notation, quantity, words
 from rlep.services.verifier.latex import agree, approximate, letters, statements
 from rlep.services.verifier.latex.same import same
 from rlep.services.verifier.latex.statements import Answer
-from rlep.services.verifier.latex.tokens import Unreadable
+from rlep.services.verifier.latex.tokens import Token, Unreadable, lex
 from rlep.services.verifier.quantity import Quantity
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -31,7 +31,6 @@ _NORMALISATION = NormalizationConfig(
 )
 _APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
 _NAME = re.compile(r"[a-zA-Z]?|\\(?!infty)[a-zA-Z]+")
-_SPACES = re.compile(r"(?<![a-zA-Z0-9])\s+|\s+(?![a-zA-Z0-9])")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _read_side(latex: str) -> Reading:
 
 def compare(gold: Reading, target: Reading) -> Found:
     """The contract's order: texts, words, bases and units, then values."""
-    if _without_spaces(gold.latex) == _without_spaces(target.latex):
+    if _spelled(gold.latex) == _spelled(target.latex):
         return "correct"
     if target.quantity.base is not None or gold.quantity.base is not None:
         alike = gold.quantity.body.upper().lstrip("0") == target.quantity.body.upper().lstrip("0")
@@ -115,9 +114,12 @@ def compare(gold: Reading, target: Reading) -> Found:
         return "correct" if _engine_agrees(gold, target) else "wrong"
 
 
-def _without_spaces(latex: str) -> str:
-    """Spaces dropped but for one between two letters or digits."""
-    return _SPACES.sub("", " ".join(latex.split()))
+def _spelled(latex: str) -> list[Token] | str:
+    """The tokens of an answer, among which spaces do not count but between digits; its text where it has no tokens."""
+    try:
+        return lex(latex)
+    except Unreadable:
+        return latex
 
 
 def _engine_agrees(gold: Reading, target: Reading) -> bool:

@@ -133,4 +133,4 @@ def package_version() -> str:
     try:
         return metadata.version("reasoning-gym")
     except metadata.PackageNotFoundError:
-        raise ConfigError("reasoning-gym is not installed: in rlep's checkout, pip install -e '.[tasks]'") from None
+        raise ConfigError("reasoning-gym is not installed: pip install 'reasoning-gym>=0.1.25,<0.2'") from None

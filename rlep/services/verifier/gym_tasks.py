@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -23,6 +25,16 @@ _OURS = ("seed", "size")
 _SEEDS = 1 << 31
 """Numpy takes 32 bits."""
 _CHUNK = 64
+_UNDOCUMENTED = {
+    "arc_agi": "Grids that an unknown rule changes (ARC-AGI)",
+    "boxnet": "Plans for robot arms that move boxes between cells",
+    "calendar_arithmetic": "Questions on dates, weekdays and the days between them",
+    "emoji_mystery": "Sentences hidden in an emoji",
+    "list_functions": "Functions of lists, given by examples",
+    "puzzle24": "Four numbers combined to 24",
+    "rearc": "Grids that an unknown rule changes (re-ARC)",
+}
+"""Task → what it asks, where the package does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,16 @@ class Made:
 def task_names() -> tuple[str, ...]:
     """Every task of the installed reasoning-gym, sorted, refused ones too. Raises ConfigError where it is not installed."""
     return tuple(sorted(_registry()))
+
+
+def description_of(task: str) -> str:
+    """What a task asks: the first line of the package's own documentation of it, or ours where it has none."""
+    made_by = _registry()[task][0]
+    module = sys.modules[made_by.__module__].__doc__ or ""
+    own = vars(made_by).get("__doc__") or ""
+    lines = [text.strip().splitlines()[0] for text in (module, own) if text.strip()]
+    said = next((line for line in lines if not line.startswith("http")), _UNDOCUMENTED.get(task, ""))
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", said).strip(" -:.")
 
 
 def make(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,9 +20,9 @@ from rlep.services.verifier.worker_process import GradingJob, Reply
 class FunctionVerifier(BaseVerifier):
     """Calls ``function(reference, response)``, which answers with a bool, a score, or ``(either, extracted)``.
 
-    A score is a float in [0, 1], or a mapping of named parts with the score under ``score``; ``correct`` where it is at
-    least ``correct_at``, else ``wrong``. A score out of range or parts that mean nothing are ``crashed``, as is an
-    exception. Anything else but ``True`` is ``wrong``. The function may be slow, may crash or loop for ever: it has the
+    A score is a number in [0, 1], or in the function's ``score_range``, or a mapping of named parts with the score under
+    ``score``; ``correct`` where it is at least ``correct_at``, else ``wrong``. Anything else is ``crashed``, as is an
+    exception. The function may be slow, may crash or loop for ever: it has the
     limits of every worker, no network, no threads and no child processes. Truncated responses are ``no_answer`` and
     not shown to it.
     """
@@ -52,21 +54,34 @@ class FunctionVerifier(BaseVerifier):
         if reply.score is not None:
             status = "correct" if reply.score >= self._correct_at else "wrong"
         return Verdict(
-            status, reply.extracted, self.name, self.version, "full", reply.seconds, reply.score, reply.parts
+            status,
+            reply.extracted,
+            self.name,
+            self.version,
+            "full",
+            reply.seconds,
+            reply.score,
+            reply.parts,
+            reply.failure,
         )
 
 
 def source_version(function: str) -> str:
-    """Eight hex digits of the hash of the module's file, without running it; ConfigError where there is none."""
+    """Eight hex digits of the hash of the module's file, without running it; ConfigError where there is none.
+
+    From here on modules of the working directory are found too, after all others: in a run's actors they are.
+    """
     module, _, name = function.partition(":")
     if not module or not name.isidentifier():
         raise ConfigError(f"verifier function {function!r} is not of the form module:function")
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.append(os.getcwd())
     try:
         spec = find_spec(module)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"verifier function {function!r}: {error}") from error
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise ConfigError(
-            f"verifier function {function!r}: no module {module} on the path; set PYTHONPATH or install it"
+            f"verifier function {function!r}: no module {module} here or on the path; set PYTHONPATH or install it"
         )
     return hashlib.blake2b(Path(spec.origin).read_bytes(), digest_size=4).hexdigest()

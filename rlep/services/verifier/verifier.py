@@ -51,7 +51,12 @@ class Verifier(BaseVerifier):
             if reference is None:
                 reference = references[raw] = self._reference_of(raw)
             answer = self._answer_of(text, truncated)
-            if answer is not None and reference.endswith("%") and not answer.endswith("%") and answers.percent_behind_box(text):
+            if (
+                answer is not None
+                and reference.endswith("%")
+                and not answer.endswith("%")
+                and answers.percent_behind_box(text)
+            ):
                 answer += "\\%"
             here = known.get((reference, answer or ""))
             if here is None:

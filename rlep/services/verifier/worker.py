@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
-from numbers import Integral, Real
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Final, NamedTuple
 
 from rlep.core.errors import VerifierError
@@ -51,7 +54,7 @@ class Judgement(NamedTuple):
     status: str
     extracted: str | None
     failure: str = ""
-    """What the user should know of a function that returned what it should not, ``Kind: message``."""
+    """Of what is ``crashed``: ``Kind: message``, and below it where in the user's function."""
     score: float | None = None
     parts: Mapping[str, float] = {}
 
@@ -64,6 +67,8 @@ OUT_OF_MEMORY: Final = 77
 OUT_OF_STEP: Final = 78
 UNUSABLE: Final = 79
 _MAX_REASON = 2000
+_MAX_FRAMES = 8
+"""Innermost frames of a traceback that are shown."""
 
 
 def main(arguments: list[str]) -> int:
@@ -106,49 +111,71 @@ def load_judge(task: str) -> Judge:
             if found != wanted:
                 raise VerifierError(
                     f"it grades the answer {answer} to {reference} as {found}, which is {wanted}; reinstall "
-                    "math-verify, latex2sympy2-extended and sympy in the versions of requirements/"
+                    "math-verify, latex2sympy2-extended and sympy in the versions that rlep's package names"
                 )
         return judge
     return user_judge(task)
 
 
 def user_judge(task: str) -> Judge:
-    """The user's function ``f(reference, response) -> found``, or ``-> (found, extracted)``, as a judge."""
+    """The user's function ``f(reference, response) -> found``, or ``-> (found, extracted)``, as a judge.
+
+    Its attribute ``score_range`` declares scores in another range than [0, 1], e.g. ``(-1.0, 2.0)``.
+    """
     module, _, name = task.partition(":")
     function = getattr(importlib.import_module(module), name)
+    if not callable(function):
+        raise TypeError(f"{name} is a {type(function).__name__}, not a function")
+    low, high = map(float, getattr(function, "score_range", (0.0, 1.0)))
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"{name}.score_range = ({low:g}, {high:g}) is no range")
 
     def judge(reference: str, response: str) -> Judgement:
         returned = function(reference, response)
-        found, extracted = returned if isinstance(returned, tuple) else (returned, None)
-        return judgement_of(found, None if extracted is None else str(extracted))
+        found, extracted = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+        return judgement_of(found, None if extracted is None else str(extracted), low, high)
 
     return judge
 
 
-def judgement_of(found: object, extracted: str | None) -> Judgement:
-    """A bool as it is; a float, or a mapping with ``score`` and named parts, with its score. Raises BadScore.
+def judgement_of(found: object, extracted: str | None, low: float = 0.0, high: float = 1.0) -> Judgement:
+    """A bool as it is; a number, or a mapping with ``score`` and named parts, with its score, of [low, high] moved to [0, 1].
 
-    Anything else is ``wrong``, and named in ``failure``: a whole number too, as it may have been meant as a bool.
+    Raises BadScore for anything else.
     """
+    found = _unboxed(found)
     if isinstance(found, bool):
         return Judgement("correct" if found else "wrong", extracted)
     if isinstance(found, Mapping):
         parts = {name: _number(name, value) for name, value in found.items()}
         if "score" not in parts:
-            raise BadScore('a mapping of named parts needs the key "score", the reward in [0, 1]')
+            raise BadScore('a mapping of named parts needs the key "score", the reward')
         score = parts.pop("score")
-    elif isinstance(found, Real) and not isinstance(found, Integral):
+    elif isinstance(found, Real | Decimal):
         score, parts = float(found), {}
     else:
-        shown = f"it returned {found!r:.60}, which is neither a bool, a float nor a mapping"
-        return Judgement("wrong", extracted, f"{type(found).__name__}: {shown}")
+        raise BadScore(
+            f"it returned {found!r:.60} ({type(found).__name__}), which is neither a bool, a number nor a mapping"
+        )
+    if not low <= score <= high:
+        raise BadScore(
+            f"score {score:g} does not lie in [{low:g}, {high:g}]; scale it, or declare its range as the function's "
+            "attribute score_range, e.g. (-1.0, 2.0)"
+        )
+    score = (score - low) / (high - low)
     if fault := score_fault(score, parts):
         raise BadScore(fault)
     return Judgement("correct" if score == 1.0 else "wrong", extracted, "", score, parts)
 
 
+def _unboxed(value: object) -> object:
+    """A scalar of numpy or torch as Python's own."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
 def _number(name: object, value: object) -> float:
-    if not isinstance(name, str) or not isinstance(value, Real):
+    value = _unboxed(value)
+    if not isinstance(name, str) or not isinstance(value, Real | Decimal):
         raise BadScore(f"{name!r:.80}: {value!r:.60} is not a number under a name")
     return float(value)
 
@@ -164,7 +191,8 @@ def host(judge: Judge, limits: Limits, jobs: int, replies: int) -> int:
         code = os.waitstatus_to_exitcode(state)
         if code == OUT_OF_STEP:
             return OUT_OF_STEP
-        os.write(replies, frames.encode({"ended": how_it_ended(code)}))
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        os.write(replies, frames.encode({"ended": how_it_ended(code), "how": f"Ended: its process, with {how}"}))
 
 
 def how_it_ended(code: int) -> str:
@@ -215,11 +243,21 @@ def _grade_one(judge: Judge, limits: Limits, reference: str, answer: str) -> lis
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a job, whatever the user's function raised
-        found = Judgement("crashed", None, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+        found = Judgement("crashed", None, _failure_of(error))
     finally:
         stop_clock()
     reply = [found.status, found.extracted, time.perf_counter() - started, found.failure]
     return reply if found.score is None else [*reply, found.score, found.parts]
+
+
+def _failure_of(error: Exception) -> str:
+    """``Kind: message``, and a traceback without the frames of this file."""
+    frames_below = [one for one in traceback.extract_tb(error.__traceback__) if one.filename != __file__]
+    said = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+    if not frames_below:
+        return said
+    below = "".join(traceback.format_list(frames_below[-_MAX_FRAMES:]))
+    return f"{said}\nTraceback (most recent call last):\n{below}".rstrip()
 
 
 def _resident_mb() -> float:

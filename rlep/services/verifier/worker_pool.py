@@ -54,8 +54,11 @@ class WorkerPool:
         return sum(worker.restarts for worker in self._workers)
 
     def grade(self, jobs: Sequence[GradingJob]) -> list[Reply]:
-        """One reply per job, in order; spread over all workers. Raises VerifierError when the pool is closed."""
-        chunks = [_Chunk(jobs[at : at + _CHUNK], Future()) for at in range(0, len(jobs), _CHUNK)]
+        """One reply per job, in order; spread over all workers. Without jobs: one of the workers serves.
+
+        Raises VerifierError when a worker cannot serve, or the pool is closed.
+        """
+        chunks = [_Chunk(jobs[at : at + _CHUNK], Future()) for at in range(0, len(jobs) or 1, _CHUNK)]
         with self._lock:
             if self._closed:
                 raise VerifierError("this verifier is closed")

@@ -38,7 +38,7 @@ class Reply:
     extracted: str | None
     seconds: float
     failure: str = ""
-    """``Kind: message`` of the exception of a ``crashed`` job, or of a returned value that says nothing; else empty."""
+    """Of a ``crashed`` job ``Kind: message``, and a traceback where the user's function raised; else empty."""
     score: float | None = None
     """The score that the user's function returned; ``status`` is then that of a threshold of 1."""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -88,20 +88,24 @@ class WorkerProcess:
     def grade(self, jobs: Sequence[GradingJob]) -> list[Reply]:
         """One reply per job, in order. A job that killed its runner is reported once; the others are graded.
 
+        Without jobs: the process serves, or cannot.
+
         Raises VerifierError when the process cannot serve or is lost repeatedly without a job to blame.
         """
         replies: list[Reply] = []
         position, losses = 0, 0
-        while len(replies) < len(jobs):
+        served = False
+        while not served or len(replies) < len(jobs):
             try:
                 self._attempt(jobs[len(replies) :], replies)
+                served = True
             except WorkerLost as lost:
                 self.kill()
                 self.restarts += 1
                 losses = losses + 1 if len(replies) == position else 1
                 position = len(replies)
                 if lost.at_work and losses > 1:  # lost twice with this job: the job is to blame
-                    replies.append(Reply("crashed", None, 0.0))
+                    replies.append(Reply("crashed", None, 0.0, f"Lost: its process, twice: {lost}"))
                 elif losses > 2:
                     raise VerifierError(
                         f"the verifier process ({self._task}) was lost {losses} times: {lost}"
@@ -118,7 +122,7 @@ class WorkerProcess:
         wanted = len(replies) + len(jobs)
         started = time.perf_counter()
         patience = _START_SECONDS
-        while len(replies) < wanted:
+        while not accepted or len(replies) < wanted:
             try:
                 message = self._receive(started + patience)
             except WorkerLost as lost:
@@ -141,7 +145,10 @@ class WorkerProcess:
             elif "ended" in message and accepted:
                 self.restarts += 1
                 ended = message["ended"]  # a job may leave with the exit code of a runner that is recycled
-                replies.append(Reply("crashed" if ended == "recycled" else ended, None, now - started))
+                crashed = ended in ("crashed", "recycled")
+                replies.append(
+                    Reply("crashed" if crashed else ended, None, now - started, message["how"] if crashed else "")
+                )
                 return
             started = now
 

@@ -122,8 +122,11 @@ def model_gradients(
         terms = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
         if advantage < 0:
             terms = terms.clamp(max=-advantage * 10.0)
-        terms = -logprobs[index] if sft else terms - entropy_coef * entropies[index]
+        terms = -logprobs[index] if sft else terms
         loss = loss + terms.sum() / count
+    kept = batch.trained if batch.regularised is None else batch.regularised
+    for index in np.flatnonzero(kept):
+        loss = loss - entropy_coef * entropies[index].sum() / batch.response_lengths[kept].sum()
     loss.backward()
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return float(loss.detach()), {names[id(p)]: p.grad for p in model.parameters() if p.grad is not None}

@@ -114,6 +114,27 @@ def test_the_entropy_bonus_reaches_the_gradient(start_either: Start, model: Path
     assert report.stats["fresh/entropy"] > 0
 
 
+def test_kl_and_entropy_act_on_groups_that_the_policys_loss_is_without(start_either: Start, model: Path) -> None:
+    # Group 1 is constant: its sequences are in the entropy term and its token count, and nowhere else.
+    batch = ragged_batch()
+    batch = replace(batch, trained=batch.trained & (batch.groups != 1), regularised=batch.trained)
+    learner = start_either(loss=LossOptions(entropy_coef=0.3), micro_batch_tokens=40)
+    report = learner.update(batch, rollout=0)
+    loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
+    assert report.loss == pytest.approx(loss, rel=1e-5)  # a difference of larger sums in float32
+    assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
+    assert report.trained_tokens == batch.response_lengths[batch.trained].sum()
+    assert report.stats["fresh/tokens"] + report.stats["replay/tokens"] == report.trained_tokens
+
+
+def test_an_update_of_constant_groups_alone_is_one_of_kl_and_entropy(start: Start) -> None:
+    learner = start(loss=LossOptions(entropy_coef=0.3))
+    batch = ragged_batch()
+    report = learner.update(replace(batch, trained=np.zeros(12, np.bool_), regularised=batch.trained), rollout=0)
+    assert (report.skipped, report.trained_tokens, learner._optimizer.steps) == ("", 0, 1)
+    assert report.grad_norm > 0
+
+
 def test_the_entropy_of_each_source_is_told_without_being_in_the_loss(start: Start, model: Path) -> None:
     batch = ragged_batch()
     reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
@@ -170,9 +191,9 @@ def test_warm_up_counts_rollouts_or_updates_and_decays_reach_their_floor() -> No
     rollouts = OptimizerOptions(lr=1.0)  # the paper's: ten rollouts, first factor 1/10
     assert [rollouts.lr_at(index) for index in (0, 4, 9, 10, 500)] == [0.1, 0.5, 1.0, 1.0, 1.0]
     linear = OptimizerOptions(lr=1.0, warmup=2, schedule="linear", total=6, floor=0.2)
-    assert [linear.lr_at(index) for index in range(7)] == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert [linear.lr_at(index) for index in range(7)] == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
     cosine = OptimizerOptions(lr=1.0, warmup=0, schedule="cosine", total=4)
-    assert [cosine.lr_at(index) for index in (1, 3)] == pytest.approx([0.5, 0.0], abs=1e-12)
+    assert [cosine.lr_at(index) for index in (2, 4)] == pytest.approx([0.5, 0.0], abs=1e-12)
     with pytest.raises(ConfigError, match="total 3, warmup 5 rollouts"):
         OptimizerOptions(warmup=5, schedule="cosine", total=3)
 

@@ -139,7 +139,7 @@ async def test_finish_reasons_tokens_and_text_agree(rig: Rig) -> None:
     for completion in found.values():
         by_reason[completion.finish_reason].append(completion)
         assert len(completion.logprobs) == len(completion.tokens)
-        assert completion.text == "".join(f"w{token}" for token in completion.tokens if token > EOS)
+        assert completion.text == " ".join(f"w{token}" for token in completion.tokens if token > EOS)
     assert all(c.tokens[-1] == EOS and EOS not in c.tokens[:-1] for c in by_reason["stop"])
     assert all(len(c.tokens) == 24 and EOS not in c.tokens for c in by_reason["length"])
     assert by_reason["stop"]

@@ -137,6 +137,23 @@ def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
     assert reverify(pool, {"q0": "42"}, LETTERS, grader, quarantine=False, report=lambda _: None).failed == 1
 
 
+def test_a_box_in_thinking_that_the_prompt_opened_is_set_aside(
+    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+) -> None:
+    pool = open_pool(tokenizer=LETTERS.digest)
+    pool.add([answer(trajectory, "q0", r"\boxed{42}, no, wait"), answer(trajectory, "q0", r"hm</think>\boxed{42}")])
+    found = reverify(
+        pool,
+        {"q0": "42"},
+        LETTERS,
+        grader,
+        quarantine=True,
+        report=lambda _: None,
+        openings={"q0": "<think>"},
+    )
+    assert (dict(found.statuses), found.quarantined) == ({"correct": 1, "no_answer": 1}, 1)
+
+
 def test_texts_of_another_tokenizer_are_not_graded(open_pool: OpenPool, grader: BaseVerifier) -> None:
     pool = open_pool(tokenizer="another")
     with pytest.raises(PoolError, match=r"the tokenizer is letters; pool .* has another"):

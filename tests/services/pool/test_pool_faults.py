@@ -310,18 +310,18 @@ def test_room_given_within_the_deadline_lets_the_write_through(
 )
 @pytest.mark.fault(12, outcome="stopped", operator="one sentence: the setting of Redis, and its remedy")
 def test_a_redis_that_would_lose_records_is_refused_with_the_remedy(
-    server: EmbeddedRedis, setting: str, value: str, message: str
+    binary: Path, tmp_path: Path, setting: str, value: str, message: str
 ) -> None:
-    with open_pool(server) as pool:
+    with bare_server(binary, tmp_path) as (_, url), pool_at(url) as pool:
         client = pool._link.client
         if setting == "replicaof":
             client.execute_command("REPLICAOF", *value.split())
         else:
             client.config_set(setting, value)
         with pytest.raises(PoolError, match=message):
-            open_pool(server)
+            pool_at(url)
         if setting == "appendonly":
-            open_pool(server, allow_volatile=True).close()
+            pool_at(url, allow_volatile=True).close()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import redis
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
-from rlep.services.pool.storage.connection import connect
+from tests.services.pool.embedded_data import append_only_file, client_of
 from tests.waiting import wait_until
 
 
@@ -38,12 +38,6 @@ def supervisors(directory: Path) -> list[psutil.Process]:
         for p in psutil.process_iter(["cmdline", "cwd"])
         if p.info["cwd"] == str(directory) and "watchdog.py" in " ".join(p.info["cmdline"] or [])
     ]
-
-
-def client_of(server: EmbeddedRedis) -> redis.Redis:
-    client = connect(server.url, password_file=server.password_file)
-    assert isinstance(client, redis.Redis)
-    return client
 
 
 @pytest.fixture
@@ -183,12 +177,6 @@ def test_a_stopped_process_is_still_put_away(data: Path, any_binary: Path) -> No
     )  # SIGTERM stays pending; SIGKILL follows after the supervisor's grace
 
 
-def append_only_file(data: Path) -> Path:
-    """The part of it that holds all that was written."""
-    parts = (p for p in data.rglob("appendonly.aof*") if p.is_file() and "manifest" not in p.name)
-    return max(parts, key=lambda part: part.stat().st_size)
-
-
 def test_a_transaction_cut_by_a_kill_is_undone_as_a_whole_and_takes_nothing_along(data: Path, binary: Path) -> None:
     with EmbeddedRedis(data, binary) as server, client_of(server) as client:
         client.set("before", "x" * 50)
@@ -210,24 +198,6 @@ def test_a_transaction_cut_by_a_kill_is_undone_as_a_whole_and_takes_nothing_alon
             assert [client.get("after"), *sorted(client.keys("[bfst]*"))] == expected, cut - start
 
 
-@pytest.mark.fault(
-    13, outcome="stopped", operator="a cut end is left out; damage in the middle is one sentence with Redis' last words"
-)
-def test_a_truncated_file_loads_and_a_damaged_one_is_named(data: Path, binary: Path) -> None:
-    with EmbeddedRedis(data, binary) as server, client_of(server) as client:
-        for number in range(100):
-            client.set(f"key{number}", "x" * 50)
-    log = append_only_file(data)
-    whole = log.read_bytes()
-    log.write_bytes(whole[:-20])
-    with EmbeddedRedis(data, binary) as server, client_of(server) as client:
-        assert client.dbsize() == 99
-    middle = len(whole) // 2
-    log.write_bytes(whole[:middle] + b"\0garbage\0" + whole[middle:])
-    with pytest.raises(PoolError, match=r"did not start.*(Bad file format|AOF)"):
-        EmbeddedRedis(data, binary).start()
-
-
 def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: Path, any_binary: Path) -> None:
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     with EmbeddedRedis(deep, any_binary) as server:
@@ -239,9 +209,15 @@ def test_a_directory_too_deep_for_a_socket_works_through_a_short_link(tmp_path: 
     wait_until(lambda: servers(deep) == [], "the server to end")
 
 
-def test_a_path_with_spaces_works(tmp_path: Path, any_binary: Path) -> None:
-    with EmbeddedRedis(tmp_path / "my runs" / "pool", any_binary) as server, client_of(server) as client:
-        assert client.ping()
+@pytest.mark.parametrize("name", ["my runs", 'a "quoted" one', "back\\slash", "100%41?#", "two\nlines", "été"])
+def test_a_directory_may_have_any_name(name: str, tmp_path: Path, any_binary: Path) -> None:
+    data = tmp_path / name / "pool"
+    for value in (None, b"1"):
+        with EmbeddedRedis(data, any_binary) as server, client_of(server) as client:
+            assert client.get("a") == value
+            client.set("a", 1)
+        wait_until(lambda: servers(data) == [], "the server to end")
+    assert append_only_file(data).stat().st_size > 0
 
 
 def test_data_of_redis_7_is_not_opened_by_redis_6(tmp_path: Path) -> None:

@@ -54,6 +54,12 @@ def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(pool: 
     }
 
 
+def test_a_text_whose_prompt_opens_thinking_must_close_it(pool: Pool, grader: BaseVerifier) -> None:
+    question = QUESTIONS[1]._replace(opening="<think>", answers=(r"\boxed{7}", r"3+4</think>\boxed{7}"))
+    report = import_texts(pool, [question], LETTERS, grader, max_tokens=40, source="authors.parquet")
+    assert (report.inserted, dict(report.refused)) == (1, {"no_answer": 1})
+
+
 class Asked:
     """A verifier that remembers what it was asked."""
 

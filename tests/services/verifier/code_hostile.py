@@ -66,6 +66,12 @@ FORGING = {
         'import os\nfor d in range(3, 64):\n    try: os.write(d, b\'[["int", "0x6f8b7e"], ["int", "0x6f8b7e"]]\')\n'
         "    except OSError: pass\nos._exit(0)"
     ),
+    "a float of 400 digits": "import os\nos.write(3, b'[[\"float\",1' + b'0' * 400 + b']]')\nos._exit(0)",
+    "the start mark taken back": (
+        "import os\nfor d in range(64):\n    try: os.read(os.open(f'/proc/self/fd/{d}', os.O_RDONLY | os.O_NONBLOCK), 9)\n"
+        "    except OSError: pass\nos._exit(0)"
+    ),
+    "a start mark of its own": "import os\nfor d in range(64):\n    try: os.write(d, b'\\x01')\n    except OSError: pass",
     "success without an answer": "import os\nos._exit(0)",
     "leaving": "import sys\nsys.exit(0)",
     "leaving at work": "def f(n): raise SystemExit(0)",
@@ -148,6 +154,10 @@ REACHING = {
     "a kernel ring": _SYSCALL.format("return 7310462 if libc.syscall(425, 1, b'x' * 128) >= 0 else 0"),
     "shared memory": _SYSCALL.format("return 7310462 if libc.shmget(1, 99, 0o1666) >= 0 else 0"),
     "shared memory by name": "from multiprocessing.shared_memory import SharedMemory\nSharedMemory('rlep-code', True, 9)",
+    "advice on memory": _SYSCALL.format(
+        "page = -ctypes.addressof(ctypes.create_string_buffer(9999)) // 4096 * -4096\n"
+        "    return 7310462 if libc.madvise(ctypes.c_void_p(page), 4096, 10) == 0 else 0"
+    ),
     "freedom after death": _SYSCALL.format("return 7310462 if libc.prctl(1, 0, 0, 0, 0) == 0 else 0"),
     "a clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, 0)",
     "the machine's name": "import socket\nsocket.sethostname('x')",

@@ -17,6 +17,7 @@ import pytest
 
 from rlep.core.errors import ConfigError, VerifierError
 from rlep.services.verifier import code_run
+from rlep.services.verifier.code_child import plain
 from rlep.services.verifier.code_verifier import CodeVerifier
 from rlep.services.verifier.jail import Limits
 from tests.services.verifier.code_hostile import EXHAUSTING, FORGING, REACHING, READING
@@ -81,6 +82,52 @@ def test_no_hostile_program_is_correct_or_leaves_a_trace(
     assert right[0].status == "correct"
 
 
+SAME_HASH = [["int", hex((2**61 - 1) * number)] for number in range(300)]  # each has the hash 0
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        *("", "[", "3", "null", "{}", "[null]", "[[]]", '[["int"]]', '[["int", "0x1", 2]]', "[[[], []]]", "[[{}, 1]]"),
+        *(
+            '[["int", 3]]',
+            '[["int", null]]',
+            '[["int", "x"]]',
+            '[["int", "0x1e400"], 3]',
+            '[["bool", 1]]',
+            '[["str", 1]]',
+        ),
+        *(
+            '[["float", 1e400]]',
+            f'[["float", 1{400 * "0"}]]',
+            f'[["float", "{33 * "1"}"]]',
+            f'[["int", 1{5000 * "0"}]]',
+        ),
+        *(
+            '[["bytes", "0"]]',
+            '[["bytes", 3]]',
+            '[["object", 3]]',
+            '[["list", 3]]',
+            '[["list", {"a": 1}]]',
+            '[["dict", 3]]',
+        ),
+        *('[["set", [["list", []]]]]', '[["dict", [["str", "a"]]]]', '[["dict", [[["list", []], ["None", null]]]]]'),
+        60 * '[["list", ' + "[]" + 60 * "]]",
+        "[" * 100_000,
+        json.dumps([["set", SAME_HASH]]),
+        json.dumps([["frozenset", SAME_HASH]]),
+        json.dumps([["dict", [[key, ["None", None]] for key in SAME_HASH]]]),
+    ],
+)
+def test_what_a_program_claims_in_another_form_is_no_value(claimed: str) -> None:
+    assert code_run.read_values(claimed.encode()) is None
+
+
+def test_values_in_their_form_are_read() -> None:
+    values = [{1: [True, None]}, {(-1, 2.5)}, "\ud800", b"\xff", float("inf"), frozenset({10**5000}), {2**61 - 1, 0}]
+    assert code_run.read_values(json.dumps([plain(value, 0) for value in values]).encode()) == values
+
+
 def test_scripts_neither_flood_nor_hang(verifier: CodeVerifier) -> None:
     gold = json.dumps({"io": [{"stdin": "1\n", "stdout": "1\n"}]})
     programs = {
@@ -94,6 +141,10 @@ def test_scripts_neither_flood_nor_hang(verifier: CodeVerifier) -> None:
         "import sys\nprint(input())\nsys.exit(3)": "wrong",
         "import sys\nprint(input())\nsys.exit()": "correct",
         "print(input()); input()": "wrong",
+        "print(input())\nexit(0)": "correct",
+        "def main():\n    print(input())\n    quit()\nmain()\nprint(2)": "correct",
+        "print(2)\nexit()": "wrong",
+        "print(input())\nexit('no')": "wrong",
     }
     verdicts = verifier.grade(gold, [block(program) for program in programs], [False] * len(programs))
     assert {name: one.status for name, one in zip(programs, verdicts, strict=True)} == programs

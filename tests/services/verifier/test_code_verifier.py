@@ -10,7 +10,7 @@ import pytest
 
 from rlep.core.errors import ConfigError, DataError
 from rlep.services.verifier.code_tests import read_tests, same_output
-from rlep.services.verifier.code_verifier import MAX_PROGRAM_CHARS, CodeVerifier, all_hold, program_of
+from rlep.services.verifier.code_verifier import MAX_PROGRAM_CHARS, CodeVerifier, fault_of, program_of
 from rlep.services.verifier.grader import build_verifier
 from tests.small import rlep
 
@@ -25,7 +25,8 @@ def test_the_last_closed_python_block_is_run() -> None:
     assert program_of("```python\na\n```\nthen\n```py\nb\n```\n") == "b\n"
     assert program_of("```\na\n```\n```\nb\n```") == "b\n"
     assert program_of("```python\na\n```\nIt prints\n```\n3\n```") == "a\n"
-    assert program_of("  ```Python3\n  a\n  ```") == "  a\n"
+    assert program_of("~~~python\na\n```\n~~~~") == "a\n```\n"
+    assert program_of("````python title\na\n```\n````") == "a\n```\n"
     assert program_of("```python\na\n```\n```cpp\nb\n```") == "a\n"
     assert program_of("```python\na\n```\n```python\nnot closed") == "a\n"
     assert (
@@ -37,6 +38,16 @@ def test_the_last_closed_python_block_is_run() -> None:
     assert program_of("<think>```python\na\n```") is None
 
 
+def test_a_block_in_a_list_loses_the_indentation_of_its_fence() -> None:
+    program = "def g(n):\n    return 2\n"
+    assert program_of("- So:\n    ```python\n    def g(n):\n        return 2\n    ```") == program
+    assert program_of("1. ```python\n   def g(n):\n       return 2\n   ```") == program
+    assert program_of("\t```python\n\tdef g(n):\n\t    return 2\n\t```") == program
+    assert program_of("    ```python\ndef g(n):\n    return 2\n    ```") == program  # only the fence is indented
+    assert program_of("  ```Python3\n\n  x = '''\ny\n  '''\n  ```") == "\nx = '''\ny\n'''\n"
+    assert program_of("- ```sh\n  ls\n- ```\n  ```") is None  # a fence behind a mark closes nothing
+
+
 def one_test(test: str, value: str) -> bool:
     """Whether ``test`` holds of a program whose ``f()`` is ``value``, asked of the parts that the verifier uses."""
     from rlep.services.verifier.code_run import run_calls
@@ -44,7 +55,7 @@ def one_test(test: str, value: str) -> bool:
 
     (call,) = read_tests(json.dumps({"tests": [test]})).calls
     done = run_calls(f"def f(): return {value}", [(call.source, True)], Limits(), expected=99)
-    return all_hold([call], done.output)
+    return not fault_of([call], done.output)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +88,9 @@ def one_test(test: str, value: str) -> bool:
         ("assert f() != approx(2.0)", "2.1", "2.0000001"),
         ("assert round(f(), 2) == 1.23", "1.2301", "1.24"),
         ("assert f()['a'][0] == 1", "{'a': (1,)}", "{'a': ()}"),
+        ("assert f() == [0] * 3 + [-(2 ** 2)]", "[0, 0, 0, -4]", "[0, 0, -4]"),
+        ("assert f() == 10**9 + 7", "1000000007", "10**9"),
+        ("assert f() == (3 + 5, 3 / 2)", "(8, 1.5)", "(8, 1)"),
     ],
 )
 def test_a_test_is_parted_into_what_is_shown_and_what_is_expected(test: str, right: str, wrong: str) -> None:
@@ -93,6 +107,20 @@ def test_statements_before_an_assert_and_conjunctions(verifier: CodeVerifier) ->
     assert [call.check is None for call in calls] == [True, True, False, False, False]
     texts = ["```python\ndef f(x): x.sort()\n```", "```python\ndef f(x): x.sort(reverse=True)\n```"]
     assert [one.status for one in verifier.grade(gold, texts, [False, False])] == ["correct", "wrong"]
+
+
+CHECK = "METADATA = {'author': 'a'}\n\n\ndef check(candidate):\n    assert True, 'of no use'\n    assert candidate(3) == 9\n"
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [{"tests": [CHECK, "check(sq)"]}, {"tests": [CHECK], "entry_point": "sq"}, {"tests": [CHECK + "\ncheck(sq)"]}],
+)
+def test_a_function_check_is_called_with_what_it_tests(verifier: CodeVerifier, gold: object) -> None:
+    calls = read_tests(json.dumps(gold)).calls
+    assert [call.source for call in calls] == ["METADATA = {'author': 'a'}", "candidate = sq", "candidate(3)"]  # no 9
+    texts = ["```python\ndef sq(x): return x * x\n```", "```python\ndef sq(x): return x + x\n```"]
+    assert [one.status for one in verifier.grade(json.dumps(gold), texts, [False, False])] == ["correct", "wrong"]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +149,21 @@ def test_statements_before_an_assert_and_conjunctions(verifier: CodeVerifier) ->
         ('{"tests": ["assert 1 == 1"]}', "nothing of the program is tested"),
         ('{"tests": ["assert f() == approx()"]}', "is no literal"),
         ('{"tests": ["assert f() == set(1)"]}', "is no literal"),
+        ('{"tests": ["assert f() == 9**9**9"]}', "is no literal"),
+        ('{"tests": ["assert f() == [0] * 10**9"]}', "is no literal"),
+        ('{"tests": ["assert f() == \'%99999999d\' % 1"]}', "is no literal"),
+        ('{"tests": ["assert f() == 1 / 0"]}', "is no literal"),
+        ('{"tests": ["assert True"]}', r"tests\[0\].*there is no assert"),
+        ('{"tests": ["def check(g):\\n    assert g(1) == 2"]}', r'tests\[0\].*nothing calls check: add "entry_point"'),
+        (
+            '{"tests": ["def check(g, h):\\n    assert g(1) == 2", "check(f)"]}',
+            r"tests\[1\].*no call of check with its arg",
+        ),
+        (
+            '{"tests": ["def check(g):\\n    for i in (1, 2):\\n        assert g(i) == i"], "entry_point": "f"}',
+            "inside of another",
+        ),
+        ('{"tests": ["def check(g):\\n    assert g(1) == 2\\n    return"], "entry_point": "f"}', "returns early"),
         ('{"tests": ["assert ("]}', r"tests\[0\] cannot be run"),
         ('{"tests": [3]}', r"tests\[0\] cannot be run"),
     ],
@@ -151,6 +194,46 @@ def test_scripts_are_run_once_for_each_exchange(verifier: CodeVerifier) -> None:
     assert same_output("a \nb\n\n", "a\nb")
     assert not same_output("a\n\nb", "a\nb")
     assert not same_output(" a", "a")
+
+
+def test_a_verdict_names_the_test_that_failed(verifier: CodeVerifier) -> None:
+    gold = json.dumps({"tests": ["assert f(2) == 4", "x = 3\nassert f(x) > 8 and f(0) == 0"]})
+    reasons = {
+        "def f(n): return n * n": "",
+        "def f(n): return 4": "tests[1]: f(x) > 8 and f(0) == 0 does not hold: it is 4",
+        "def f(n): return '\\x1b\\n' if n == 2 else 4": "tests[0]: f(2) == 4 does not hold: it is '\\x1b\\n'",
+        "def f(n): return 10**9999": "tests[0]: f(2) == 4 does not hold: it is a very long int",
+        "def f(n): return 4 if n == 2 else 1 / 0": "ZeroDivisionError: division by zero",
+        "def f(n): raise ValueError('a\\x1b[1mb')": "ValueError: a [1mb",
+        "def f(n: return n": "SyntaxError: invalid syntax (answer.py, line 1)",
+        "import sys; sys.exit()": "the program ended before its tests",
+    }
+    texts = [f"```python\n{program}\n```" for program in reasons]
+    verdicts = verifier.grade(gold, texts, [False] * len(texts))
+    assert {program: one.reason for program, one in zip(reasons, verdicts, strict=True)} == reasons
+    assert [one.status for one in verdicts] == ["correct", *["wrong"] * 7]
+    gold = json.dumps({"io": [{"stdin": "4", "stdout": "4"}, {"stdin": "5", "stdout": "25"}]})
+    reasons = {
+        "print(input())": "io[1]: it printed '5\\n'",
+        "print(4 if input() == '4' else 1 / 0)": "io[1]: it ended with code 70, as for an exception",
+        "while True: print(1)": "io[0]: it printed too much",
+        "while True: pass": "io[0]: timeout",
+    }
+    verdicts = verifier.grade(gold, [f"```python\n{program}\n```" for program in reasons], [False] * 4)
+    assert {program: one.reason for program, one in zip(reasons, verdicts, strict=True)} == reasons
+
+
+def test_tested_programs_may_have_dataclasses_and_end_by_exit_within(verifier: CodeVerifier) -> None:
+    gold = json.dumps({"tests": ["assert f(2) == 4"]})
+    programs = {
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\ndef f(n): return A(n).x + 2": "correct",
+        "import typing\nclass A:\n    x: 'int'\ndef f(n): return n + len(typing.get_type_hints(A)) + 1": "correct",
+        "def f(n):\n    if n > 2: exit()\n    return 4": "correct",
+        "def f(n): return 4\nexit()": "wrong",
+        "def f(n): quit()": "wrong",
+    }
+    verdicts = verifier.grade(gold, [f"```python\n{program}\n```" for program in programs], [False] * 5)
+    assert {program: one.status for program, one in zip(programs, verdicts, strict=True)} == programs
 
 
 def test_programs_that_are_not_run(verifier: CodeVerifier) -> None:

@@ -51,7 +51,7 @@ def test_a_job_that_ends_its_process_is_reported_once_and_the_others_are_graded(
             verifier, "x", "loop", "y", "die", "leave", "desert", "segfault", "memory", "raise", "truthy", "x"
         )
         restarts = verifier.stats().restarts
-    expected = ["correct", "timeout", "wrong", *["crashed"] * 4, "out_of_memory", "crashed", "wrong", "correct"]
+    expected = ["correct", "timeout", "wrong", *["crashed"] * 4, "out_of_memory", "crashed", "correct", "correct"]
     assert found == expected
     assert restarts >= 6  # loop, die, leave, desert, segfault, memory; an exception ends nothing
 
@@ -73,9 +73,7 @@ def test_a_broken_engine_is_refused_by_the_answer_it_grades_wrongly(
     break_engine(monkeypatch, tmp_path, "False")
     with (
         Verifier() as verifier,
-        pytest.raises(
-            VerifierError, match=r"cannot serve: .*the answer .*cup.* to .* as wrong, which is correct"
-        ),
+        pytest.raises(VerifierError, match=r"cannot serve: .*the answer .*cup.* to .* as wrong, which is correct"),
     ):
         verifier.grade("x+1", ["\\boxed{1+x}"], [False])
 
@@ -88,16 +86,30 @@ def test_exceptions_are_crashed_counted_and_logged_once_for_each_kind(
         assert statuses(verifier, "raise") == ["crashed"]
         assert verifier.stats().by_status["crashed"] == 3
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
-    assert messages == [f"grading ({functions}:misbehave) failed, the answer is crashed: ValueError: no"]
+    file = Path(__file__).with_name("verifier_functions.py")
+    line = file.read_text().splitlines().index('        raise ValueError("no")') + 1
+    assert messages == [
+        f"grading ({functions}:misbehave) failed, the answer is crashed: ValueError: no\n"
+        f'Traceback (most recent call last):\n  File "{file}", line {line}, in misbehave\n    raise ValueError("no")'
+    ]
+
+
+def test_a_verdict_says_how_its_process_ended(functions: str) -> None:
+    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+        found = verifier.grade("x", ["die", "leave", "segfault", "x"], [False] * 4)
+    ended = "Ended: its process, with"
+    assert [one.reason for one in found] == [f"{ended} exit code 3", f"{ended} exit code 0", f"{ended} signal 11", ""]
 
 
 def test_what_the_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
-    answers = ["\\boxed{43=\\max f}", "\\boxed{1+/2}"]
+    answers = ["\\boxed{43=\\max\\frac}", "\\boxed{1+/2}"]
     found = [verdict.status for verdict in verifier.grade("42", answers, [False, False])]
     assert found == ["unparsable", "unparsable"]
 
 
-@pytest.mark.parametrize(("tower", "status"), [("9^{9^{9^{9}}}", "timeout"), ("10^{10^{10}}", "wrong"), ("(9!)!", "wrong")])
+@pytest.mark.parametrize(
+    ("tower", "status"), [("9^{9^{9^{9}}}", "timeout"), ("10^{10^{10}}", "wrong"), ("(9!)!", "wrong")]
+)
 @pytest.mark.fault(18, outcome="stated", operator="metric `verifier/status/timeout`")
 def test_a_tower_for_a_plain_number_is_wrong_or_uses_up_its_time(verifier: Verifier, tower: str, status: str) -> None:
     (verdict,) = verifier.grade("42", [f"\\boxed{{{tower}}}"], [False])
@@ -138,7 +150,7 @@ def test_an_unknown_profile_is_refused(profile: str) -> None:
 
 
 def test_a_module_that_is_not_on_the_path_is_refused_before_any_process_starts() -> None:
-    with pytest.raises(ConfigError, match="no module no_such_module on the path"):
+    with pytest.raises(ConfigError, match="no module no_such_module here or on the path"):
         FunctionVerifier("no_such_module:f")
 
 
@@ -148,6 +160,15 @@ def test_a_function_that_cannot_be_imported_is_an_error_that_says_why(functions:
         pytest.raises(VerifierError, match=r"AttributeError.*no_such_function"),
     ):
         verifier.grade("x", ["x"], [False])
+
+
+def test_a_function_is_found_missing_before_it_is_given_a_response(functions: str) -> None:
+    for function, error in {"no_such_function": "AttributeError", "RETURNED": "TypeError: RETURNED is a dict"}.items():
+        with FunctionVerifier(f"{functions}:{function}") as verifier, pytest.raises(ConfigError, match=error):
+            verifier.check()
+    with FunctionVerifier(f"{functions}:misbehave") as verifier:
+        verifier.check()
+        assert verifier.stats().total == 0
 
 
 def test_the_version_of_the_users_function_is_that_of_its_source(

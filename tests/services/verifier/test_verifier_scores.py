@@ -24,11 +24,21 @@ SCORES: dict[str, tuple[str, str | None, float | None, dict[str, float]]] = {
     "none": ("wrong", None, 0.0, {}),
     "parts": ("wrong", None, 0.5, {"format": 1.0, "steps": 7.0, "length-penalty": -0.25}),
     "sixteen": ("correct", "many", 1.0, SIXTEEN),
+    "whole number": ("correct", None, 1.0, {}),
+    "no whole number": ("wrong", None, 0.0, {}),
+    "fraction": ("wrong", "seen", 0.75, {}),
+    "decimal": ("wrong", None, 0.75, {}),
+    "numpy float": ("wrong", None, 0.75, {}),
+    "numpy int": ("correct", None, 1.0, {}),
+    "numpy true": ("correct", None, None, {}),
+    "numpy false": ("wrong", "seen", None, {}),
+    "numpy array": ("wrong", None, 0.75, {}),
+    "numpy part": ("wrong", None, 0.5, {"format": 1.0}),
 }
 BAD = [
-    "nan", "infinite", "above", "below", "seventeen", "no score", "bad name", "no name", "bad part", "text part", "text score",
+    "nan", "infinite", "above", "below", "another number", "seventeen", "no score", "bad name", "no name", "bad part",
+    "text part", "text score", "text", "nothing", "list", "array", "three", "complex",
 ]  # fmt: skip
-UNSAID = ["whole number", "text", "nothing"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +52,7 @@ def functions() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def returned(functions: None) -> dict[str, Verdict]:
     """What becomes of everything that the function ``returns`` may return, by its name."""
-    names = [*SCORES, *BAD, *UNSAID]
+    names = [*SCORES, *BAD]
     with FunctionVerifier(FUNCTION) as verifier:
         return dict(zip(names, verifier.grade("x", names, [False] * len(names)), strict=True))
 
@@ -59,9 +69,24 @@ def test_a_score_that_means_nothing_is_crashed(returned: dict[str, Verdict], nam
     assert (found.status, found.score, dict(found.parts), found.credit) == ("crashed", None, {}, 0.0)
 
 
-@pytest.mark.parametrize("name", UNSAID)
-def test_what_is_neither_a_bool_nor_a_score_is_wrong(returned: dict[str, Verdict], name: str) -> None:
-    assert (returned[name].status, returned[name].score) == ("wrong", None)
+def test_what_crashed_says_why(returned: dict[str, Verdict]) -> None:
+    assert returned["nothing"].reason == (
+        "BadScore: it returned None (NoneType), which is neither a bool, a number nor a mapping"
+    )
+    assert returned["another number"].reason == (
+        "BadScore: score 2 does not lie in [0, 1]; scale it, or declare its range as the function's attribute score_range, "
+        "e.g. (-1.0, 2.0)"
+    )
+    assert [one.reason for name, one in returned.items() if name in SCORES] == [""] * len(SCORES)
+
+
+def test_a_declared_range_of_scores_is_moved_to_0_to_1() -> None:
+    with FunctionVerifier("verifier_functions:ranged") as verifier:
+        found = verifier.grade("x", ["-1", "0", "1", "3", "3.5", "-1.1"], [False] * 6)
+    assert [one.score for one in found] == [0.0, 0.25, 0.5, 1.0, None, None]
+    assert [one.status for one in found] == ["wrong", "wrong", "wrong", "correct", "crashed", "crashed"]
+    with FunctionVerifier("verifier_functions:turned") as verifier, pytest.raises(ConfigError, match="is no range"):
+        verifier.check()
 
 
 def test_from_the_threshold_on_a_score_is_correct_and_the_version_names_it() -> None:
@@ -73,15 +98,14 @@ def test_from_the_threshold_on_a_score_is_correct_and_the_version_names_it() -> 
     assert {one.version for one in found} == {f"{source_version(FUNCTION)}-correct-at-0.75"}
 
 
-def test_bad_scores_and_values_that_say_nothing_are_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_scores_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with FunctionVerifier(FUNCTION) as verifier:
-        found = verifier.grade("x", ["above", "nan", "whole number", "whole number"], [False] * 4)
-    assert [one.status for one in found] == ["crashed", "crashed", "wrong", "wrong"]
+        found = verifier.grade("x", ["above", "nan", "nothing", "most"], [False] * 4)
+    assert [one.status for one in found] == ["crashed", "crashed", "crashed", "wrong"]
     messages = [record.getMessage() for record in caplog.records if record.name.startswith("rlep.services.verifier")]
     assert messages == [
-        f"grading ({FUNCTION}) failed, the answer is crashed: BadScore: score 1.001 does not lie in [0, 1]",
-        f"grading ({FUNCTION}) failed, the answer is wrong: "
-        "int: it returned 1, which is neither a bool, a float nor a mapping",
+        f"grading ({FUNCTION}) failed, the answer is crashed: BadScore: score 1.001 does not lie in [0, 1]; scale it, or "
+        "declare its range as the function's attribute score_range, e.g. (-1.0, 2.0)"
     ]
 
 

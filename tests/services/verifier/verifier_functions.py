@@ -8,6 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+
+import numpy as np
 
 
 def same_length(reference: str, response: str) -> tuple[bool, str]:
@@ -36,14 +41,38 @@ RETURNED: dict[str, Callable[[], object]] = {
     "text part": lambda: {"score": 1.0, "format": "good"},
     "text score": lambda: {"score": "1.0"},
     "whole number": lambda: 1,
+    "no whole number": lambda: 0,
+    "another number": lambda: 2,
+    "fraction": lambda: (Fraction(3, 4), "seen"),
+    "decimal": lambda: Decimal("0.75"),
+    "numpy float": lambda: np.float16(0.75),
+    "numpy int": lambda: np.int64(1),
+    "numpy true": lambda: np.bool_(True),
+    "numpy false": lambda: (np.bool_(False), "seen"),
+    "numpy array": lambda: np.array(0.75),
+    "numpy part": lambda: {"score": np.float32(0.5), "format": np.bool_(True)},
+    "array": lambda: np.array([0.75]),
     "text": lambda: "1.0",
     "nothing": lambda: None,
+    "list": lambda: [1.0],
+    "three": lambda: (True, "seen", 3),
+    "complex": lambda: 1j,
 }
 
 
 def returns(reference: str, response: str) -> object:
     """What the response names."""
     return RETURNED[response]()
+
+
+def ranged(reference: str, response: str) -> float:
+    """The response as a number, in a range of its own."""
+    return float(response)
+
+
+ranged.score_range = (-1.0, 3.0)  # type: ignore[attr-defined]
+turned = partial(ranged)
+turned.score_range = (1, -1)  # type: ignore[attr-defined]
 
 
 def misbehave(reference: str, response: str) -> bool:

@@ -12,15 +12,14 @@ from typer.testing import CliRunner
 
 from rlep.actors import jobs
 from rlep.cli import app
-
-ADDRESS = "http://127.0.0.1:8265"
+from tests.unit.actors.web_answers import answering
 
 
 class Dashboard:
     """Takes any job, and sends its log until somebody presses Ctrl-C; it has no way to stop one."""
 
     def __init__(self, address: str) -> None:
-        assert address == ADDRESS
+        assert address.startswith("http://127.0.0.1:")
 
     def submit_job(self, *, entrypoint: str, runtime_env: dict[str, object], submission_id: str) -> str:
         assert entrypoint == "python -m rlep pool stats"
@@ -36,14 +35,15 @@ def test_it_ends_following_and_not_the_job(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(jobs, "JobSubmissionClient", Dashboard)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")  # submitting sets it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background have it ignored
-    words = ["submit", "--address", ADDRESS, "--working-dir", str(tmp_path), "--", "pool", "stats"]
     try:
-        result = CliRunner().invoke(app, words)
+        with answering(b'{"ray_version": "2.60.0"}') as address:
+            words = ["submit", "--address", address, "--working-dir", str(tmp_path), "--", "pool", "stats"]
+            result = CliRunner().invoke(app, words)
     finally:
         signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130, result.output
     submitted, line = result.stdout.splitlines()
-    job = submitted.removeprefix("submitted ").removesuffix(f" to {ADDRESS}")
+    job = submitted.removeprefix("submitted ").removesuffix(f" to {address}")
     assert line == "a line of the job"
     said = f"job {job} goes on: `ray job logs -f {job}` follows it, `ray job stop {job}` ends it"
     assert result.stderr.splitlines()[-1] == said

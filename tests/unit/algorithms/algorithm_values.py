@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import settings
+from typing import Any
 
+import numpy as np
+import torch
+from hypothesis import settings
+from torch import Tensor
+
+from rlep.algorithms.loss import LossSums, PackedTokens, packed_policy_loss
+from rlep.algorithms.objective import LossOptions
 from rlep.core.types import (
     FinishReason,
     Group,
@@ -107,3 +113,22 @@ def batch_of(
         old_logprobs=None if old is None else old.astype(np.float32),
         behaviour_logprobs=None if behaviour is None else behaviour.astype(np.float32),
     )
+
+
+def packed_one(options: LossOptions, **values: Any) -> tuple[float, list[float], LossSums]:
+    """Loss and gradient of one sequence with the given ``[R]`` values, weight 1 and advantage 1 unless told otherwise."""
+    logprobs = torch.tensor(values.pop("logprobs"), dtype=torch.float64, requires_grad=True)
+    count = len(logprobs)
+    given: dict[str, Any] = {
+        "old_logprobs": logprobs.detach().clone(),
+        "advantages": torch.ones(count, dtype=torch.float64),
+        "mask": torch.ones(count, dtype=torch.bool),
+        "sequences": torch.zeros(count, dtype=torch.int64),
+        "weights": torch.ones(1, dtype=torch.float64),
+        "replayed": torch.zeros(1, dtype=torch.bool),
+    }
+    given |= {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in values.items()}
+    loss, sums = packed_policy_loss(PackedTokens(logprobs=logprobs, **given), options)
+    loss.backward()
+    assert logprobs.grad is not None
+    return loss.item(), logprobs.grad.tolist(), sums

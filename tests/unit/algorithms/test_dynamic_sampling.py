@@ -61,7 +61,7 @@ def test_the_report_counts_why_groups_were_dropped() -> None:
 
 
 def test_a_step_asks_for_what_is_missing_at_the_share_kept_so_far() -> None:
-    plan = Refill(target=8, max_prompts=40, prompts_per_update=4)
+    plan = Refill(target=8, limit=5, prompts_per_update=4)
     assert plan.ask(RefillReport()) == 8
     assert plan.ask(RefillReport(1, kept=4, all_correct=2, all_wrong=2)) == 8  # 4 missing at 1/2
     assert plan.ask(RefillReport(1, kept=0, all_correct=8, all_wrong=0)) == 32  # at no less than 1/4
@@ -70,19 +70,20 @@ def test_a_step_asks_for_what_is_missing_at_the_share_kept_so_far() -> None:
 
 
 def test_the_bound_ends_the_search_with_whole_updates_and_a_fix() -> None:
-    plan = Refill(target=8, max_prompts=16, prompts_per_update=4)
+    plan = Refill(target=8, limit=2, prompts_per_update=4)
     report = RefillReport(rounds=3, kept=6, all_correct=7, all_wrong=3)
     assert plan.exhausted(report)
     assert plan.ask(report) == 0
     assert plan.usable(report) == 4
     assert plan.describe(report) == (
-        "dynamic sampling kept 6 of 16 groups in 3 rounds (7 all correct, 3 all wrong), wanted 8; stopped at"
-        " max_prompts = 16 and trains on 4: raise max_prompts, drop solved prompts, or lower the prompts per step"
+        "dynamic sampling kept 6 of 16 groups in 3 rounds (7 all correct, 3 all wrong), wanted 8; stopped by"
+        " rollout.refill_limit = 2 and trains on 4: raise it, take questions that the model solves sometimes, or lower"
+        " rollout.prompts"
     )
 
 
 def test_a_full_step_uses_its_target_and_no_more() -> None:
-    plan = Refill(target=8, max_prompts=16, prompts_per_update=4)
+    plan = Refill(target=8, limit=2, prompts_per_update=4)
     report = RefillReport(rounds=2, kept=11, all_correct=5, all_wrong=0)
     assert (plan.usable(report), plan.exhausted(report)) == (8, False)
     assert "stopped" not in plan.describe(report)
@@ -91,9 +92,9 @@ def test_a_full_step_uses_its_target_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("target", "limit", "size", "message"),
     [
-        (8, 16, 3, "target = 8 groups is not a multiple of prompts_per_update = 3"),
-        (8, 7, 4, "max_prompts = 7 is below target = 8"),
-        (0, 4, 1, "target = 0"),
+        (8, 2, 3, "rollout.prompts = 8 is not a multiple of update.prompts = 3"),
+        (8, 0, 4, "rollout.refill_limit = 0: must be at least 1"),
+        (0, 4, 1, "rollout.prompts = 0"),
     ],
 )
 def test_plans_that_cannot_be_met_are_refused(target: int, limit: int, size: int, message: str) -> None:

@@ -113,6 +113,12 @@ def test_intervals_depend_on_the_seed_and_nothing_else() -> None:
     assert [row["avg"] for row in first] == [row["avg"] for row in other]
 
 
+def test_a_data_source_called_all_is_told_from_the_row_over_all() -> None:
+    questions = [question("+", "a", source="all"), question("-", "b", source="math")]
+    assert [row.data_source for row in evaluate(questions, seed=0).sources] == ["all (data source)", "math", "all"]
+    assert [row.data_source for row in evaluate(questions[:1], seed=0).sources] == ["all"]
+
+
 def test_data_sources_have_their_own_rows_and_one_for_all() -> None:
     questions = [question("++", "aa", "aime"), question("--", "bb", "amc"), question("+-", "ab", "aime")]
     report = evaluate(questions, seed=0)

@@ -11,14 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from rlep.algorithms.loss import LossSums, PackedTokens, packed_policy_loss, packed_tokens
-from rlep.algorithms.loss_terms import kl_estimate
-from rlep.algorithms.objective import LossOptions, high_entropy_mask, normalizers
+from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
+from rlep.algorithms.objective import LossOptions, high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
 from rlep.core.types import SequenceBatch
-from tests.unit.algorithms.algorithm_values import FEW, batch_of
+from tests.unit.algorithms.algorithm_values import FEW, batch_of, packed_one
 
 EVERYTHING = [
     LossOptions(),
@@ -30,25 +28,6 @@ EVERYTHING = [
     LossOptions(kl_coef=0.1, kl_estimator="k3", entropy_coef=0.01),
     LossOptions(high_entropy_fraction=0.3),
 ]
-
-
-def packed_one(options: LossOptions, **values: Any) -> tuple[float, list[float], LossSums]:
-    """Loss and gradient of one sequence with the given ``[R]`` values, weight 1 and advantage 1 unless told otherwise."""
-    logprobs = torch.tensor(values.pop("logprobs"), dtype=torch.float64, requires_grad=True)
-    count = len(logprobs)
-    settings: dict[str, Any] = {
-        "old_logprobs": logprobs.detach().clone(),
-        "advantages": torch.ones(count, dtype=torch.float64),
-        "mask": torch.ones(count, dtype=torch.bool),
-        "sequences": torch.zeros(count, dtype=torch.int64),
-        "weights": torch.ones(1, dtype=torch.float64),
-        "replayed": torch.zeros(1, dtype=torch.bool),
-    }
-    settings |= {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in values.items()}
-    loss, sums = packed_policy_loss(PackedTokens(logprobs=logprobs, **settings), options)
-    loss.backward()
-    assert logprobs.grad is not None
-    return loss.item(), logprobs.grad.tolist(), sums
 
 
 def update_of(seed: int) -> tuple[SequenceBatch, dict[str, np.ndarray]]:
@@ -67,6 +46,8 @@ def update_of(seed: int) -> tuple[SequenceBatch, dict[str, np.ndarray]]:
         old=logprobs + generator.normal(0, 0.4, tokens),
         behaviour=logprobs + generator.normal(0, 0.4, tokens),
     )
+    if seed % 2:  # some are in KL and entropy alone
+        batch = replace(batch, regularised=batch.trained | (generator.random(count) < 0.5))
     return batch, {"logprobs": logprobs, "reference": logprobs - 0.1, "entropy": generator.random(tokens)}
 
 
@@ -88,6 +69,7 @@ def part_of(
         reference_logprobs=torch.tensor(values["reference"][at]) if options.kl_coef else None,
         entropy=torch.tensor(values["entropy"][at]),
         high_entropy=high,
+        regulariser_weights=regulariser_normalizers(batch, options)[indices],
     )
     loss, sums = packed_policy_loss(packed, options)
     loss.backward()
@@ -170,34 +152,6 @@ def test_importance_sampling_without_the_samplers_log_prob_of_a_fresh_token_is_r
     behaviour = torch.tensor([-1.0, math.nan], dtype=torch.float64)
     with pytest.raises(ValueError, match=r"every token it weighs; some are unknown \(NaN\)"):
         packed_one(LossOptions(tis_cap=2.0), logprobs=[-1.0, -1.0], behaviour_logprobs=behaviour)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "value", "slope"),
-    [
-        # δ = l − l_ref = 0.5
-        ("k1", 0.5, 1.0),
-        ("k2", 0.125, 0.5),
-        ("k3", math.exp(-0.5) - 0.5, 1 - math.exp(-0.5)),
-    ],
-)
-def test_the_kl_estimators_by_hand(estimator: Any, value: float, slope: float) -> None:
-    options = LossOptions(kl_coef=0.1, kl_estimator=estimator)
-    loss, gradient, sums = packed_one(
-        options, logprobs=[-1.0], advantages=[0.0], reference_logprobs=torch.tensor([-1.5], dtype=torch.float64)
-    )
-    assert loss == pytest.approx(0.1 * value)
-    assert gradient == pytest.approx([0.1 * slope])
-    assert sums.metrics()["fresh/reference_kl"] == pytest.approx(value)
-
-
-def test_k2_and_k3_are_never_negative_and_zero_at_equality() -> None:
-    delta = torch.linspace(-50, 50, 101, dtype=torch.float64)
-    for estimator in ("k2", "k3"):
-        values = kl_estimate(delta, torch.zeros_like(delta), estimator)
-        assert (values >= 0).all()
-        assert values[50] == 0
-        assert torch.isfinite(values).all()
 
 
 def test_the_entropy_bonus_is_taken_off_the_loss() -> None:

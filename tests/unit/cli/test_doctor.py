@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from rlep.actors.cluster import Cluster
 from rlep.cli.doctor import Finding, findings_of
+from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from rlep.core.errors import PlacementError
 from tests.unit.driver.test_plan import MATH_7B
 
 doctor = importlib.import_module("rlep.cli.doctor")  # ``rlep.cli.doctor`` is the command
@@ -137,3 +140,50 @@ def test_shared_memory_holds_two_versions_of_the_weights_and_the_object_store(
     (finding,) = found(load_config([], [f'model.path="{MODEL}"']), "/dev/shm")
     assert finding.level == level
     assert ("--shm-size=2g" in finding.remedy) is bool(short_by)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (
+            "http://127.0.0.1:8265",
+            "is no address of a Ray cluster, which is a dashboard's and for `rlep submit`: it is HOST:6379, "
+            "ray://HOST:10001 or auto",
+        ),
+        ("127.0.0.1:1", "Connection refused"),
+        ("ray://127.0.0.1:1", "Connection refused"),
+        ("127.0.0.1:99999", "there is no port 99999"),
+        ("no-such-host.invalid:6379", "Name or service not known"),
+    ],
+)
+def test_an_address_of_the_environment_is_checked_and_named(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (finding,) = found(Config(), "Ray cluster")
+    assert finding.level == "wrong"
+    assert f"RAY_ADDRESS = {address!r}" in finding.detail
+    assert reason in finding.detail
+    assert finding.detail.endswith("; without RAY_ADDRESS a private one is started")
+    with pytest.raises(PlacementError) as refused:  # the command says the same
+        Cluster(ClusterConfig(), "one").connect()
+    assert str(refused.value) == finding.detail
+    (configured,) = found(load_config([], [f'cluster.address="{address}"']), "Ray cluster")
+    assert repr(address) in configured.detail
+    assert "RAY_ADDRESS" not in configured.detail
+
+
+def test_without_an_address_a_private_cluster_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (finding,) = found(Config(), "Ray cluster")
+    assert (finding.level, finding.detail.partition(" ")[0]) == ("ok", "a")
+
+
+@pytest.mark.parametrize(("sink", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
+def test_a_trackers_package_that_is_missing_is_found(sink: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else installed(name))
+    (finding,) = found(load_config([], [f'tracking.sinks=["{sink}", "prometheus"]']), package)
+    assert (finding.level, finding.detail) == ("wrong", "not installed")
+    assert finding.remedy.startswith(f"pip install '{package}==")
+    assert found(Config(), package) == []

@@ -54,8 +54,8 @@ def test_a_line_has_the_step_its_numbers_and_the_time_left(capsys: pytest.Captur
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "step 2/4: reward -0.250, accuracy 37.5%, length 42, 1.50 s/step, 3:05 left",
-        "step 4/4: loss 1.2500, 0.50 s/step, 0:00 left",
+        "step 1 (2/4): reward -0.250, accuracy 37.5%, length 42, 1.50 s/step, 3:05 left",
+        "step 3 (4/4): loss 1.2500, 0.50 s/step, 0:00 left",
     ]
 
 
@@ -72,7 +72,8 @@ def test_json_is_an_object_for_each_step_on_standard_output_and_nothing_else_is_
     assert [json.loads(line) for line in out.splitlines()] == [
         {
             "run": "mine",
-            "step": 2,
+            "step": 1,
+            "done": 2,
             "steps": 4,
             "reward": -0.25,
             "accuracy": 0.375,
@@ -80,7 +81,7 @@ def test_json_is_an_object_for_each_step_on_standard_output_and_nothing_else_is_
             "seconds": 1.5,
             "left_s": 185.2,
         },
-        {"run": "mine", "step": 4, "steps": 4, "loss": 1.25, "seconds": 0.5, "left_s": 0.0},
+        {"run": "mine", "step": 3, "done": 4, "steps": 4, "loss": 1.25, "seconds": 0.5, "left_s": 0.0},
     ]
     assert err.splitlines() == [
         "pool mine: responses to 3 of 4 training questions",
@@ -105,7 +106,7 @@ def test_quiet_json_is_the_steps_alone(capsys: pytest.CaptureFixture[str]) -> No
         progress.note("resuming after step 1")
         progress.step(LAST)
     out, err = capsys.readouterr()
-    assert (json.loads(out)["step"], err) == (4, "")
+    assert (json.loads(out)["step"], err) == (3, "")
 
 
 def test_a_terminal_has_a_bar_until_the_last_step_and_then_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,18 +119,20 @@ def test_a_terminal_has_a_bar_until_the_last_step_and_then_its_line(monkeypatch:
         with progress.phase("rollout", 8, "answers"):
             assert progress.phases() == (Phase("rollout", 0, 8, "answers"),)  # the run's steps are no phase
     shown = Text.from_ansi(terminal.getvalue()).plain
-    assert re.search(r"^step 2/4: reward -0.250, .*3:05 left\n. steps +━+ +2/4 ", shown, re.M)
+    assert re.search(r"^step 1: reward -0.250, .*3:05 left\n. steps +━+ +2/4 ", shown, re.M)
     with TerminalProgress() as progress:
         progress.step(SECOND)
         progress.step(LAST)
-    assert "step 4/4: loss 1.2500, 0.50 s/step, 0:00 left" in terminal.getvalue()
+    assert "step 3 (4/4): loss 1.2500, 0.50 s/step, 0:00 left" in terminal.getvalue()
 
 
 async def test_each_step_of_a_run_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TerminalProgress() as progress:
         await trained(tmp_path, progress)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
-    assert [line.partition(": reward ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 3/4", "step 4/4"]
+    assert [line.partition(": reward ")[0] for line in lines] == [
+        f"step {number} ({number + 1}/4)" for number in range(4)
+    ]
     assert [line.rpartition(", ")[2] for line in lines] == ["0:03 left", "0:02 left", "0:01 left", "0:00 left"]
 
 
@@ -140,7 +143,7 @@ async def test_the_numbers_of_a_step_are_those_of_metrics_jsonl(
         await trained(tmp_path, progress)
     steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert [step["step"] for step in steps] == [line["step"] for line in logged] == [0, 1, 2, 3]
     for step, line in zip(steps, logged, strict=True):
         values = line["metrics"]
         assert (step["reward"], step["accuracy"]) == (values["rollout/reward"], values["rollout/accuracy"])
@@ -152,7 +155,7 @@ async def test_supervised_steps_have_their_loss(tmp_path: Path, capsys: pytest.C
         await trained(tmp_path, progress, sft_step)
     steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(step["step"], "loss" in step, "reward" in step) for step in steps] == [
-        (number, True, False) for number in (1, 2, 3, 4)
+        (number, True, False) for number in range(4)
     ]
 
 

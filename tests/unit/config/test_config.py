@@ -94,6 +94,52 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], m
         load_config([], overrides)
 
 
+WARM = "rollout.temperature=0.6"
+LIVE = ["replay.source=live", "replay.count=2"]
+BEST = ["run.steps=50", 'checkpoint.best="evaluation/all/avg"']
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["loss.kl_coef=0.03", "loss.kl_estimator=k1"],
+            r'loss\.kl_estimator = "k1" with loss\.kl_coef = 0\.03: .* zero in exp',
+        ),
+        ([WARM, "loss.tis_cap=2"], r"loss\.tis_cap = 2 needs rollout\.temperature = 1, top_p = 1 and top_k = 0"),
+        (["rollout.top_k=20", "loss.tis_cap=2"], r"loss\.tis_cap = 2 needs"),
+        ([WARM, *LIVE, "replay.is_cap=2"], r"replay\.is_cap = 2 with live replays needs rollout\.temperature = 1"),
+        ([WARM, *LIVE, "replay.old_logprobs=behaviour"], r'replay\.old_logprobs = "behaviour" with live replays needs'),
+        ([*BEST, "checkpoint.every=7"], r"checkpoint\.every = 7 and evaluation\.every = 10 first meet at step 70"),
+        (
+            [*BEST, "evaluation.every=0"],
+            r"checkpoint\.every = 10 and evaluation\.every = 0 meet at the last step alone",
+        ),
+    ],
+)
+def test_settings_without_effect_are_refused_with_the_keys_that_meet(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["loss.kl_estimator=k1"],
+        ["loss.kl_coef=0.03", "loss.kl_estimator=k2"],
+        [WARM],
+        ["loss.tis_cap=2"],
+        [WARM, *LIVE],
+        [WARM, "replay.count=2", "replay.old_logprobs=behaviour"],  # the pool's records say how they were sampled
+        [*BEST, "checkpoint.every=5"],
+        [*BEST, "checkpoint.every=50"],  # one checkpoint, nothing to choose
+        ["run.steps=50", "checkpoint.every=7", "checkpoint.best=rollout/accuracy"],
+    ],
+)
+def test_settings_with_an_effect_are_taken(overrides: list[str]) -> None:
+    load_config([], overrides)
+
+
 @pytest.mark.parametrize(
     "key",
     ["reward.correct", "reward.otherwise", "reward.overlong_factor", "advantage.eps", "update.lr", "loss.clip_high"],

@@ -1,12 +1,14 @@
 """The presets against the paper's numbers (arXiv 2507.07451, section 4), written out here a second time."""
 
+import json
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from rlep.config.replay import ReplayConfig
 from rlep.config.schema import Config
-from rlep.config.settings import load_config
+from rlep.config.settings import dump_config, load_config, parse_config
 from rlep.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -139,6 +141,17 @@ def test_replay_presets_layer_onto_the_method(name: str) -> None:
     assert (config.run.name, config.run.directory) == (name, Path("runs") / name)
     assert config.replay.minimum == 1
     assert config.rollout.prompts == 512
+
+
+@pytest.mark.parametrize("name", ["live", "exgrpo", "luffy", "rescue"])
+def test_count_0_is_the_control_of_every_replay_preset(name: str) -> None:
+    files = [CONFIGS / "rlep.toml", CONFIGS / "replay" / f"{name}.toml"]
+    more = [] if name == "live" else ["replay.start_step=3", "replay.failed=2", "replay.schedule=linear"]
+    control = load_config(files, [*more, "replay.count=0"])
+    assert control.replay == ReplayConfig(count=0, minimum=control.replay.minimum)
+    assert parse_config(json.loads(dump_config(control))) == control
+    with pytest.raises(ConfigError, match=r"replay\.source = 'liv': must be"):
+        load_config(files, ["replay.count=0", "replay.source=liv"])
 
 
 def test_replay_presets_have_their_papers_numbers() -> None:

@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from rlep.console.addresses import Addresses
 from rlep.console.app import Console, console_app
-from rlep.console.gate import COOKIE, HEADERS, SESSION_S, Sessions, refused
+from rlep.console.gate import COOKIE, HEADERS, MOST_SESSIONS, SESSION_S, Sessions, refused
 from rlep.services.pool.rpc.access import Role
 from tests.unit.console.console_scene import TOKEN, client_of, role_of
 
@@ -153,6 +153,15 @@ def test_a_session_ends() -> None:
     assert sessions.of(None) is None
     now[0] = SESSION_S + 1.0
     assert sessions.of(name) is None
+
+
+def test_logins_with_a_read_token_end_no_session_of_an_admin() -> None:
+    sessions = Sessions()
+    admin, first = sessions.open(Role.ADMIN), sessions.open(Role.READ)
+    names = [sessions.open(Role.READ) for _ in range(MOST_SESSIONS)]
+    assert sessions.of(admin) is not None
+    assert sessions.of(first) is None  # the oldest of its own role
+    assert all(sessions.of(name) is not None for name in names)
 
 
 def test_a_long_login_is_not_read(runs: Path) -> None:

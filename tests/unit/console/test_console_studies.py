@@ -32,7 +32,8 @@ def test_a_study_has_its_arms_seeds_differences_and_curves(home: Path) -> None:
     assert [row[-1] for row in rows if row[:2] == ["rlep", "1"] and len(row) == 8] == [
         "its last accuracy is taken for the rest"
     ]
-    assert ["area", "rlep", "none", "+10.00", "+5.00 … +15.00", "+10.00", "1", ""] in rows
+    assert ["area", "rlep", "none", "+10.00", "one seed", "+10.00", "–", ""] in rows
+    assert "every difference is that of two runs: one seed has no interval over seeds and no p" in text
     assert ["rlep", "collect → sft"] in rows
     assert [row[:3] for row in rows if row[0].startswith("runs~")] == [["runs~s~phases~train-0-1", "–", "finished"]]
     assert text.count("<figure>") == 4

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from rlep.console import run_state
-from rlep.console.run_files import RunPlace
+from rlep.console.pages import overview
+from rlep.console.run_files import RunPlace, find_runs
 from rlep.console.run_state import LATEST_S, STEPS_A_CHANGE, mark_of, summary_of
 from rlep.metrics.logs import EventLog
+from rlep.study.study_runner import complete_mark
 
 
 def written(run: Path, name: str, *lines: object, age_s: float = 0.0) -> None:
@@ -41,6 +43,37 @@ def test_a_run_that_writes_nothing_for_long_is_silent(tmp_path: Path) -> None:
     assert summary_of(place).state == "running"
     written(tmp_path, "events.jsonl", {"event": "run_finished"}, age_s=2 * LATEST_S)
     assert summary_of(place).state == "finished"
+
+
+def test_a_phase_that_its_study_stopped_at_the_budget_is_finished(tmp_path: Path) -> None:
+    run = tmp_path / "train-0-1"
+    run.mkdir()
+    written(run, "events.jsonl", {"event": "run_interrupted"})
+    place = RunPlace("a", run)
+    assert summary_of(place).state == "interrupted"
+    complete_mark(run).touch()
+    assert summary_of(place).state == "finished"
+    written(run, "events.jsonl", {"event": "run_failed"})
+    assert summary_of(place).state == "failed"
+
+
+def test_the_line_has_the_last_held_out_accuracy(tmp_path: Path) -> None:
+    place = RunPlace("a", tmp_path)
+    written(tmp_path, "events.jsonl", {"event": "run_started"})
+    assert summary_of(place).held_out is None
+    rows = [{"step": 8, "data_source": name, "avg": avg} for name, avg in (("easy", 0.5), ("hard", 0.1), ("all", 0.25))]
+    written(tmp_path, "evaluations.jsonl", {"step": 0, "data_source": "all", "avg": 0.125}, *rows)
+    assert summary_of(place).held_out == 0.25
+    assert "<td>0.25</td>" in overview([place])
+
+
+def test_a_model_directory_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    written(tmp_path / "runs" / "a", "events.jsonl", {"event": "run_started"})
+    (tmp_path / "runs" / "model").mkdir()
+    for name in ("config.json", "tokenizer.json", "generation_config.json"):
+        (tmp_path / "runs" / "model" / name).write_text("{}")
+    assert list(find_runs([tmp_path / "runs"])) == ["runs~a"]
 
 
 def test_a_run_whose_driver_was_killed_is_dead_at_once(tmp_path: Path) -> None:

@@ -67,10 +67,14 @@ def test_candidates_are_read_where_they_are_asked_for(tmp_path: Path, kind: str)
 
 
 def test_a_small_file_of_repeated_candidates_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    reward = {"style": "rule", "ground_truth": "4", "candidates": ["x" * 10**6] * 30}  # 30 MB a row
+    reward = {
+        "style": "rule",
+        "ground_truth": "4",
+        "candidates": ["x" * 10**6] * 30,
+    }  # 30 MB a row, and 43 of its other texts
     path = parquet(tmp_path / "bomb.parquet", [verl_row(reward_model=reward)] * 4)
     assert path.stat().st_size < 10**6  # one text, and 120 references to it
-    with pytest.raises(DataError, match=r"rows 1 to 4: 120000000 bytes of candidates; at most 16777216 a row"):
+    with pytest.raises(DataError, match=r"row 1: 30000043 bytes of text; at most 16777216 a row"):
         list(read_rows(path, candidates=True))
 
 

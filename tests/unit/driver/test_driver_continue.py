@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,19 @@ def new_scene(config: Config, train: PromptSet = TRAIN) -> Scene:
 
 
 async def trained(
-    directory: Path, scene: Scene, *, train: PromptSet = TRAIN, pool: str = "pool", tokenizer: str = "tok"
+    directory: Path,
+    scene: Scene,
+    *,
+    train: PromptSet = TRAIN,
+    pool: str = "pool",
+    tokenizer: str = "tok",
+    template: str = "",
 ) -> Checkpoint:
     """Train as a process of its own would."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", tokenizer, train.digest))
+    run = replace(scene.run, template_digest=template)
     try:
-        return await Training(scene.run, scene.trainers, data_of(train, HELD_OUT, pool), store, rlep_step).run()
+        return await Training(run, scene.trainers, data_of(train, HELD_OUT, pool), store, rlep_step).run()
     finally:
         store.close()
 
@@ -57,6 +65,17 @@ async def test_what_is_accepted_goes_on_and_is_said(
     assert any(f"continuing with another {name}" in note for note in scene.progress.notes)
     # The new checkpoints are of the new data: from here on nothing has to be accepted.
     await trained(tmp_path, new_scene(config_of(run={"steps": 5}, **keys), train), **changed)
+
+
+async def test_a_checkpoint_of_another_chat_template_is_refused_unless_told(tmp_path: Path) -> None:
+    await trained(tmp_path, new_scene(config_of(run={"steps": 1})), template="old")
+    with pytest.raises(
+        CheckpointError, match=r'template_digest old, now it is new; checkpoint\.accept = \["template"\]'
+    ):
+        await trained(tmp_path, new_scene(config_of()), template="new")
+    told = new_scene(config_of(checkpoint={"accept": ["template"]}))
+    assert (await trained(tmp_path, told, template="new")).state.template_digest == "new"
+    await trained(tmp_path, new_scene(config_of(run={"steps": 5})), template="new")
 
 
 async def test_the_checkpoint_with_the_best_evaluation_is_kept(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from rlep.core.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
-from rlep.core.types import Group, Prompt, Status, UpdateCost, UpdateOutcome
+from rlep.core.types import Prompt, UpdateCost, UpdateOutcome
 from rlep.driver.replays import replays_at
 from rlep.driver.step import StepOutcome, mixed_groups, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
-from rlep.driver.wings.refill import refilled
 from tests.unit.driver.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
 
@@ -228,22 +227,6 @@ async def test_old_logprobs_of_replays(mode: str, old: float | None) -> None:
         np.testing.assert_array_equal(ready.batch.old_logprobs[replayed], expected)
 
 
-async def test_drop_constant_takes_groups_without_signal_out_of_the_token_count() -> None:
-    scene = with_pool(advantage={"drop_constant": True}, replay={"count": 0})
-    scene.verifiers.verdicts = {
-        PROMPTS[0].id: ["correct"] * 3,
-        PROMPTS[1].id: ["correct", "wrong", "wrong"],
-        PROMPTS[2].id: ["wrong"] * 3,
-        PROMPTS[3].id: ["correct"] * 3,
-    }
-    outcome = await stepped(scene)
-    assert [batch.trained.tolist() for batch in scene.learner.batches] == [[False] * 3 + [True] * 3, [False] * 6]
-    values = step_metrics(outcome)
-    assert (values["update/count"], values["update/skipped"]) == (1, 1)
-    assert values["loss/trajectories/fresh"] == 3
-    assert values["group/informative"] == 0.25
-
-
 async def test_mask_truncated_takes_answers_without_eos_out_of_the_loss() -> None:
     scene = with_pool(reward={"mask_truncated": True})
     outcome = await stepped(scene)
@@ -251,55 +234,6 @@ async def test_mask_truncated_takes_answers_without_eos_out_of_the_loss() -> Non
         members = [member for group in ready.groups for member in group.members]
         assert ready.batch.trained.tolist() == [len(member.tokens) < MAX_TOKENS for member in members]
     assert any(not ready.batch.trained.all() for ready in outcome.mini_batches)
-
-
-def dynamic(statuses: str, spare: int, limit: int = 4) -> tuple[Scene, tuple[Prompt, ...]]:
-    """P prompts and ``spare`` further ones; prompt i is solved always (+), never (-) or sometimes (~)."""
-    everyone = prompts_of(P + spare)
-    scene = scene_of(config_of(rollout={"dynamic_sampling": True, "refill_limit": limit}, replay={"count": 0}))
-    verdicts: dict[str, list[Status]] = {
-        "+": ["correct"] * 3,
-        "-": ["wrong"] * 3,
-        "~": ["correct", "wrong", "wrong"],
-    }
-    scene.verifiers.verdicts = {prompt.id: verdicts[kind] for prompt, kind in zip(everyone, statuses, strict=True)}
-    return scene, everyone
-
-
-async def refilled_step(scene: Scene, everyone: tuple[Prompt, ...]) -> tuple[StepOutcome, list[Group]]:
-    outcome = await run_step(scene.step(spare=everyone), everyone[:P], refilled(mixed_groups))
-    return outcome, [group for ready in outcome.mini_batches for group in ready.groups]
-
-
-async def test_dynamic_sampling_refills_until_p_groups_have_a_signal() -> None:
-    scene, everyone = dynamic("~+~-" + "~-~~", spare=4)
-    outcome, groups = await refilled_step(scene, everyone)
-    # 2 of 4 kept: 2 missing at a share of 1/2 ask for 4 more, of which the first two with a signal are used
-    assert [group.prompt.question for group in groups] == ["q0", "q2", "q4", "q6"]
-    values = step_metrics(outcome)
-    assert (values["selection/rounds"], values["selection/discarded"]) == (2, 3)
-    assert values["rollout/prompts"] == P
-
-
-async def test_dynamic_sampling_stops_at_its_bound_and_trains_whole_updates() -> None:
-    scene, everyone = dynamic("~--+" + "~-~-" + "~~~~", spare=8, limit=2)
-    _, groups = await refilled_step(scene, everyone)
-    assert [group.prompt.question for group in groups] == ["q0", "q4"]  # 3 kept of 8, B = 2
-    assert scene.progress.notes == [
-        "step 0: dynamic sampling kept 3 of 8 groups in 2 rounds (1 all correct, 4 all wrong), wanted 4; stopped at"
-        " max_prompts = 8 and trains on 2: raise max_prompts, drop solved prompts, or lower the prompts per step"
-    ]
-
-
-@pytest.mark.parametrize("spare", [0, 2])
-async def test_dynamic_sampling_that_keeps_nothing_goes_on(spare: int) -> None:
-    scene, everyone = dynamic("-" * (P + spare), spare=spare)
-    outcome, groups = await refilled_step(scene, everyone)
-    assert groups == []
-    values = step_metrics(outcome)
-    assert (values["update/count"], values["loss/tokens/fresh"]) == (0, 0)
-    assert values["selection/discarded"] == P + spare
-    assert scene.weights.versions == [1]
 
 
 async def test_linear_schedule_lowers_the_replays() -> None:

@@ -12,6 +12,7 @@ import pytest
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import CheckpointError, ConfigError, DataError
+from rlep.core.jsonl import read_lines
 from rlep.driver.run_directory import Facts, RunDirectory
 from tests.unit.driver.driver_values import config_of
 
@@ -156,6 +157,50 @@ def test_another_tokenizer_is_accepted_when_told_another_model_never(tmp_path: P
     RunDirectory(tmp_path, told, Facts("train", "model", "new", "data")).close()
     with pytest.raises(CheckpointError, match=r"model_digest model, now it is other: the file behind it has changed;"):
         RunDirectory(tmp_path, told, Facts("train", "other", "new", "data"))
+
+
+def test_another_chat_template_is_refused_by_name_unless_told(tmp_path: Path) -> None:
+    stepped(tmp_path, facts=Facts("train", "model", "tok", "data", template_digest="old"))
+    changed = Facts("train", "model", "tok", "data", template_digest="new")
+    with pytest.raises(CheckpointError, match=r'template_digest old, now it is new: .*accept = \["template"\]'):
+        RunDirectory(tmp_path, config_of(), changed)
+    told = config_of(checkpoint={"accept": ["template"]}, model={"system_prompt": "Think."})
+    with pytest.raises(
+        ConfigError, match=r"model\.system_prompt .*\n.*\n.*\n.*add: --set 'checkpoint.accept=\[\"template\"\]'"
+    ):
+        RunDirectory(tmp_path, config_of(model={"system_prompt": "Think."}), changed)
+    RunDirectory(tmp_path, told, changed).close()
+    assert json.loads((tmp_path / "manifest.json").read_text())["template_digest"] == "new"
+
+
+def test_a_run_of_before_the_template_was_recorded_goes_on(tmp_path: Path) -> None:
+    stepped(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest["template_digest"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    RunDirectory(tmp_path, config_of(), Facts("train", "model", "tok", "data", template_digest="new")).close()
+
+
+def test_a_learning_rate_is_changed_on_purpose_and_recorded(tmp_path: Path) -> None:
+    stepped(tmp_path, config_of(update={"lr": 1e-6}))
+    with pytest.raises(ConfigError, match=r"update\.lr  in the directory: 1e-06  in this command: 5e-07") as refused:
+        RunDirectory(tmp_path, config_of(update={"lr": 5e-7}), FACTS)
+    option = str(refused.value).rpartition("to continue it with what this command has, add: ")[2]
+    assert shlex.split(option) == ["--set", 'checkpoint.accept=["update"]']
+    told = config_of(update={"lr": 5e-7}, loss={"clip_high": 0.2}, checkpoint={"accept": ["update"]})
+    for _ in range(2):  # the second time nothing differs any more
+        RunDirectory(tmp_path, told, FACTS).close()
+    (event,) = [one for one in read_lines(tmp_path / "events.jsonl") if one["event"] == "settings_changed"]
+    assert event["changes"] == {"update.lr": [1e-6, 5e-7], "loss.clip_high": [0.28, 0.2]}
+    RunDirectory(tmp_path, config_of(update={"lr": 5e-7}, loss={"clip_high": 0.2}), FACTS).close()
+
+
+def test_what_is_no_matter_of_an_update_is_not_accepted_with_it(tmp_path: Path) -> None:
+    stepped(tmp_path)
+    told = config_of(rollout={"fresh": 8}, checkpoint={"accept": ["update"]})
+    with pytest.raises(ConfigError, match=r"rollout\.fresh") as refused:
+        RunDirectory(tmp_path, told, FACTS)
+    assert "to continue it with what this command has" not in str(refused.value)
 
 
 @pytest.mark.fault(28, outcome="stopped", operator="one sentence: is this run already running?")

@@ -6,14 +6,15 @@ import signal
 
 import pytest
 
-from rlep.launch.event_loop import run_async
+from rlep.launch.event_loop import ending_signals, run_async
 
 
-def test_a_signal_ends_the_command_although_its_last_words_cannot_be_written() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_although_its_last_words_cannot_be_written(number: signal.Signals) -> None:
     closed: list[str] = []
 
     async def work() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         try:
             await asyncio.wait_for(asyncio.Event().wait(), 20)
         finally:
@@ -25,3 +26,18 @@ def test_a_signal_ends_the_command_although_its_last_words_cannot_be_written() -
     with pytest.raises(asyncio.CancelledError):
         run_async(work(), stopping)
     assert closed == ["actors"]
+
+
+def test_a_hangup_that_nohup_has_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert set(ending_signals()) == {signal.SIGINT, signal.SIGTERM}
+
+        async def work() -> str:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0)  # one round of the loop, in which a handler would have run
+            return "done"
+
+        assert run_async(work(), lambda: None) == "done"
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -21,15 +21,23 @@ def rates(steps: int, **update: Any) -> list[float]:
     return [options.lr_at(index) for index in range(options.total)]
 
 
-def test_a_linear_decay_ends_with_the_last_rollout() -> None:
-    # Warm-up 1/2, 2/2; then four equal steps from 1 down to the floor.
-    wanted = [0.5, 1.0, 0.775, 0.55, 0.325, 0.1]
+def test_a_linear_decay_ends_after_the_last_rollout() -> None:
+    # Warm-up 1/2, 2/2; then four equal steps of 0.9 / 4 from 1, the fifth of which would be the floor.
+    wanted = [0.5, 1.0, 1.0, 0.775, 0.55, 0.325]
     assert rates(6, warmup=2, schedule="linear", floor=0.1) == pytest.approx(wanted)
 
 
-def test_counted_in_updates_a_cosine_ends_with_the_last_update() -> None:
-    # 2 steps of 2 updates; after the warm-up of one: half a cosine over three, 3/4, 1/4, 0.
-    assert rates(2, warmup=1, schedule="cosine", unit="updates") == pytest.approx([1.0, 0.75, 0.25, 0.0])
+def test_counted_in_updates_a_cosine_ends_after_the_last_update() -> None:
+    # 2 steps of 2 updates; after the warm-up of one: half a cosine over three, 1, 3/4, 1/4, and no update at 0.
+    assert rates(2, warmup=1, schedule="cosine", unit="updates") == pytest.approx([1.0, 1.0, 0.75, 0.25])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("unit", ["rollouts", "updates"])
+def test_no_step_of_a_decay_trains_at_a_rate_of_0(schedule: str, unit: str) -> None:
+    for warmup in (0, 3):
+        assert min(rates(20, warmup=warmup, schedule=schedule, unit=unit)) > 0.001
+    assert rates(1, warmup=0, schedule=schedule)[0] == 1.0
 
 
 def test_a_warm_up_longer_than_the_run_leaves_no_room_for_a_decay() -> None:

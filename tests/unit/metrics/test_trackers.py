@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlep.core.errors import ConfigError
-from rlep.metrics.trackers import BATCH, TensorBoardTracker, _remember, mlflow_name, open_trackers
+from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, _remember, mlflow_name, open_trackers
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -27,7 +35,7 @@ def test_an_unknown_sink_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, sink, None)  # how Python says: there is no such module
-    with pytest.raises(ConfigError, match=rf"pip install -e '.\[{sink}\]'"):
+    with pytest.raises(ConfigError, match=f"{sink!r}, which is not installed: pip install {PACKAGES[sink][0]}$"):
         open_trackers([sink], directory=tmp_path, project="p", name="n")
     assert list(tmp_path.iterdir()) == []
 
@@ -40,6 +48,87 @@ def test_mlflow_without_a_server_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigError, match="set MLFLOW_TRACKING_URI"):
         open_trackers(["mlflow"], directory=tmp_path, project="p", name="n")
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from rlep.core.errors import ConfigError
+from rlep.metrics.trackers import open_trackers
+try:
+    open_trackers([sys.argv[1]], directory=Path(sys.argv[2]), project="p", name="n")
+except ConfigError as error:
+    print(error)
+"""
+
+
+def opened(sink: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A tracker opened in a process of its own: the packages keep what they have once read of the environment."""
+    command = [sys.executable, "-c", OPENED, sink, str(directory)]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def answering_server() -> Iterator[str]:
+    """The address of a server that knows nothing."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(8)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(("sink", "variable"), [("mlflow", "MLFLOW_TRACKING_URI"), ("wandb", "WANDB_BASE_URL")])
+@pytest.mark.parametrize("listening", [False, True])
+def test_a_server_that_does_not_answer_is_named_with_the_way_out(
+    sink: str, variable: str, listening: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with silent_server() as silent:
+        address = silent if listening else "http://127.0.0.1:1"
+        monkeypatch.setenv(variable, address)
+        done = opened(sink, tmp_path)
+    reason = "timed out|no answer within 4 s" if listening else "Connection refused"
+    assert re.search(
+        rf"^tracking.sinks has '{sink}', but {address} does not answer \(.*({reason}).*\): set {variable}", done.stdout
+    )
+    assert len(done.stdout.splitlines()) == 1, done
+    assert "Traceback" not in done.stderr
+
+
+def test_wandb_without_a_key_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with answering_server() as address:
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        done = opened("wandb", tmp_path)
+    assert re.fullmatch(
+        "tracking.sinks has 'wandb', which does not start: .*[Kk]ey.*WANDB_API_KEY.*WANDB_MODE=offline\n", done.stdout
+    ), done
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(
+        ConfigError, match=f"tracking.sinks has 'tensorboard', but {tmp_path}/tensorboard cannot be written"
+    ):
+        open_trackers(["tensorboard"], directory=tmp_path, project="p", name="n")
 
 
 def test_mlflow_continues_a_run_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

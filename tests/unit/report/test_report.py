@@ -75,7 +75,9 @@ def test_the_table_and_the_sentence(runs: list[Path]) -> None:
     assert found.headline() == (
         "The baseline peaks at 30.0% at step 20; RLEP reaches that at step 10 (50% of the steps): "
         "30.0% [26.0, 34.0] there, the baseline 20.0% [16.0, 24.0]. "
-        "Averaged over the steps, RLEP has 24.0% [20.0, 28.0], the baseline 20.0% [16.0, 24.0]: too close to tell apart."
+        "Averaged over the steps, RLEP has 24.0% [20.0, 28.0], the baseline 20.0% [16.0, 24.0]: the intervals overlap, and "
+        "without the samples of both runs (samples/) their questions cannot be compared in pairs. "
+        "One seed of each: the intervals cover the questions, not another run's seed."
     )
 
 
@@ -87,7 +89,8 @@ def test_the_mean_is_claimed_where_the_intervals_do_not_overlap(tmp_path: Path) 
         .headline()
         .endswith(
             "Averaged over the steps, RLEP is 25.0 points above the baseline: "
-            "RLEP has 40.0% [36.0, 44.0], the baseline 15.0% [11.0, 19.0]."
+            "RLEP has 40.0% [36.0, 44.0], the baseline 15.0% [11.0, 19.0]. "
+            "One seed of each: the intervals cover the questions, not another run's seed."
         )
     )
 

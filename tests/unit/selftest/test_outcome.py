@@ -50,21 +50,28 @@ def hangs(file: Path) -> str:
         (fails, "failed", "a part is broken", "do this"),
         (skips, "skipped", "there is one GPU", ""),
         (raises, "failed", "ValueError: first line", "do this"),
-        (dies, "failed", "the process of dies ended without an answer; its messages are above", "do this"),
+        (dies, "failed", "the process of dies ended without an answer", "do this"),
     ],
 )
 def test_every_end_of_a_check_is_an_outcome(run: partial[str], status: str, detail: str, remedy: str) -> None:
     assert Check("part", run, "do this", 120.0).outcome() == Outcome("part", status, detail, remedy)  # type: ignore[arg-type]
 
 
-def talks() -> str:
+def talks(fate: str) -> str:
     sys.stdout.write("a message\n")
+    sys.stdout.flush()
+    os.system("echo of a library >&2")
+    if fate == "fails":
+        raise CheckFailed("a part is broken")
     return "done"
 
 
-def test_what_a_check_prints_does_not_reach_the_results(capfd: pytest.CaptureFixture[str]) -> None:
-    assert Check("part", talks, "", 120.0).outcome().detail == "done"
-    assert capfd.readouterr() == ("", "a message\n")
+def test_what_a_check_prints_is_shown_where_it_fails_and_nowhere_else(capfd: pytest.CaptureFixture[str]) -> None:
+    done = Check("part", partial(talks, "ends"), "", 120.0).outcome()
+    assert (done.detail, done.messages) == ("done", "")
+    failed = Check("part", partial(talks, "fails"), "", 120.0).outcome()
+    assert failed.messages == "a message\nof a library"
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.slow

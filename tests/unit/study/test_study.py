@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.core.errors import ConfigError
+from rlep.core.errors import ConfigError, DataError
 from rlep.study.conduct import found_in
 from rlep.study.study_plan import phases_of, read_study
-from rlep.study.study_report import comparisons, summary, write_report
+from rlep.study.study_report import comparisons, read_report, summary, write_report
 from rlep.study.study_results import read_arm
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
@@ -219,3 +219,42 @@ def test_the_report_command_and_the_shipped_studies(tmp_path: Path) -> None:
         base = ROOT / "rlep" / "quickstart" / "base.toml"
         for arm in study.arm:
             assert phases_of(study.study, arm, study.study.seeds[0], [base], ())
+
+
+def test_a_report_without_a_result_says_why_and_is_an_error(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    done = CliRunner().invoke(app, ["study", "report", str(file)])
+    assert done.exit_code == 1
+    assert "note: none, seed 1: failed at train: " in done.output
+    assert "metrics.jsonl has no compute/… after step 0" in done.output
+    assert f"no arm of {file} is complete in {tmp_path / 'study'}: rlep study run {file} runs them" in done.output
+
+
+def test_a_study_of_one_seed_says_that_it_has_no_interval(tmp_path: Path) -> None:
+    file = study_file(tmp_path)
+    file.write_text(file.read_text().replace("seeds = [1, 2]\n", "seeds = [1]\n"))
+    page = write_report(conducted(file, MadeUp())).read_text()
+    said = "every difference is that of two runs: one seed has no interval over seeds and no p"
+    assert said in page
+    assert "all sign patterns" not in page
+    done = CliRunner().invoke(app, ["study", "report", str(tmp_path / "study" / "study.json")])
+    assert done.exit_code == 0
+    assert said in done.output
+    rows = [line.split() for line in done.output.splitlines() if line.strip().startswith("area")]
+    assert [row[-1] for row in rows] == ["–"] * len(rows)  # p
+    assert all("one" in row and "…" not in row for row in rows)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"arms": 3}', '{"arms": [], "comparisons": {}}'])
+def test_what_is_no_study_json_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "study.json"
+    file.write_text(content)
+    with pytest.raises(DataError, match=r"has no arms and comparisons as a study\.json"):
+        read_report(file)
+
+
+def test_every_kept_study_json_is_read() -> None:
+    kept = [file for file in (ROOT / "studies" / "results").glob("*.json") if '"comparisons"' in file.read_text()]
+    assert len(kept) >= 6
+    for file in kept:
+        assert len(read_report(file)["arms"]) >= 2

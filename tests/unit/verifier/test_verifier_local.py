@@ -120,6 +120,45 @@ def test_unreadable_rows_are_named_and_end_with_1(tmp_path: Path) -> None:
     ]
 
 
+def test_a_byte_order_mark_and_standard_input_cost_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = json.dumps({"gold": "34", "response": "Answer: 34"})
+    file.write_text(f"{row}\n{row}\n", encoding="utf-8-sig")
+    for name, given in ((str(file), None), ("-", file.read_text()), ("/dev/stdin", file.read_text())):
+        done = subprocess.run(
+            [sys.executable, "-m", "rlep", "grade", name, "--profile", "dapo"],
+            input=given,
+            check=False,
+            text=True,
+            capture_output=True,
+        )
+        assert [json.loads(line)["status"] for line in done.stdout.splitlines()] == ["correct", "correct"]
+        assert (done.returncode, done.stderr) == (0, "2 graded: 2 correct\n")
+
+
+def test_a_function_that_decides_on_nothing_ends_with_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the module is found without PYTHONPATH
+    (tmp_path / "rewards_here.py").write_text("def fails(reference, response):\n    return 1 / int(response)\n")
+    for responses, code in ((["0", "0"], 1), (["0", "1"], 0)):
+        rows = [{"gold": "1", "response": one} for one in responses] + [
+            {"gold": "1", "response": "0", "truncated": True}
+        ]
+        Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        script = str(Path(sys.executable).with_name("rlep"))
+        command = [script, "grade", "rows.jsonl", "--profile", "python:rewards_here:fails"]
+        done = subprocess.run(command, text=True, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert len(done.stdout.splitlines()) == 3
+        error = (
+            "error: python:rewards_here:fails decided on none of 2 responses (2 crashed); the first: ZeroDivisionError"
+        )
+        assert (error in done.stderr) == (code == 1)
+        assert 'rewards_here.py", line 2, in fails' in done.stderr
+        assert '"reason": "ZeroDivisionError: division by zero' in done.stdout
+
+
 def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     row = json.dumps({"gold": "34", "response": "Answer: 34"})
@@ -145,6 +184,18 @@ def test_truncated_rows_need_a_complete_marker() -> None:
     with build_verifier("exact") as verifier:
         (graded,) = grade_rows([json.dumps(row)], verifier)
     assert json.loads(graded.text)["status"] == "no_answer"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status"),
+    [("2 + 5?<think>\n", "no_answer"), ("2 + 5?", "correct"), ("<think> 2 + 5?", "correct"), (None, "correct")],
+)
+def test_a_rows_prompt_says_whether_the_response_begins_in_thinking(prompt: str | None, status: str) -> None:
+    row = {"gold": "7", "response": r"try \boxed{7} hmm, no, wait", "prompt": prompt, "truncated": True}
+    with build_verifier("strict-box") as verifier:
+        (graded,) = grade_rows([json.dumps(row)], verifier)
+    found = json.loads(graded.text)
+    assert (found["status"], found["response"]) == (status, row["response"])
 
 
 @pytest.mark.parametrize(

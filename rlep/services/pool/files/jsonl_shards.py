@@ -23,12 +23,12 @@ def write_jsonl(path: Path, lines: Iterable[ExportRow]) -> None:
             file.write(json_of(line) + "\n")
 
 
-def json_of(line: ExportRow) -> str:
-    """One line as JSON, without a newline."""
+def json_of(line: ExportRow, *, ascii_only: bool = False) -> str:
+    """One line as JSON, without a newline; ``ascii_only`` for a terminal, which may show no other character."""
     fields = fields_of(line)
     fields["tokens"] = fields["tokens"].tolist()
     fields["logprobs"] = None if fields["logprobs"] is None else fields["logprobs"].tolist()
-    return json.dumps(fields, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(fields, allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Shards of Parquet: one record a row, every field a column, readable by anything that reads Parquet.
 
 What is read may come from anywhere: columns of other names, kinds or encodings than those written here are refused, so
-that the sizes in a file's footer bound what reading it can take.
+that the sizes of a file's pages bound what reading it can take.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlep.core.errors import DataError
+from rlep.core.parquet_pages import Pages, check_pages
 from rlep.services.pool.files.export_rows import FLAGS, INTEGERS, NUMBERS, OPTIONAL, TEXTS, ExportRow, fields_of
 
 _ROWS = 512
 _TOKENS = 1 << 22
 """A row group ends with the row that reaches one of these."""
-_LARGEST_GROUP = 256 << 20
-"""Bytes, unpacked, that a row group may have: far more than one written here."""
+_LARGEST_GROUP = 96 << 20
+"""Bytes, unpacked, that a row group may have. Written here: 512 rows of 64 KiB of details, and 5 Mi tokens with log-probs."""
 _ENCODINGS = {"PLAIN", "RLE", "BIT_PACKED"}
 """Encodings whose unpacked size is what the footer says; dictionaries and deltas can hold much more."""
 
@@ -63,19 +64,18 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
         with pq.ParquetFile(path) as file:
             if not file.schema_arrow.equals(SCHEMA):
                 raise DataError(f"{path}: other columns than those of a pool's export: {file.schema_arrow.names}")
-            for index in range(file.num_row_groups):
-                _check_group(path, file.metadata.row_group(index))
+            groups = check_pages(path, file.metadata, most=_LARGEST_GROUP)
+            for index, columns in enumerate(groups):
+                _check_group(path, file.metadata.row_group(index).num_rows, columns)
                 yield from _rows(file.read_row_group(index, use_threads=False))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from None
 
 
-def _check_group(path: Path, group: Any) -> None:
-    columns = [group.column(index) for index in range(group.num_columns)]
-    size = sum(column.total_uncompressed_size for column in columns)
-    values = max(column.num_values for column in columns)
-    if size > _LARGEST_GROUP or 4 * values > _LARGEST_GROUP or group.num_rows > values:
-        raise DataError(f"{path}: a row group of {size} bytes and {values} values; at most {_LARGEST_GROUP} bytes")
+def _check_group(path: Path, rows: int, columns: Sequence[Pages]) -> None:
+    values = max(column.values for column in columns)
+    if 4 * values > _LARGEST_GROUP or rows > values:
+        raise DataError(f"{path}: a row group of {rows} rows and {values} values; at most {_LARGEST_GROUP >> 2}")
     if others := {encoding for column in columns for encoding in column.encodings} - _ENCODINGS:
         raise DataError(f"{path}: encodings that may unpack to any size: {', '.join(sorted(others))}")
 

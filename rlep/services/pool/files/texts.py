@@ -67,6 +67,8 @@ class TextAnswers(NamedTuple):
     prompt_id: str
     reference: str
     answers: tuple[str, ...]
+    opening: str = ""
+    """The mark with which its prompt opens the responses' thinking, e.g. ``<think>``: graded text begins with it."""
 
 
 class _Candidate(NamedTuple):
@@ -96,7 +98,7 @@ def import_texts(
     for some in _batches(questions):
         candidates = list(_candidates(some, tokenizer, max_tokens, report))
         fresh = _not_held(pool, candidates, report)
-        pairs = [(one.question.reference, tokenizer.decode(one.tokens), False) for one in fresh]
+        pairs = [(one.question.reference, one.question.opening + tokenizer.decode(one.tokens), False) for one in fresh]
         accepted: list[Trajectory] = []
         for one, verdict in zip(fresh, grader.grade_pairs(pairs), strict=True):
             if verdict.status == "correct":

@@ -55,9 +55,12 @@ def reverify(
     *,
     quarantine: bool,
     report: Callable[[Difference], None],
+    openings: Mapping[str, str] | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Reverified:
     """Grade every response of a pool against ``references`` (prompt id → reference), some hundred at a time.
+
+    ``openings`` (prompt id → mark) are what prompts open themselves, e.g. ``<think>``: the text that is graded begins with it.
 
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
     back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.
@@ -73,8 +76,10 @@ def reverify(
     result.unknown = sum(map(len, pool.store.content_ids(others)))
     advance(result.unknown)
     for batch in _batches(pool, known):
+        texts = [(openings or {}).get(one.prompt_id, "") + tokenizer.decode(one.tokens) for one in batch]
         pairs = [
-            (references[one.prompt_id], tokenizer.decode(one.tokens), one.finish_reason == "length") for one in batch
+            (references[one.prompt_id], text, one.finish_reason == "length")
+            for one, text in zip(batch, texts, strict=True)
         ]
         for one, verdict in zip(batch, grader.grade_pairs(pairs), strict=True):
             result.graded += 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rlep.core.errors import ConfigError
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import Client, RetryingRedis
 from rlep.services.pool.storage.store import Store
@@ -27,6 +29,8 @@ class Stated(NamedTuple):
 
     tokenizer_digest: str
     vocabulary: int | None
+    by_admin: bool = False
+    """Only then it becomes that of a pool that has records and none recorded: it may make them all unusable."""
 
 
 UNFENCED = Writer("main", None)
@@ -59,18 +63,21 @@ class PoolRegistry:
         """A pool to write. Where there is none it is made, if its tokenizer is ``stated``."""
 
         def open_it() -> Pool:
-            meta = self._store(name).meta()
+            store = self._store(name)
+            meta = store.meta()
             if meta is None and stated is None:
                 return self.reader(name)  # says that there is none
             digest = meta.tokenizer_digest if meta else stated and stated.tokenizer_digest
-            vocabulary = meta.vocabulary if meta and meta.vocabulary else stated and stated.vocabulary
+            new = stated.vocabulary if stated and (meta is None or stated.by_admin) else None
+            vocabulary = meta.vocabulary if meta and meta.vocabulary else new
+            _check_epoch(writer, store.newest_epoch(writer.name) if meta else 0)
             options = PoolOptions(
                 writer=writer.name, writer_epoch=writer.epoch, deadline=self._deadline, vocabulary=vocabulary
             )
             return self._open_one(name, digest, options)
 
         pool = self._opened((name, writer), open_it)
-        if pool.vocabulary is None and ((stated and stated.vocabulary) or _vocabulary(pool.store)):
+        if pool.vocabulary is None and ((stated and stated.by_admin and stated.vocabulary) or _vocabulary(pool.store)):
             self.forget(name)  # readers, too, learn it
             pool = self._opened((name, writer), open_it)
         return pool
@@ -99,6 +106,16 @@ class PoolRegistry:
             while len(self._open) > _MOST_OPEN:
                 self._open.popitem(last=False)
         return pool
+
+
+def _check_epoch(writer: Writer, newest: int) -> None:
+    """Refuse an epoch that would leave none to the writer's next incarnations.
+
+    The next number always is allowed, and a time of today in seconds or milliseconds.
+    """
+    most = max(newest + 1, int(1000 * (time.time() + 86_400)))
+    if writer.epoch is not None and writer.epoch > most:
+        raise ConfigError(f"writer {writer.name}: epoch {writer.epoch} is beyond {most}; the next one is {newest + 1}")
 
 
 def _vocabulary(store: Store) -> int | None:

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from rlep.core.errors import ConfigError, RlepError
 from rlep.core.heap import keep_freed_memory
 from rlep.services.pool.rpc.access import Rates, Tokens, is_loopback, split_address
+from rlep.services.pool.rpc.gatekeeper import Gatekeeper
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
 from rlep.services.pool.rpc.registry import PoolRegistry
 from rlep.services.pool.rpc.service import PoolServicer
@@ -75,10 +76,12 @@ class PoolServer:
         keep_freed_memory()
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")
-        self._server = grpc.server(self._threads, options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE)
+        self._gatekeeper = Gatekeeper(tokens, Rates(options.calls_per_second))
+        self._server = grpc.server(
+            self._threads, interceptors=(self._gatekeeper,), options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE
+        )
         registry = PoolRegistry(client, deadline=_REDIS_DEADLINE)
-        rates = Rates(options.calls_per_second)
-        servicer = PoolServicer(registry, default_pool=options.pool, tokens=tokens, rates=rates)
+        servicer = PoolServicer(registry, default_pool=options.pool, gatekeeper=self._gatekeeper)
         pool_pb2_grpc.add_PoolServicer_to_server(servicer, self._server)
         self._health = WatchedHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -102,6 +105,7 @@ class PoolServer:
         self._health.stop()
         stopped.wait()
         self._threads.shutdown()
+        self._gatekeeper.close()
         self._watch.join()
 
     def __enter__(self) -> Self:

@@ -8,14 +8,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import Any, NoReturn
 
 import grpc
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
 from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.pool import Pool, entry_of
-from rlep.services.pool.rpc.access import ANYBODY, Caller, Rates, Role, Tokens
+from rlep.services.pool.rpc.access import Caller, Role
+from rlep.services.pool.rpc.gatekeeper import Context, Gatekeeper, Refused, end, refuse
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
 from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writer
@@ -31,15 +31,12 @@ from rlep.services.pool.rpc.wire import (
 from rlep.services.pool.storage.codec import decode
 from rlep.services.pool.storage.reading import PROMPTS_A_PART, RecordsRemoved
 
-Context = Any
-"""``grpc.ServicerContext``; grpc has no types."""
-
-LONGEST_CALL = 600.0
-"""Seconds: a call with a later deadline, or none, is refused."""
 _PROMPTS_A_PAGE = 256
 _NAMES_A_PAGE = 4096
 _LARGEST_DRAW = 1 << 20
 _LARGEST_COUNT = 1024
+_LOWEST_LOGPROB, _HIGHEST_LOGPROB = -1e5, 1.0
+"""Of a token: a probability is at most 1, with room for rounding; beyond the lower end sums lose their digits."""
 _CALL = re.compile(r"[0-9a-f]{16}")
 _CODES = {
     ConfigError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -47,22 +44,13 @@ _CODES = {
     PoolError: grpc.StatusCode.FAILED_PRECONDITION,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-_LONGEST_MESSAGE = 2000
-
-
-class _Refused(Exception):
-    """A refused call: its status, and the seconds after which it may be repeated."""
-
-    def __init__(self, code: grpc.StatusCode, message: str, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.code, self.retry_after = code, retry_after
 
 
 class PoolServicer(pool_pb2_grpc.PoolServicer):
-    """See ``proto/pool.proto``. ``tokens`` None lets everybody do everything."""
+    """See ``proto/pool.proto``. Every call has passed the ``Gatekeeper``."""
 
-    def __init__(self, registry: PoolRegistry, *, default_pool: str, tokens: Tokens | None, rates: Rates) -> None:
-        self._registry, self._default, self._tokens, self._rates = registry, default_pool, tokens, rates
+    def __init__(self, registry: PoolRegistry, *, default_pool: str, gatekeeper: Gatekeeper) -> None:
+        self._registry, self._default, self._gatekeeper = registry, default_pool, gatekeeper
 
     def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
         with self._admitting(context) as caller:
@@ -74,7 +62,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             if not found:
                 return _add_reply(AddReport(0, 0, tuple(refused)))
             writer = Writer(head.writer, head.epoch) if head.writer else UNFENCED
-            stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None)
+            by_admin = caller.role(name) >= Role.ADMIN
+            stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None, by_admin)
             pool = self._registry.writer(name, writer, stated)
             return _add_reply(_added(pool, found, refused, head.call or None))
 
@@ -156,61 +145,36 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
 
     @contextmanager
     def _admitting(self, context: Context) -> Iterator[Caller]:
-        """Check the caller, and turn an error into the status that ends the call."""
+        """Name the caller, and turn an error into the status that ends the call."""
         try:
-            yield self._admitted(context)
+            caller = self._gatekeeper.caller(context)
+            if caller is None:
+                raise Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
+            yield caller
         except RecordsRemoved:
-            _end(
-                context, grpc.StatusCode.ABORTED, "a drawn record was removed meanwhile: ask again", ((RETRY_KEY, "0"),)
-            )
-        except _Refused as refusal:
-            wait = refusal.retry_after
-            _end(context, refusal.code, refusal, () if wait is None else ((RETRY_KEY, f"{wait:.3f}"),))
+            gone = "a drawn record was removed meanwhile: ask again"
+            end(context, grpc.StatusCode.ABORTED, gone, ((RETRY_KEY, "0"),))
+        except Refused as refusal:
+            refuse(context, refusal)
         except RlepError as error:
             code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-            _end(context, code, error, ((ERROR_KEY, type(error).__name__),))
-
-    def _admitted(self, context: Context) -> Caller:
-        """The caller, if its token is known, its rate within the limit, and its deadline short enough."""
-        host = context.peer().rpartition(":")[0]
-        caller: Caller | None = Caller(host, (ANYBODY,))
-        if self._tokens is not None:
-            given = dict(context.invocation_metadata()).get("authorization", "")
-            caller = self._tokens.caller(given.removeprefix("Bearer ")) if given.startswith("Bearer ") else None
-        if wait := self._rates.wait(caller.name if caller else host):
-            raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls by this client", wait)
-        if caller is None:
-            raise _Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
-        left = context.time_remaining()
-        if left is None or left > LONGEST_CALL:
-            raise _Refused(
-                grpc.StatusCode.INVALID_ARGUMENT, f"a call needs a deadline of at most {LONGEST_CALL:g} seconds"
-            )
-        return caller
+            end(context, code, error, ((ERROR_KEY, type(error).__name__),))
 
     def _allowed(self, caller: Caller, pool: str, role: Role) -> str:
         """The name of the pool, if the caller has this role there."""
         name = pool or self._default
         if (has := caller.role(name)) < role:
-            raise _Refused(
+            raise Refused(
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"pool {name}: this needs the role {role.name.lower()}; the token has {has.name.lower()}",
             )
         return name
 
 
-def _end(
-    context: Context, code: grpc.StatusCode, error: Exception | str, trailing: tuple[tuple[str, str], ...]
-) -> NoReturn:
-    context.set_trailing_metadata(trailing)
-    context.abort(code, str(error)[:_LONGEST_MESSAGE])
-    raise AssertionError("abort returned")
-
-
 def _further(frames: Iterator[pb.AddFrame], head: pb.AddFrame) -> Iterator[pb.Record]:
     """Records of the frames after the first.
 
-    Raises ``ConfigError`` where all together are more than one call takes, or than the first says; ``_Refused`` where they
+    Raises ``ConfigError`` where all together are more than one call takes, or than the first says; ``Refused`` where they
     are fewer: gRPC ends the frames of a client that disconnected like those of a client that has sent all.
     """
     count, size = len(head.records), head.ByteSize()
@@ -224,7 +188,7 @@ def _further(frames: Iterator[pb.AddFrame], head: pb.AddFrame) -> Iterator[pb.Re
     if count > head.total:
         raise ConfigError(f"an insert of {count} records whose first frame says {head.total}")
     if count < head.total:
-        raise _Refused(
+        raise Refused(
             grpc.StatusCode.ABORTED,
             f"only {count} of {head.total} records arrived, none is stored: send the call again",
         )
@@ -235,10 +199,22 @@ def _decoded(records: Sequence[pb.Record]) -> tuple[list[tuple[Trajectory, bytes
     found, refused = [], []
     for record in records:
         try:
-            found.append((decode(record.record, record.prompt_id), record.record))
+            trajectory = decode(record.record, record.prompt_id)
+            _check_logprobs(trajectory)
+            found.append((trajectory, record.record))
         except RecordRefused as error:
             refused.append(("", str(error)))
     return found, refused
+
+
+def _check_logprobs(trajectory: Trajectory) -> None:
+    """Refuse log-probs that no model gives. Raises ``RecordRefused``."""
+    logprobs = trajectory.logprobs
+    if logprobs is not None and not (logprobs.min() >= _LOWEST_LOGPROB and logprobs.max() <= _HIGHEST_LOGPROB):
+        raise RecordRefused(
+            f"its log-probs run from {logprobs.min():g} to {logprobs.max():g}; they are within {_LOWEST_LOGPROB:g} to "
+            f"{_HIGHEST_LOGPROB:g}"
+        )
 
 
 def _added(

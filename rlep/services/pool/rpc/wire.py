@@ -22,6 +22,8 @@ FRAME_BYTES = 1 << 22
 """A frame that has reached this is sent."""
 MESSAGE_BYTES = 1 << 24
 """Largest message; the largest record takes half of it."""
+SMALL_BYTES = 1 << 20
+"""Largest request but of ``Add`` and ``Sample``."""
 ERROR_KEY = "rlep-error"
 """Trailing metadata with the name of the error."""
 RETRY_KEY = "rlep-retry-after"

@@ -55,11 +55,12 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         if found is None:
             raise Unknown
         return found
-    for kinds in ((("both", 10), ("positive", 6)), (("complex", 5),)):
+    for kinds in ((("both", 12), ("positive", 6)), (("complex", 5),)):
         seen = 0
         for kind, count in kinds:
             for index in range(count):
-                point = replace(names.point, seed=f"{index}", kind=kind, rough=[])
+                whole = kind == "both" and index % 4 == 0
+                point = replace(names.point, seed=f"{index}", kind=kind, whole=whole, rough=[])
                 found = _compared(gold, target, point, equal)
                 if found is False:
                     return False

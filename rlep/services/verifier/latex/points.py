@@ -59,7 +59,9 @@ class SamplePoint:
     kind: str = "complex"
     """Real results of ``positive`` numbers or of numbers of ``both`` signs, or ``complex`` results of positive numbers."""
     integers: frozenset[str] = frozenset()
-    """Names that stand for whole numbers."""
+    """Names that stand for whole numbers above 1."""
+    whole: bool = False
+    """Whether all other names stand for small whole numbers too, where rounding and ``0`` make a difference."""
     factors: frozenset[str] = frozenset()
     """Names that are multiplied with the bracket behind them."""
     matrices: frozenset[str] = frozenset()

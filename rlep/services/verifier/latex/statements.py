@@ -135,7 +135,7 @@ def _opened(item: Item) -> Answer:
 def _item(tokens: list[Token]) -> Item:
     modulus = ""
     for index, token in enumerate(tokens):
-        if token.text == "\\pmod":
+        if token.text == "\\pmod" or (token.text == "\\mod" and any(other.text == "\\equiv" for other in tokens)):
             tokens, modulus = tokens[:index], spelled(tokens[index + 1 :])
             break
     pieces = list(split(tokens, lambda token: token.kind != "text" and token.text in _RELATIONS))

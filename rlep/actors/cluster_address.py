@@ -1,0 +1,47 @@
+"""The address of the Ray cluster that a command joins: where it is from, and whether anything answers there."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from rlep.core.errors import PlacementError
+
+VARIABLE = "RAY_ADDRESS"
+CONNECT_S = 10.0
+
+
+def joined_address(configured: str | None) -> str | None:
+    """The configured address, else that of ``RAY_ADDRESS``; None where a private cluster is started."""
+    return configured or os.environ.get(VARIABLE) or None
+
+
+def named_address(configured: str | None) -> str:
+    """It, as messages have it: with the variable's name where it is from there."""
+    address = joined_address(configured)
+    return repr(address) if configured else f"{VARIABLE} = {address!r}"
+
+
+def reachable(address: str, named: str) -> bool:
+    """Whether somebody listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
+
+    Raises ``PlacementError`` where nobody does, or it is no address of a cluster: Ray itself would try for minutes.
+    """
+    way = f"; without {VARIABLE} a private one is started" if named.startswith(VARIABLE) else ""
+    scheme, separator, _ = address.rpartition("://")
+    if separator and scheme != "ray":
+        dashboard = ", which is a dashboard's and for `rlep submit`" if scheme in ("http", "https") else ""
+        raise PlacementError(
+            f"{named} is no address of a Ray cluster{dashboard}: it is HOST:6379, ray://HOST:10001 or auto{way}"
+        )
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return False
+    try:
+        if int(port) >= 2**16:
+            raise OSError(f"there is no port {port}")  # else the name's look-up takes another for it
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
+            return True
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PlacementError(f"no Ray cluster answers at {named}: {reason}{way}") from None

@@ -1,0 +1,58 @@
+"""The questions as the model is shown them, and what a user should know of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rlep.config.schema import Config
+from rlep.core.plural import counted
+from rlep.data.prompts import NAMED_CHARACTERS, PromptSet, load_prompts
+from rlep.engines.tokenizer import Tokenizer
+
+
+def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) -> PromptSet:
+    """The questions of ``paths`` as the model is shown them, and what each opens. Raises ``DataError``."""
+    model = config.model
+    found = load_prompts(
+        paths,
+        encode=lambda messages: tokenizer.encode_prompt(
+            messages, chat_template=model.chat_template, system=model.system_prompt
+        ),
+        max_tokens=config.data.max_prompt_tokens,
+        max_bad_rows=config.data.max_bad_rows,
+    )
+    opening = [tokenizer.opening(prompt.tokens, prompt.question) for prompt in found.prompts]
+    prompts = tuple(replace(one, opening=mark) for one, mark in zip(found.prompts, opening, strict=True))
+    return replace(found, prompts=prompts)
+
+
+def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
+    """How many questions hold text that the tokenizer has no tokens for, and the first; no line where there is none."""
+    unknown = tokenizer.unknown_id
+    questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
+    if not questions:
+        return []
+    share = f"{len(questions):,} of {counted(len(found), 'question')} {'holds' if len(questions) == 1 else 'hold'}"
+    return [f"{share} text that the tokenizer does not know, e.g. {questions[0][:NAMED_CHARACTERS]}"]
+
+
+def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, chat_template: bool) -> list[str]:
+    """What a user should know of the prompts: who opens the thinking, which of its marks are special, and a date in them."""
+    lines = []
+    if marks := tokenizer.thinking:
+        lines.append(f"special tokens of the tokenizer: {', '.join(marks)}; verifier and reward function see them")
+    prompts = [prompt for one in found if one is not None for prompt in one.prompts]
+    openings = Counter(prompt.opening for prompt in prompts if prompt.opening)
+    lines += [
+        f"{count:,} of {counted(len(prompts), 'prompt')} end in {mark}: graded text begins with it, so that a response which "
+        "does not close it has no answer"
+        for mark, count in openings.items()
+    ]
+    if chat_template and tokenizer.dated:
+        lines.append(
+            "the chat template writes today's date into prompts: a run continued on another day has other prompts"
+        )
+    return lines

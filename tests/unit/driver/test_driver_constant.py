@@ -1,0 +1,40 @@
+"""Groups whose rewards are all equal: what leaves them out, and what does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlep.driver.ledger import compute_of
+from rlep.driver.step_metrics import step_metrics
+from tests.unit.driver.test_driver_step import PROMPTS, stepped, with_pool
+
+
+async def test_drop_constant_takes_groups_without_signal_out_of_the_token_count() -> None:
+    scene = with_pool(advantage={"drop_constant": True}, replay={"count": 0})
+    scene.verifiers.verdicts = {
+        PROMPTS[0].id: ["correct"] * 3,
+        PROMPTS[1].id: ["correct", "wrong", "wrong"],
+        PROMPTS[2].id: ["wrong"] * 3,
+        PROMPTS[3].id: ["correct"] * 3,
+    }
+    outcome = await stepped(scene)
+    assert [batch.trained.tolist() for batch in scene.learner.batches] == [[False] * 3 + [True] * 3, [False] * 6]
+    values = step_metrics(outcome)
+    assert (values["update/count"], values["update/skipped"]) == (1, 1)
+    assert values["loss/trajectories/fresh"] == 3
+    assert values["group/informative"] == 0.25
+
+
+@pytest.mark.parametrize("loss", [{}, {"kl_coef": 0.1}, {"entropy_coef": 0.1}], ids=str)
+async def test_kl_and_entropy_keep_the_groups_that_drop_constant_takes_out(loss: dict[str, object]) -> None:
+    scene = with_pool(advantage={"drop_constant": True}, replay={"count": 0}, loss=loss)
+    scene.verifiers.verdicts = {prompt.id: ["correct"] * 3 for prompt in PROMPTS}
+    scene.verifiers.verdicts[PROMPTS[1].id] = ["correct", "wrong", "wrong"]
+    outcome = await stepped(scene)
+    assert [batch.trained.sum() for batch in scene.learner.batches] == [3, 0]
+    kept = [None if batch.regularised is None else batch.regularised.tolist() for batch in scene.learner.batches]
+    assert kept == ([[True] * 6] * 2 if loss else [None] * 2)
+    assert [int(batch.computed.sum()) for batch in scene.learner.batches] == ([6, 6] if loss else [3, 0])
+    generated = sum(int(np.diff(batch.offsets)[batch.computed].sum()) for batch in scene.learner.batches)
+    assert compute_of(outcome.step, (one.batch for one in outcome.mini_batches)).trained == generated
