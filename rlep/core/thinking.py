@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-MARK = re.compile(r"[<\[](/?)(?:seed:)?think[>\]]", re.IGNORECASE)
-"""``<think>`` (Qwen3, DeepSeek-R1, Phi-4), ``[THINK]`` (Magistral) or ``<seed:think>`` (Seed-OSS); group 1 is the slash."""
+MARK = re.compile(r"[<\[◁](/?)(?:seed:)?think(?:ing)?[>\]▷]", re.IGNORECASE)
+"""``<think>`` (Qwen3, DeepSeek-R1, Phi-4), ``[THINK]`` (Magistral), ``<seed:think>`` (Seed-OSS), ``◁think▷`` (Kimi) or
+``<thinking>``; group 1 is the slash."""
 
 
 def opened(prompt: str, question: str = "") -> str:

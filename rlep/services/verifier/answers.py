@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Literal
+
+from rlep.core.thinking import MARK
 
 Profile = Literal["math", "math-bare", "strict-box"]
 
@@ -18,7 +21,16 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>#*_-]*(?:the[ \t]+)?(?:final[ \t]+)?answer[ \t]{0,4}[*_]{0,3}[ \t]{0,4}[:\uff1a](.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
+_THINK_ENDS = ("hink>", "HINK>", "HINK]", "hinking>", "hink▷")
+_BETWEEN = re.compile(
+    r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
+    r"|\\q?quad(?![a-zA-Z])|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
+)
+"""What joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
+_PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))")
+_WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
+_SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")
+_DOLLARS = re.compile(r"(?<!\\)\$([^$]*[^$\\]|)\$(?!\d)")
 _FINAL_NUMBER = re.compile(r"(?<![\w.,/^])([+-]?\d[\d,]*(?:\.\d+)?)[\s.$*]*\Z")
 _LAST_OF_WRAPPED = frozenset(".$)]*`")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"))
@@ -49,26 +61,36 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
 
 def after_thinking(text: str) -> str | None:
     """What follows the last ``</think>``; None where a block was opened and not closed."""
-    if "hink>" not in text and "HINK>" not in text:
+    if (">" not in text and "]" not in text and "▷" not in text) or not any(end in text for end in _THINK_ENDS):
         return text
     after, opened = 0, False
-    for mark in _THINK.finditer(text):
+    for mark in MARK.finditer(text):
         opened = not mark.group(1)
         after = after if opened else mark.end()
     return None if opened else text[after:]
 
 
 def last_box(text: str) -> str | None:
-    """The content of the outermost box that closes last, inner box commands removed; None without one."""
+    """The content of the outermost box that closes last, inner box commands removed; None without one.
+
+    Boxes before it that only commas, *and*, *or* or the labels of parts separate from it belong to it: ``(2,2), (6,2)``.
+    """
     start = text.rfind("\\boxed")
     if start < 0:
         return None
     if (simple := _BOX_TAIL.match(text, start)) and text.find("\\boxed") == start:
         return simple.group(1)
-    found = _last_closed_box(text)
-    if found is None:
+    found = _closed_boxes(text)
+    if not found:
         return None
-    return _without_boxes(text[found[0] : found[1]])
+    last = [found[-1]]
+    for box in reversed(found[:-1]):
+        opening = text.rfind("\\boxed", box[1], last[0][0])
+        if box[1] < last[0][0] and opening >= 0 and _BETWEEN.fullmatch(text, box[1] + 1, opening):
+            last.insert(0, box)
+        elif box[0] < last[0][0]:
+            break
+    return ", ".join(_without_boxes(text[start:end]).strip() for start, end in last)
 
 
 def _without_boxes(content: str) -> str:
@@ -95,20 +117,28 @@ def _without_boxes(content: str) -> str:
     return "".join(kept)
 
 
-def _last_closed_box(text: str) -> tuple[int, int] | None:
-    """``(start, end)`` of the content of the box whose closing brace comes last; one linear pass."""
+def _closed_boxes(text: str) -> list[tuple[int, int]]:
+    """``(start, end)`` of the content of each outermost box, in the order of their closing braces; one linear pass."""
     open_braces: list[int] = []  # start of content for a box, -1 for any other brace
-    found = None
+    found: list[tuple[int, int]] = []
     for match in _BRACES.finditer(text):
         mark = match.group()
         if mark == "}":
             if open_braces and (start := open_braces.pop()) >= 0:
-                found = (start, match.start())
+                while found and found[-1][0] > start:
+                    found.pop()
+                found.append((start, match.start()))
         elif mark == "{":
             open_braces.append(-1)
         elif mark.startswith("\\boxed"):
             open_braces.append(match.end())
     return found
+
+
+def percent_behind_box(text: str) -> bool:
+    """Whether a per cent sign directly follows the last box, as in ``\\boxed{28}\\,\\%``."""
+    found = _closed_boxes(text)
+    return bool(found) and _PERCENT.match(text, found[-1][1] + 1) is not None
 
 
 def _answer_line(text: str, truncated: bool) -> str | None:
@@ -149,10 +179,30 @@ def _stripped(answer: str) -> str:
     return answer
 
 
+def _is_short(between: str) -> bool:
+    """Whether two boxes of a reference stand in one sentence, at most three words apart."""
+    return not _SENTENCE_END.search(between) and len(_WORD.findall(between.replace("\\boxed", ""))) <= 3
+
+
+def reference_fault(text: str) -> str:
+    """Why a reference says nothing that an answer could be compared with; empty where it does."""
+    stated = reference_of(text)
+    if len(stated) > MAX_ANSWER_CHARS:
+        return f"the reference has {len(stated):,} characters, more than {MAX_ANSWER_CHARS:,}: state the answer alone, or box it"
+    if _SENTENCE_END.search(stated) and len(_WORD.findall(stated)) >= 12:
+        return "the reference is a text of several sentences without a box: state the answer alone, or box it"
+    return ""
+
+
 def reference_of(text: str) -> str:
-    """The answer a reference states: its box if it has one, else all of it."""
+    """The answer a reference states: the boxes of its last sentence that has one, else all of it."""
     boxed = last_box(text)
-    return clean(text if boxed is None else boxed)
+    found = _closed_boxes(text) if boxed is not None else []
+    while len(found) > 1 and not all(_is_short(text[one[1] : two[0]]) for one, two in pairwise(found)):
+        found = found[1:]
+    if len(found) > 1:
+        boxed = ", ".join(_without_boxes(text[start:end]).strip() for start, end in found)
+    return clean(_DOLLARS.sub(r"\1", text) if boxed is None else boxed)
 
 
 def is_too_large(reference: str, answer: str) -> bool:

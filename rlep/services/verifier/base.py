@@ -11,7 +11,7 @@ from rlep.core.types import Verdict
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.worker_pool import WorkerPool
 
-VERSION = "3"
+VERSION = "4"
 """Raised whenever a verdict of rlep's own verifiers may change."""
 
 Pair = tuple[str, str, bool]

@@ -6,6 +6,8 @@ import re
 from fractions import Fraction
 from typing import Literal
 
+from rlep.services.verifier.latex.decimals import rounds
+
 MAX_DIGITS = 4000
 """Longer digit strings are left to the full path, which refuses them; CPython itself stops at 4,300."""
 
@@ -55,4 +57,6 @@ def decide(reference: str, answer: str) -> Literal["correct", "wrong"] | None:
     right = rational_of(answer)
     if right is None:
         return None
+    if left != right and isinstance(left, Fraction) and "." in answer and rounds(left, answer.strip("+- "), right):
+        return None  # where it stands for that fraction is the full path's to say
     return "correct" if left == right else "wrong"

@@ -38,7 +38,7 @@ _COMMANDS = (
     (re.compile(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|mathstrut)(?![a-zA-Z])\.?"), ""),
     (re.compile(r"\\text(?:sf|tt|up|normal)(?=\{)"), r"\\text"),
     (re.compile(r"(?<![a-z}])\{\s*\\rm(?![a-zA-Z])([^{}]*)\}"), r"\\text{\1}"),
-    (re.compile(r"\\!|\\(?:bf|it|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])"), ""),
+    (re.compile(r"\\!\s*|\\(?:bf|it|tiny|small|normalsize|[lL]arge|LARGE|[hH]uge)(?![a-zA-Z])"), ""),
     (re.compile(r"\\colon(?![a-zA-Z])"), ":"),
     (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\ |~)(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\[,;:> ]|\\q?quad(?![a-zA-Z])|~|\\(?:thin|med|thick|enspace)space|\\hspace\{[^{}]*\}"), " "),
@@ -63,7 +63,15 @@ _COMMANDS = (
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\(?:mathrm|text|textit|mathit|operatorname)\{\s*([eix])\s*\}"), r"\1 "),
     (re.compile(r"\\operatorname\{(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|gcd|lcm|max|min)\}"), r"\\\1 "),
-    (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|ensuremath|underline)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:mathtt|mathsf|ensuremath)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:mathbf|boldsymbol|bm|mathit|pmb)\{(?!\s*[a-zA-Z]*\s*\}|\s*\\[a-zA-Z]+\s*\})([^{}]*)\}"), r"\1"),
+    (re.compile(r"(?<!\^)(?<!\^\{)\\underline\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\text(?:normal|rm)(?=\{)"), r"\\text"),
+    (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}",
+                re.DOTALL), lambda match: match.group(1).replace("&", " ")),
+    (re.compile(r"\\(?:checkmark|blacksquare|square|qed)(?![a-zA-Z])\s*\Z"), ""),
+    (re.compile(r"\\text\{\s*[.!]?\s*\}\s*\Z"), ""),
+    (re.compile(r"\\math(?:op|ord|rel|bin|inner|strut)\s*(?=\{)"), ""),
     (re.compile(r"\\(?:text)?color\s*\{[^{}]*\}|\\[hv]?phantom\s*\{[^{}]*\}"), ""),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*([0-9a-zA-Z])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*(\\(?:pi|theta|alpha|beta|lambda))\s*\{"), r"\\frac{\1}{"),
@@ -72,6 +80,21 @@ _COMMANDS = (
     (re.compile(r"(?<=[(\[,])\s*\+\s*\\infty"), r"\\infty"),
 )  # fmt: skip
 
+_PLAIN_FUNCTIONS = (
+    "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
+)
+_PLAIN_NAMES = (  # SymPy's and typewriter spelling
+    (re.compile(r"\*\*"), "^"),
+    (re.compile(rf"(?<![a-zA-Z\\])({_PLAIN_FUNCTIONS})(?=\s*[(\d\\]|\s+[a-zA-Z](?![a-zA-Z]))"), r"\\\1 "),
+    (re.compile(r"(?<![a-zA-Z\\])[pP]i(?![a-zA-Z])"), r"\\pi "),
+    (re.compile(r"(?<![a-zA-Z\\])(?:inf|oo)(?![a-zA-Z])"), r"\\infty "),
+    (re.compile(r"(?<![a-zA-Z\\])(alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])(?=\s*\S)"), r"\\\1 "),
+)  # fmt: skip
+_PLAIN_NAME = re.compile(
+    rf"\*\*|(?<![a-zA-Z\\])(?:{_PLAIN_FUNCTIONS}|pi|Pi|inf|oo|alpha|beta|gamma|delta|theta|lambda|sigma|omega|phi)(?![a-zA-Z])"
+)
+_PERCENT = re.compile(r"(?<=[\d}$])\s*\$?\s*(?:percent(?:age)?|per cent|pct)(?![a-zA-Z])")
+_WORDS_IN_TEXT = re.compile(r"(\\(?:text[a-z]*|mathrm|mbox|operatorname|begin|end)\s*\{[^{}]*\})")
 _NAME = rf"{_TEXT}\{{([^{{}}]*)\}}"
 _UNITS = (  # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \mathrm{cm^2} as \text{m/s}, ..., \text{cm}^{2}
     (re.compile(rf"\\frac\s*\{{\s*{_NAME}\s*\}}\s*\{{\s*{_NAME}([^{{}}]*)\}}"), r"\\text{\1/\2}\3"),
@@ -96,7 +119,7 @@ _PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\
 _OPEN_ENDED = re.compile(r"([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])")
 _PROPORTION = re.compile(r"\d{1,30}(?:\s*:\s*\d{1,30}){2,}")
 _SET_BUILDER = re.compile(
-    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\[lg]e)[^{}|:]*)\\\}"
+    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\[lg]e)(?:[^{}|:]|\\text\{\s*(?:or|and)\s*\})*)\\\}"
 )
 _GROUPS = re.compile(r"\\[{}]|[()\[\]]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
@@ -113,8 +136,12 @@ def to_latex(text: str) -> str:
     """Text in plain LaTeX; never shorter of meaning: only spelling changes."""
     if not text.isascii():
         text = _from_unicode(text)
-    text = _FACTORIAL_EQUALS.sub("! =", text)
-    if "\\" in text or "~" in text or "/" in text:
+    text = _FACTORIAL_EQUALS.sub("! =", text).replace("!=", "\\ne ").replace(">=", "\\ge ").replace("<=", "\\le ")
+    if "perc" in text or "pct" in text:
+        text = _PERCENT.sub("\\\\%", text)
+    if _PLAIN_NAME.search(text):
+        text = _with_plain_names(text)
+    if any(mark in text for mark in "\\~/{"):
         text = _ROW.sub(_ROW_MARK, text)
         for pattern, replacement in _COMMANDS:
             text = pattern.sub(replacement, text)
@@ -133,6 +160,15 @@ def to_latex(text: str) -> str:
     text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), text.strip().lstrip("=").strip())
     text = _with_words(text)
     return _half_open(_proportion(_SET_BUILDER.sub(r"\2", text)))
+
+
+def _with_plain_names(text: str) -> str:
+    """``2*pi``, ``sqrt(3)`` and ``x**2`` as LaTeX, but not within words."""
+    parts = _WORDS_IN_TEXT.split(text)
+    for index in range(0, len(parts), 2):
+        for pattern, replacement in _PLAIN_NAMES:
+            parts[index] = pattern.sub(replacement, parts[index])
+    return "".join(parts)
 
 
 def _proportion(text: str) -> str:

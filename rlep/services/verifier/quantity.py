@@ -117,7 +117,7 @@ def _currency(latex: str) -> str:
 
 def _degrees(latex: str) -> Quantity | None:
     match = _DEGREE_UNIT.fullmatch(latex)
-    if match is None or not _NUMERIC.fullmatch(match.group(1)):
+    if match is None or not _NUMERIC.fullmatch(match.group(1).rpartition("=")[2]):
         return None
     return Quantity(match.group(1), "deg" + match.group(2).upper())
 

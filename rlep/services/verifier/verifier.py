@@ -36,6 +36,10 @@ class Verifier(BaseVerifier):
         super().__init__(profile, pool=pool)
         self._profile: Profile = profile
 
+    def reference_fault(self, reference: str) -> str:
+        """Why a reference is a solution without a stated answer; empty where it has one."""
+        return "" if self._profile == "dapo" else answers.reference_fault(reference)
+
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []
         waiting: dict[GradingJob, list[int]] = {}
@@ -47,6 +51,13 @@ class Verifier(BaseVerifier):
             if reference is None:
                 reference = references[raw] = self._reference_of(raw)
             answer = self._answer_of(text, truncated)
+            if (
+                answer is not None
+                and reference.endswith("%")
+                and not answer.endswith("%")
+                and answers.percent_behind_box(text)
+            ):
+                answer += "\\%"
             here = known.get((reference, answer or ""))
             if here is None:
                 here = known[reference, answer or ""] = self._decide_here(reference, answer)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 
 _COMMAND = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}")
-_PHRASE = re.compile(r"[A-Za-z][A-Za-z' \-]*")
+_PHRASE = re.compile(r"[^\W\d_]+(?:[' \-]+[^\W\d_]+)*")
+_WORD_LIKE = re.compile(r"[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\.?")
+_PAIR = re.compile(r"[A-E]{2}")
+_CHOICES = re.compile(r"\s*[,;]\s*(?:and\s+|or\s+)?|\s+(?:and|or)\s+")
 _CLOCK = re.compile(r"\s*(\d{1,2}):(\d{2})\s*([apAP])\.?\s*[mM]\.?\s*")
-_VOWELS = frozenset("aeiouyAEIOUY")
 
 
 def phrase_of(latex: str) -> str | None:
     """The words of an answer that is nothing else, case-folded; None for mathematics.
 
-    ``\\text{Yes}``, ``no solution``, ``east``, ``3:00 pm``; a run of up to three letters outside ``\\text`` is a
-    product of variables.
+    ``\\text{Yes}``, ``no solution``, ``east``, ``3:00 pm``, words of any script. Outside of ``\\text`` a run of two or three
+    letters is a word, in its own case, where it has a capital (``HTH``, ``Amy``) or reads like one (``sun``), else a product of
+    variables.
     """
     bare = _COMMAND.sub(r" \1 ", latex)
     marked = bare != latex
@@ -25,10 +28,24 @@ def phrase_of(latex: str) -> str | None:
     if not _PHRASE.fullmatch(words):
         return None
     longest = max(words.split(), key=len)
-    plain = len(longest) >= 4 or (len(longest) >= 2 and _VOWELS & set(longest) and longest.lower() in _SHORT)
-    if (marked and len(longest) >= 2) or plain:
-        return words.casefold().replace("-", " ")
-    return None
+    if not marked and words.isascii() and words == longest and 2 <= len(words) <= 3 and words.lower() not in _SHORT:
+        return words if not words.islower() or _WORD_LIKE.fullmatch(words) else None
+    plain = len(longest) >= 4 or not words.isascii() or longest.lower() in _SHORT
+    if not ((marked and len(longest) >= 2) or plain):
+        return None
+    mixed = words == longest and not (words.islower() or words.isupper() or words.istitle())
+    return words if mixed and not marked else words.casefold().replace("-", " ")
+
+
+_DENIAL = re.compile(
+    r"(?<![a-zA-Z])(?:not|never|false|wrong|incorrect|undefined|indeterminate|infinite|dne|nan|neg|lnot)(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+
+
+def denies(answer: str, reference: str) -> bool:
+    """Whether an answer takes something back that the reference does not: ``\\text{not }x=42``."""
+    return bool(_DENIAL.search(answer)) and not _DENIAL.search(reference)
 
 
 _SHORT = frozenset({"yes", "no", "odd", "all", "both", "red", "one", "two", "six", "ten", "dne"})
@@ -42,13 +59,36 @@ MEANINGS = {
 """Phrases that name a set."""
 
 
-def letters_of(latex: str) -> str | None:
-    """The letters of an answer that is nothing else, case-folded: ``ABC`` for ``\\text{ABC}``."""
-    bare = "".join(_COMMAND.sub(r"\1", latex).split())
-    return bare.casefold() if bare.isascii() and bare.isalpha() else None
+def same_letters(one: str, other: str) -> bool:
+    """Whether both are nothing else than the same letters; their case does not matter where one of them is in ``\\text``."""
+    bare = ["".join(_COMMAND.sub(r"\1", latex).split()) for latex in (one, other)]
+    if not all(letters.isascii() and letters.isalpha() for letters in bare):
+        return False
+    if _COMMAND.search(one) or _COMMAND.search(other):
+        bare = [letters.casefold() for letters in bare]
+    return bare[0] == bare[1]
 
 
-def choice_of(latex: str) -> str | None:
-    """The letter of a multiple-choice answer that is nothing else: ``\\textbf{(B)}``, ``(B)``, ``B``."""
-    match = _CHOICE.fullmatch(_COMMAND.sub(r" \1 ", latex).strip())
-    return match.group(1) if match else None
+def same_choices(gold: str, target: str) -> bool | None:
+    """Whether two answers choose the same letters, as ``\\textbf{(B)}``, ``B`` or ``\\text{A, C}``; None where one is no choice.
+
+    Letters that the reference lists in alphabetical order may come in any order, and two of A to E may stand side by side.
+    """
+    wanted, found = _choices_of(gold), _choices_of(target)
+    if wanted is None or found is None:
+        return None
+    return wanted == (sorted(found) if wanted == sorted(wanted) else found)
+
+
+def _choices_of(latex: str) -> list[str] | None:
+    bare = _COMMAND.sub(r" \1 ", latex).strip(" .{}")
+    if _PAIR.fullmatch(bare) and bare[0] != bare[1]:
+        return list(bare)
+    letters = [part for part in _CHOICES.split(bare) if part]
+    matches = [_CHOICE.fullmatch(letter) for letter in letters]
+    found = [match.group(1) for match in matches if match is not None]
+    if not found or len(found) < len(letters):
+        return None
+    if len(found) == 1:
+        return None if bare in ("e", "i") else [found[0].upper()]
+    return found if all(letter.isupper() for letter in found) else None

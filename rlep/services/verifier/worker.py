@@ -39,6 +39,7 @@ _WARM_UP = (
     ("[-2,2]", "|x|\\le 2", "correct"),
     ("\\cos x", "\\sin(x+\\frac{\\pi}{2})", "correct"),
     ("1+i", "\\sqrt{2}e^{i\\pi/4}", "correct"),
+    ("\\{a,b,c\\}", "\\{a,b\\}\\cup\\{c\\}", "correct"),
 )
 """Reference, answer, and the verdict without which a worker does not serve."""
 

@@ -17,6 +17,7 @@ from rlep.cli import app
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import Verdict
 from rlep.data.prompt_files import read_rows
+from rlep.services.verifier.base import VERSION
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.gym import REFUSED, GymVerifier, answer_of, is_readable
 from rlep.services.verifier.gym_tasks import make, task_names
@@ -162,7 +163,7 @@ def test_without_an_answer_nothing_is_asked(verifier: GymVerifier) -> None:
     gold = json.dumps({"answer": "4", "metadata": {"source_dataset": "chain_sum"}})
     found = verifier.grade(gold, ["4", "<answer></answer>", "<answer>4</answer>"], [False, False, True])
     assert [verdict.status for verdict in found] == ["no_answer", "no_answer", "correct"]
-    assert {verdict.version for verdict in found} == {f"3-{metadata.version('reasoning-gym')}"}
+    assert {verdict.version for verdict in found} == {f"{VERSION}-{metadata.version('reasoning-gym')}"}
 
 
 def test_settings_reach_the_questions_and_the_scorer(verifier: GymVerifier) -> None:
@@ -281,7 +282,7 @@ def test_without_the_package_the_command_to_run_is_named(monkeypatch: pytest.Mon
         raise metadata.PackageNotFoundError
 
     monkeypatch.setattr(metadata, "version", missing)
-    sentence = "reasoning-gym is not installed: in rlep's checkout, pip install -e '.[tasks]'"
+    sentence = "reasoning-gym is not installed: pip install 'reasoning-gym>=0.1.25,<0.2'"
     for call in (task_names, lambda: build_verifier("reasoning-gym")):
         with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
             call()

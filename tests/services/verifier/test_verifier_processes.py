@@ -73,9 +73,7 @@ def test_a_broken_engine_is_refused_by_the_answer_it_grades_wrongly(
     break_engine(monkeypatch, tmp_path, "False")
     with (
         Verifier() as verifier,
-        pytest.raises(
-            VerifierError, match=r"cannot serve: .*the answer \(x-1\)\(x\+1\) to x\^2-1 as wrong, which is correct"
-        ),
+        pytest.raises(VerifierError, match=r"cannot serve: .*the answer .*cup.* to .* as wrong, which is correct"),
     ):
         verifier.grade("x+1", ["\\boxed{1+x}"], [False])
 
@@ -103,18 +101,19 @@ def test_a_verdict_says_how_its_process_ended(functions: str) -> None:
     assert [one.reason for one in found] == [f"{ended} exit code 3", f"{ended} exit code 0", f"{ended} signal 11", ""]
 
 
-def test_a_failure_of_the_engine_is_crashed_and_what_its_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
-    # latex2sympy fails on a function without an argument by an AttributeError; "1+/2" is no expression.
-    answers = ["\\boxed{43=\\max f}", "\\boxed{1+/2}"]
+def test_what_the_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
+    answers = ["\\boxed{43=\\max\\frac}", "\\boxed{1+/2}"]
     found = [verdict.status for verdict in verifier.grade("42", answers, [False, False])]
-    assert found == ["crashed", "unparsable"]
+    assert found == ["unparsable", "unparsable"]
 
 
-@pytest.mark.parametrize("tower", ["9^{9^{9^{9}}}", "10^{10^{10}}", "(9!)!"])
+@pytest.mark.parametrize(
+    ("tower", "status"), [("9^{9^{9^{9}}}", "timeout"), ("10^{10^{10}}", "wrong"), ("(9!)!", "wrong")]
+)
 @pytest.mark.fault(18, outcome="stated", operator="metric `verifier/status/timeout`")
-def test_towers_for_a_plain_number_use_up_their_time(verifier: Verifier, tower: str) -> None:
+def test_a_tower_for_a_plain_number_is_wrong_or_uses_up_its_time(verifier: Verifier, tower: str, status: str) -> None:
     (verdict,) = verifier.grade("42", [f"\\boxed{{{tower}}}"], [False])
-    assert (verdict.status, verdict.path) == ("timeout", "full")
+    assert (verdict.status, verdict.path) == (status, "full")
 
 
 def test_a_job_that_sleeps_meets_the_wall_clock(functions: str) -> None:

@@ -1,0 +1,176 @@
+"""Two expressions, compared where their names have values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+
+from rlep.services.verifier.latex.compute import evaluate
+from rlep.services.verifier.latex.decimals import rounds
+from rlep.services.verifier.latex.letters import Names, readings
+from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, Value, number
+
+_SAME = MP.mpf("1e-40")
+"""The greatest relative difference of two values of 60 digits that are equal."""
+_ROUGH = MP.mpf("1e-11")
+"""That of values of which one was computed to fewer digits, as an integral is."""
+_DECIMAL = MP.mpf("1e-6")
+"""That of a decimal and an irrational number that it stands for."""
+_SMALL = MP.mpf("1e-30")
+"""Values below this are computed again, as they may be zero."""
+_ZERO = MP.mpf("1e-300")
+_MANY_DIGITS = 400
+_ENOUGH = 3
+"""Points at which both expressions must have a value."""
+
+Equal = Callable[[Value, Value], bool]
+"""A comparison of two values."""
+
+
+class Unknown(Exception):
+    """Neither equal nor different can be shown by values."""
+
+
+def equal_values(gold: Node, target: Node) -> bool:
+    """Whether two expressions have equal values in some reading of their letters. Raises Unknown."""
+    return any(_agree(one, two, names, _close(one, two)) for one, two, names in readings(gold, target))
+
+
+def proportional(gold: Node, target: Node, *, positive: bool) -> bool:
+    """Whether one is the other times a number that is not zero, or times a ``positive`` one. Raises Unknown."""
+    for one, two, names in readings(gold, target):
+        ratios = _Ratios(positive)
+        if _agree(one, two, replace(names, closed=False), ratios.add) and ratios.seen:
+            return True
+    return False
+
+
+def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
+    """Whether two expressions are equal at every point where both have a value; three such points are needed."""
+    if names.closed:
+        found = _compared(gold, target, replace(names.point, kind="complex"), equal)
+        if found is None:
+            raise Unknown
+        return found
+    for kinds in ((("both", 12), ("positive", 6)), (("complex", 5),)):
+        seen = 0
+        for kind, count in kinds:
+            for index in range(count):
+                whole = kind == "both" and index % 4 == 0
+                point = replace(names.point, seed=f"{index}", kind=kind, whole=whole, rough=[])
+                found = _compared(gold, target, point, equal)
+                if found is False:
+                    return False
+                seen += found is True
+        if seen >= _ENOUGH:
+            return True
+    raise Unknown
+
+
+def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool | None:
+    """Whether they are equal at a point; None where one of them has no value there."""
+    try:
+        left, right = evaluate(gold, point), evaluate(target, point)
+        if equal(left, right):
+            return True
+        if not _below(_SMALL, left, right):
+            return bool(point.rough) and _roughly(left, right)
+        with _more_digits():
+            left, right = evaluate(gold, point), evaluate(target, point)
+            return equal(left, right) or _below(_ZERO, left, right)
+    except NoValue:
+        return None
+
+
+def _below(limit: Scalar, *values: Value) -> bool:
+    return all(abs(number(cell)) < limit for value in values for cell in _cells(value))
+
+
+class _Ratios:
+    """The ratios of the values of two expressions, which must be one number."""
+
+    def __init__(self, positive: bool) -> None:
+        self._positive = positive
+        self.seen: list[Scalar] = []
+
+    def add(self, left: Value, right: Value) -> bool:
+        """Whether two more values have the ratio of those before."""
+        ones, twos = _cells(left), _cells(right)
+        return len(ones) == len(twos) and all(map(self._add, ones, twos))
+
+    def _add(self, left: Scalar, right: Scalar) -> bool:
+        if left == 0 or right == 0:
+            return bool(left == right)
+        ratio = number(left) / number(right)
+        if self._positive and (isinstance(ratio, MP.mpc) or ratio <= 0):
+            return False
+        if self.seen and abs(ratio - self.seen[0]) > _SAME * abs(ratio):
+            return False
+        self.seen.append(ratio)
+        return True
+
+
+def _roughly(left: Value, right: Value) -> bool:
+    """Whether two values are equal as far as a value of fewer digits can show."""
+    ones, twos = list(map(number, _cells(left))), list(map(number, _cells(right)))
+    return len(ones) == len(twos) and all(
+        abs(one - two) <= _ROUGH * max(abs(one), abs(two), MP.mpf("1e-3")) for one, two in zip(ones, twos, strict=True)
+    )
+
+
+def _close(gold: Node, target: Node) -> Equal:
+    """The comparison of their values, which allows for decimals as the contract says."""
+    mixed = _has_decimals(gold) != _has_decimals(target)
+
+    def close(left: Value, right: Value) -> bool:
+        return _shape(left) == _shape(right) and all(
+            _same_number(one, two, gold, target, mixed=mixed)
+            for one, two in zip(_cells(left), _cells(right), strict=True)
+        )
+
+    return close
+
+
+def _same_number(left: Scalar, right: Scalar, gold: Node, target: Node, *, mixed: bool) -> bool:
+    """Whether two numbers are equal, where ``mixed`` says that one of their expressions alone has decimals."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return left == right or _rounds(left, target, right) or _rounds(right, gold, left)
+    one, two = number(left), number(right)
+    difference, size = abs(one - two), max(abs(one), abs(two))
+    if difference <= _SAME * size:
+        return True
+    return mixed and bool(difference <= _DECIMAL * min(1, size))
+
+
+def _has_decimals(node: Node) -> bool:
+    return (node.kind == "number" and "." in node.name) or any(map(_has_decimals, node.parts))
+
+
+def _rounds(exact: Fraction, node: Node, value: Fraction) -> bool:
+    """Whether a decimal is the rounded value of a fraction whose own decimals never end."""
+    while node.kind in ("negative", "group"):
+        node = node.parts[0]
+    return node.kind == "number" and exact * value > 0 and rounds(exact, node.name, value)
+
+
+def _shape(value: Value) -> tuple[int, int] | None:
+    """The shape of a matrix; None for a scalar."""
+    return value.shape if isinstance(value, Matrix) else None
+
+
+def _cells(value: Value) -> list[Scalar]:
+    return [cell for row in value.rows for cell in row] if isinstance(value, Matrix) else [value]
+
+
+@contextmanager
+def _more_digits() -> Iterator[None]:
+    """Compute to more digits inside of the block."""
+    before = MP.dps
+    MP.dps = _MANY_DIGITS
+    try:
+        yield
+    finally:
+        MP.dps = before

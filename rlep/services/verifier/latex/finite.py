@@ -1,0 +1,52 @@
+"""Expressions that are infinite, and those with a part that has no finite value."""
+
+from __future__ import annotations
+
+from rlep.services.verifier.latex.compute import evaluate
+from rlep.services.verifier.latex.nodes import BINDERS, SET_OPERATIONS, Node, infinity_in, is_closed
+from rlep.services.verifier.latex.points import Infinite, NoValue, SamplePoint
+
+_UNDEFINED = frozenset({"undefined", "indeterminate", "infinite", "infinity", "nan", "dne", "none"})
+_COLLECTIONS = SET_OPERATIONS | {"tuple", "set", "row"}
+
+
+def infinity_of(node: Node, point: SamplePoint) -> int | None:
+    """The sign of the infinity that an expression is or tends to; None for any other."""
+    if (written := infinity_in(node)) is not None:
+        return written
+    try:
+        evaluate(node, point)
+    except Infinite as found:
+        return found.sign
+    except NoValue:
+        return None
+    return None
+
+
+def undefined(node: Node) -> bool:
+    """Whether a part without unknowns has no finite value."""
+    if node.kind in _COLLECTIONS:
+        return any(map(undefined, node.parts))
+    if node.kind == "quotient" and is_closed(node.parts[1]) and _is_zero(node.parts[1]):
+        return True
+    if node.kind == "name" and node.name.removeprefix("\\text{").rstrip("}").casefold() in _UNDEFINED:
+        return True
+    if is_closed(node):
+        return not _has_value(node)
+    return node.kind not in BINDERS and any(map(undefined, node.parts))
+
+
+def _has_value(node: Node) -> bool:
+    try:
+        evaluate(node, SamplePoint("undefined", imaginary=True))
+    except NoValue:
+        return False
+    return True
+
+
+def _is_zero(node: Node) -> bool:
+    """Whether an expression is zero or has no value."""
+    try:
+        return bool(evaluate(node, SamplePoint("zero", imaginary=True)) == 0)
+    except NoValue:
+        return True

@@ -1,0 +1,203 @@
+"""The letters of two expressions, read together: functions or factors, vectors, matrices, whole numbers, other spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from rlep.services.verifier.latex.nodes import Node, all_of, has, is_closed, ungrouped, unknowns
+from rlep.services.verifier.latex.points import SamplePoint
+from rlep.services.verifier.latex.statements import Answer
+
+_FUNCTION_LETTERS = frozenset({"f", "F", "P", "E", "\\phi", "\\psi", "\\mathbb E", "\\mathbb P", "\\mathrm E"})
+"""Letters that are functions by custom where a bracket follows them."""
+_VECTORS = ("\\mathbf ", "\\vec ", "\\boldsymbol ", "\\bm ", "\\overrightarrow ", "\\hat ")
+_FONT = (
+    "\\mathbf ",
+    "\\boldsymbol ",
+    "\\bm ",
+    "\\mathit ",
+    "\\mathsf ",
+    "\\mathrm ",
+    "\\mathtt ",
+    "\\mathnormal ",
+    "\\pmb ",
+)
+_MINUS_ONE = Node("negative", (Node("number", value=Fraction(1)),))
+_T = Node("name", (), "T")
+_OPAQUE = ("apply", "operator", "derivative", "transpose", "cross", "either", "norm")
+"""Operations that the symbolic engine does not read as they are written."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the letters of two expressions are read together."""
+
+    closed: bool
+    """Whether there are no unknowns, so that one point is enough."""
+    point: SamplePoint
+    may_multiply: frozenset[str]
+    """Letters before a bracket that may be factors."""
+    renamed: dict[str, str]
+
+
+def readings(gold: Node, target: Node) -> Iterator[tuple[Node, Node, Names]]:
+    """Both expressions with the letters before brackets as functions, then, where that may be, as factors."""
+    names = _names_of(gold, target)
+    one, two = (_renamed(node, names.renamed) for node in (gold, target))
+    yield one, two, names
+    if names.may_multiply:
+        yield one, two, replace(names, point=replace(names.point, factors=names.may_multiply))
+
+
+def _names_of(gold: Node, target: Node) -> Names:
+    sides = [unknowns(gold), unknowns(target)]
+    renamed = _renaming(gold, target, sides)
+    together = {renamed.get(name, name) for name in sides[0] | sides[1]}
+    applied = list(_applications(gold)) + list(_applications(target))
+    heads = {renamed.get(name, name) for name, _ in applied}
+    imaginary = "i" in together and (all("i" in side for side in sides) or together <= {"e", "i", "z"})
+    matrices = _matrix_letters(gold, target)
+    vectors = frozenset(name for name in together if name.startswith(_VECTORS)) - matrices
+    point = SamplePoint(
+        "",
+        integers=frozenset(_whole_names(gold) | _whole_names(target)),
+        matrices=matrices,
+        vectors=vectors,
+        imaginary=imaginary,
+    )
+    constants = {"e", "i"} if imaginary else {"e"}
+    derived = any(has(node, "operator", "derivative") for node in (gold, target))
+    closed = together <= constants and not heads and not derived
+    bare = _bare(gold) | _bare(target)
+    arguments = {name: [node for head, node in applied if renamed.get(head, head) == name] for name in heads}
+    may_multiply = frozenset(name for name in heads if _may_multiply(name, arguments[name], bare))
+    return Names(closed, point, may_multiply, renamed)
+
+
+def _may_multiply(name: str, arguments: list[Node], bare: set[str]) -> bool:
+    """Whether a letter before a bracket may be a factor: it also stands alone, or a sum is in the bracket."""
+    sums = all(argument.kind == "sum" for argument in arguments)
+    if "'" in name or name in ("f", "F"):
+        return False
+    if name in _FUNCTION_LETTERS:
+        return sums and name in bare
+    return sums or name in bare
+
+
+def _applications(node: Node) -> Iterator[tuple[str, Node]]:
+    """``(name, what is in the bracket behind it)``; several arguments are a tuple."""
+    if node.kind == "apply":
+        head = node.parts[0]
+        name = head.parts[0].name if head.kind == "power" else head.name
+        yield name, node.parts[1] if len(node.parts) == 2 else Node("tuple")
+    for part in node.parts:
+        yield from _applications(part)
+
+
+def _bare(node: Node) -> set[str]:
+    """The names that stand without a bracket behind them."""
+    if node.kind == "name":
+        return {node.name}
+    parts = node.parts
+    if node.kind == "apply":
+        head = node.parts[0]
+        parts = (*(head.parts[1:] if head.kind == "power" else ()), *node.parts[1:])
+    return set().union(*map(_bare, parts)) if parts else set()
+
+
+def _whole_names(node: Node) -> set[str]:
+    """The names that stand for whole numbers: in the exponent of a negative number, in bounds, under ``mod`` and ``gcd``."""
+    found: set[str] = set()
+    if node.kind == "power":
+        base = ungrouped(node.parts[0])
+        if base.kind == "negative" and is_closed(base):
+            found |= unknowns(node.parts[1])
+    if node.kind in ("total", "running product"):
+        found |= unknowns(node.parts[0]) | unknowns(node.parts[1])
+    if node.kind == "modulo" or (node.kind == "function" and node.name in ("gcd", "lcm", "double factorial")):
+        found |= unknowns(node)
+    return found.union(*map(_whole_names, node.parts)) - {"e"}
+
+
+def _matrix_letters(gold: Node, target: Node) -> frozenset[str]:
+    """Capital letters where one is transposed or inverted, or where one side tells ``AB`` from ``BA``."""
+    if not any(_transposes(node) or _tells_order(node) for node in (gold, target)):
+        return frozenset()
+    names = (unknowns(gold) | unknowns(target)) - {"T"}
+    return frozenset(name for name in names if _is_capital(name) and not name.startswith("\\vec"))
+
+
+def _is_capital(name: str) -> bool:
+    return len(name.rsplit(" ", maxsplit=1)[-1]) == 1 and name[-1:].isupper()
+
+
+def _transposes(node: Node) -> bool:
+    """Whether an expression transposes or inverts capital letters."""
+    if node.kind == "transpose":
+        return True
+    if node.kind == "power" and node.parts[1] in (_T, _MINUS_ONE) and _of_matrices(node.parts[0]):
+        return True
+    return any(map(_transposes, node.parts))
+
+
+def _of_matrices(node: Node) -> bool:
+    """Whether capital letters alone make this up."""
+    if node.kind == "name":
+        return _is_capital(node.name)
+    if node.kind == "power":
+        return _of_matrices(node.parts[0])
+    return node.kind in ("group", "product", "sum", "dot") and all(map(_of_matrices, node.parts))
+
+
+def _tells_order(node: Node) -> bool:
+    """Whether an expression has two products of the same capital letters in different order."""
+    found = [product for product in all_of(node, "product") if all(map(_of_matrices, product.parts))]
+    products = [tuple(part.name for part in product.parts) for product in found]
+    return any(one != two and sorted(one) == sorted(two) for one in products for two in products)
+
+
+def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]:
+    """Other spellings of one letter, where no side uses both: bold or upright type, ``I`` for ``i``, ``c`` for ``C``."""
+    renamed: dict[str, str] = {}
+    for one, two in (sides, sides[::-1]):
+        if "i" in one and "I" in two and "I" not in one and "i" not in two and not (one | two) - {"i", "I", "e"}:
+            renamed["I"] = "i"
+        constants = "C" in one and "c" in two and "c" not in one and "C" not in two
+        if constants and all(_adds(node, "Cc") for node in (gold, target)):
+            renamed["c"] = "C"
+    ordered = any(has(node, "cross", "dot", "norm", "transpose") or _transposes(node) for node in (gold, target))
+    distinct = all(len({_plain(name) for name in side}) == len(side) for side in sides)
+    if distinct and not ordered:
+        renamed |= {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
+    return renamed
+
+
+def _adds(node: Node, letters: str) -> bool:
+    """Whether an expression is a sum in which one of these letters stands alone."""
+    return node.kind == "sum" and any(part.kind == "name" and part.name in letters for part in node.parts)
+
+
+def _plain(name: str) -> str:
+    """A name without its font."""
+    return name.partition(" ")[2] if name.startswith(_FONT) else name
+
+
+def _renamed(node: Node, names: dict[str, str]) -> Node:
+    if not names:
+        return node
+    name = names.get(node.name, node.name) if node.kind == "name" else node.name
+    return replace(node, name=name, parts=tuple(_renamed(part, names) for part in node.parts))
+
+
+def may_ask_engine(gold: Answer, target: Answer) -> bool:
+    """Whether the symbolic engine reads both as they are written: no lists, the same names, no functions of them."""
+    if "list" in (gold.form, target.form):
+        return False
+    sides = [[side for item in answer.items for side in item.sides] for answer in (gold, target)]
+    known = [side for side in (*sides[0], *sides[1]) if side is not None]
+    names = [set().union(*(unknowns(side) for side in some if side is not None)) for some in sides]
+    if len(known) < len(sides[0]) + len(sides[1]) or names[0] != names[1]:
+        return False
+    return not any(has(side, *_OPAQUE) or _transposes(side) for side in known)

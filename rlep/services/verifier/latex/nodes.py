@@ -1,0 +1,66 @@
+"""Expressions as trees of operations, and what can be read off a tree without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+SET_OPERATIONS = frozenset({"union", "intersection", "difference"})
+BINDERS = frozenset({"total", "running product", "integral", "limit"})
+"""Operations that have a variable of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation and its operands."""
+
+    kind: str
+    parts: tuple[Node, ...] = ()
+    name: str = ""
+    """Of a name, function or bracket; the digits of a decimal; the variable of a sum."""
+    value: Fraction = Fraction(0)
+    """Of a number."""
+
+
+def has(node: Node, *kinds: str) -> bool:
+    """Whether an expression holds an operation of one of these kinds."""
+    return node.kind in kinds or any(has(part, *kinds) for part in node.parts)
+
+
+def all_of(node: Node, kind: str) -> Iterator[Node]:
+    """Every operation of this kind in an expression, outer ones first."""
+    if node.kind == kind:
+        yield node
+    for part in node.parts:
+        yield from all_of(part, kind)
+
+
+def unknowns(node: Node) -> set[str]:
+    """The names in an expression but for the variables of its sums, integrals and limits."""
+    found = {node.name} if node.kind == "name" else set()
+    for part in node.parts:
+        found |= unknowns(part)
+    if node.kind in BINDERS:
+        found.discard(node.name.rstrip("+-"))
+    return found
+
+
+def is_closed(node: Node) -> bool:
+    """Whether an expression has no unknowns; ``i`` counts as the imaginary unit here."""
+    return not (unknowns(node) - {"e", "i"}) and not has(node, "apply", "operator", "derivative")
+
+
+def ungrouped(node: Node) -> Node:
+    """The expression without the brackets around it."""
+    while node.kind == "group":
+        node = node.parts[0]
+    return node
+
+
+def infinity_in(node: Node) -> int | None:
+    """The sign of an infinity that is written as one; None for anything else."""
+    if node.kind in ("negative", "group"):
+        inner = infinity_in(node.parts[0])
+        return inner if inner is None or node.kind == "group" else -inner
+    return 1 if node.kind == "constant" and node.name == "infty" else None

@@ -1,0 +1,250 @@
+"""Whether two answers say the same, by what they are worth where their names have values; nothing is simplified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rlep.services.verifier.latex.agree import Unknown, equal_values, proportional
+from rlep.services.verifier.latex.finite import infinity_of, undefined
+from rlep.services.verifier.latex.forms import Assignment, assignment_of, letters_of, opened, with_both_signs
+from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, ungrouped
+from rlep.services.verifier.latex.points import SamplePoint
+from rlep.services.verifier.latex.regions import same_region
+from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
+
+_NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
+"""What may stand on the left of ``=`` as the name of the value on the right."""
+_FLIPPED = {">": "<", ">=": "<="}
+_CHAIN = SamplePoint("chain")
+
+
+def same(gold: Answer, target: Answer) -> bool:
+    """Whether they say the same. Raises Unknown where neither can be shown."""
+    if not all(map(consistent, target.items)):
+        return False
+    if "cycles" in (gold.form, target.form):
+        return gold == target
+    if (found := _assigned(gold, target)) is not None:
+        return found
+    if (found := same_region(gold, target)) is not None:
+        return found
+    gold, target = with_both_signs(gold), with_both_signs(target)
+    forms = {gold.form, target.form}
+    if forms == {"one"}:
+        return same_item(gold.items[0], target.items[0])
+    if "one" in forms:
+        return _one_with_many(gold, target)
+    if "tuple" in forms:
+        plain = all(answer.brackets in ("", "()") for answer in (gold, target)) or gold.brackets == target.brackets
+        return plain and "set" not in forms and _in_order(gold.items, target.items)
+    joints = {gold.joint, target.joint}
+    if forms == {"list"} and len(joints) == 2 and "or" in joints and _has_inequality(gold, target):
+        return False
+    if "set" in forms:
+        return _matched(_distinct(gold.items), _distinct(target.items))
+    return _matched(gold.items, target.items)
+
+
+def _has_inequality(*answers: Answer) -> bool:
+    return any(set(item.relations) & INEQUALITIES for answer in answers for item in answer.items)
+
+
+def _one_with_many(gold: Answer, target: Answer) -> bool:
+    """A chain that ends in a tuple or set, as ``(x,y)=(1,2)`` or ``x\\in\\{1,2\\}``, against its elements."""
+    one, many = (gold, target) if gold.form == "one" else (target, gold)
+    item = one.items[0]
+    if item.relations and set(item.relations) <= {"=", "in"} and item.value.kind in ("tuple", "set"):
+        if item.relations == ("in",) and item.value.kind != "set":
+            return False
+        elements = opened(item.value)
+        return same(elements, many) if one is gold else same(many, elements)
+    if not item.relations and item.value.kind in SET_OPERATIONS:
+        raise Unknown
+    return False
+
+
+def _in_order(gold: Sequence[Item], target: Sequence[Item]) -> bool:
+    return len(gold) == len(target) and all(same_item(one, two) for one, two in zip(gold, target, strict=True))
+
+
+def _matched(gold: Sequence[Item], target: Sequence[Item]) -> bool:
+    """Whether the items are the same in some order; equality is transitive, so the first match is as good as any."""
+    if len(gold) != len(target):
+        return False
+    left = list(target)
+    for item in gold:
+        found = next((other for other in left if same_item(item, other)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _distinct(items: Sequence[Item]) -> list[Item]:
+    kept: list[Item] = []
+    for item in items:
+        if not any(same_item(item, other) for other in kept):
+            kept.append(item)
+    return kept
+
+
+def _assigned(gold: Answer, target: Answer) -> bool | None:
+    """Values under names against values under names or in order; None where neither side has names."""
+    one, two = assignment_of(gold), assignment_of(target)
+    if one is not None and two is not None:
+        same_names = one.values.keys() == two.values.keys()
+        return same_names and all(same_item(one.values[name], two.values[name]) for name in one.values)
+    if one is not None:
+        return _in_sequence(one, target)
+    if two is None or not _is_sequence(gold):
+        return None
+    return _in_order(gold.items, two.in_order()) or (gold.form == "list" and _matched(gold.items, two.in_order()))
+
+
+def _is_sequence(answer: Answer) -> bool:
+    """Whether an answer is several values without names."""
+    return answer.form in ("tuple", "list") and not any(item.relations for item in answer.items)
+
+
+def _in_sequence(gold: Assignment, target: Answer) -> bool | None:
+    """Named values against values without names, in the order of the names or in the order that is written."""
+    if not _is_sequence(target):
+        return None
+    return _in_order(gold.in_order(), target.items) or _in_order(list(gold.values.values()), target.items)
+
+
+def consistent(item: Item) -> bool:
+    """Whether a chain of ``=`` holds: sides without unknowns are finite and agree, no other has an undefined part."""
+    if set(item.relations) != {"="}:
+        return True
+    if infinity_of(item.value, _CHAIN) is not None:
+        return _same_infinity(item)
+    sides = [side for side in item.sides if side is not None]
+    if any(map(undefined, sides)):
+        return False
+    try:
+        return all(same_value(left, right) for left, right in pairwise(filter(is_closed, sides)))
+    except Unknown:
+        return False
+
+
+def _same_infinity(item: Item) -> bool:
+    """Whether the sides of a chain that have no unknowns are one infinity."""
+    closed = [side for side in item.sides if side is not None and is_closed(side)]
+    return len({infinity_of(side, _CHAIN) for side in closed}) <= 1
+
+
+def same_item(gold: Item, target: Item) -> bool:
+    """Whether two statements say the same. Raises Unknown."""
+    if gold.modulus.strip("() ") != target.modulus.strip("() "):
+        return False
+    equations = [set(item.relations) == {"="} for item in (gold, target)]
+    if all(equations):
+        return _same_equation(gold, target)
+    if not gold.relations and not target.relations:
+        return same_value(gold.value, target.value)
+    if not gold.relations and equations[1]:
+        return _same_side(gold.value, target)
+    if not target.relations and equations[0]:
+        return _same_named(gold, target.value)
+    return bool(gold.relations and target.relations) and _same_relations(gold, target)
+
+
+def _same_named(gold: Item, target: Node) -> bool:
+    """A chain against a value: its last side counts behind a name, or its first side before one."""
+    left = gold.sides[0]
+    if left is None or _names(left):
+        return same_value(gold.value, target)
+    return gold.value.kind in _NAMING and is_closed(left) and same_value(left, target)
+
+
+def _names(node: Node) -> bool:
+    """Whether an expression names what it is equal to: a letter, a side ``AB``, a ratio of sides, a function as ``\\sin x``."""
+    if node.kind == "quotient":
+        return all(map(letters_of, node.parts))
+    if node.kind == "function":
+        return node.name not in ("ln", "log")
+    return node.kind in _NAMING or bool(letters_of(node))
+
+
+def _same_side(gold: Node, target: Item) -> bool:
+    """A value against a chain: its last side counts, or its first where the last is a name, as in ``42 = x``."""
+    first, last = target.sides[0], target.value
+    if last.kind == "name" and first is not None and is_closed(first):
+        return same_value(gold, first)
+    return same_value(gold, last)
+
+
+def _same_equation(gold: Item, target: Item) -> bool:
+    (left, right), (one, two) = (gold.sides[0], gold.value), (target.sides[0], target.value)
+    if left is None or one is None:
+        if left is None and one is None:
+            raise Unknown
+        return False
+    if left == one:
+        return same_value(right, two)
+    if any(node.kind in ("tuple", "set") for node in (left, right, one, two)):
+        return same_value(left, one) and same_value(right, two)
+    return proportional(_minus(left, right), _minus(one, two), positive=False)
+
+
+def _minus(left: Node, right: Node) -> Node:
+    return Node("sum", (left, Node("negative", (right,))))
+
+
+def _pairs(item: Item) -> list[tuple[str, Node, Node]]:
+    """``(relation, left, right)`` of each relation, ``>`` written as ``<``. Raises Unknown for a side that cannot be read."""
+    pairs = []
+    for (left, right), relation in zip(pairwise(item.sides), item.relations, strict=True):
+        if left is None or right is None:
+            raise Unknown
+        pairs.append((_FLIPPED[relation], right, left) if relation in _FLIPPED else (relation, left, right))
+    return pairs
+
+
+def _same_relations(gold: Item, target: Item) -> bool:
+    one, two = _pairs(gold), _pairs(target)
+    if len(one) != len(two):
+        return False
+    for pair in one:
+        found = next((other for other in two if _same_pair(pair, other)), None)
+        if found is None:
+            return False
+        two.remove(found)
+    return True
+
+
+def _same_pair(one: tuple[str, Node, Node], two: tuple[str, Node, Node]) -> bool:
+    if one[0] != two[0]:
+        return False
+    (relation, left, right), (_, low, high) = one, two
+    if relation in ("<", "<=", "!="):
+        return proportional(_minus(right, left), _minus(high, low), positive=relation != "!=")
+    return same_value(left, low) and same_value(right, high)
+
+
+def same_value(gold: Node, target: Node) -> bool:
+    """Whether two values are equal wherever both are defined. Raises Unknown."""
+    gold, target = ungrouped(gold), ungrouped(target)
+    if gold == target:
+        return True
+    kinds = {gold.kind, target.kind}
+    if "set" in kinds or kinds == {"tuple"}:
+        return len(kinds) == 1 and same(opened(gold), opened(target))
+    if kinds & SET_OPERATIONS:
+        if len(kinds) > 1:
+            raise Unknown
+        return _same_sets(gold, target)
+    endless = infinity_of(gold, SamplePoint("infinity")), infinity_of(target, SamplePoint("infinity"))
+    if endless != (None, None):
+        return endless[0] == endless[1]
+    return equal_values(gold, target)
+
+
+def _same_sets(gold: Node, target: Node) -> bool:
+    """Whether the operands of two unions, intersections or differences are the same, in any order but for a difference."""
+    (left, right), (one, two) = gold.parts, target.parts
+    if same_value(left, one) and same_value(right, two):
+        return True
+    return gold.kind != "difference" and same_value(left, two) and same_value(right, one)

@@ -1,0 +1,175 @@
+"""An answer as a list of statements: values, chains of relations, tuples and sets."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.syntax import Parser
+from rlep.services.verifier.latex.tokens import Token, Unreadable, closing, lex, spelled, split
+
+_WRITTEN_ALIKE = (
+    "= < > \\equiv \\sim \\cong \\to \\rightarrow \\Rightarrow \\implies \\iff \\Leftrightarrow \\parallel \\perp \\subset"
+    " \\subseteq \\supset \\supseteq \\propto \\mapsto \\ll \\gg \\simeq \\asymp"
+)
+_RELATIONS = {name: name for name in _WRITTEN_ALIKE.split()} | {
+    "\\lt": "<",
+    "\\gt": ">",
+    "\\le": "<=",
+    "\\ge": ">=",
+    "\\ne": "!=",
+    "\\in": "in",
+    "\\notin": "not in",
+}
+"""Command or mark -> relation."""
+INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!=", "in", "not in"})
+_AND = frozenset({"and", ", and", "and also", "和", "及", "與", "与", "und", "et", "y", "и"})
+_OR = frozenset({"or", ", or", "或", "oder", "ou", "o", "или"})
+_PLAIN = re.compile(r"(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])(?!\s*\})")
+_CYCLES = re.compile(r"(?:\(\s*\d+(?:(?:\s|\\[,;: ])+\d+)+\s*\)\s*)+")
+_NAMING = re.compile(r"[^\W\d_]|\d\s*,\s*-?[\d\\]")
+_NO_VALUE = re.compile(
+    r"\\infty|\{\s*\}(?!\s*[_^])|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])"
+)
+"""An infinity, an empty operand or a division by zero, as it is written."""
+_SUBSCRIPT = re.compile(r"_\s*(?:\{[^{}]*\}|\\[a-zA-Z]+)")
+_NOT_A_NAME = re.compile(r"\\(?:neg|undefined|lnot)(?![a-zA-Z])|\?")
+_WHOLE = tuple(Node("name", (), f"\\mathbb {letter}") for letter in "ZN")
+"""The sets of whole numbers, as behind ``k \\in``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One value, or a chain of relations: ``sides`` with ``relations`` between them."""
+
+    sides: tuple[Node | None, ...]
+    """None for a side that the grammar does not read, but that names something."""
+    relations: tuple[str, ...] = ()
+    modulus: str = ""
+
+    @property
+    def value(self) -> Node:
+        """Its last side, which can always be read."""
+        assert self.sides[-1] is not None
+        return self.sides[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an answer says."""
+
+    form: str
+    """``one``, ``list``, ``tuple``, ``set`` or ``cycles``."""
+    items: tuple[Item, ...]
+    joint: str = ""
+    """Of a list: ``,``, ``and`` or ``or``."""
+    brackets: str = ""
+    """Of a tuple."""
+
+
+def read(latex: str) -> Answer:
+    """The statements of an answer in plain LaTeX. Raises Unreadable."""
+    if _CYCLES.fullmatch(latex):
+        return _cycles(latex)
+    tokens = lex(_PLAIN.sub(r"\\text{\1}", latex))
+    if tokens and tokens[0].text == "{" and closing(tokens, 0) == len(tokens) - 1 and any(map(_joint_of, tokens)):
+        tokens = tokens[1:-1]
+    parts = [(part, _joint(behind)) for part, behind in split(tokens, lambda token: bool(_joint_of(token)))]
+    items = [_item(part) for part, _ in parts if part]
+    if not items:
+        raise Unreadable("nothing")
+    joints = {joint for _, joint in parts if joint}
+    if len(items) == 1:
+        if joints - {","} or len(parts) > 2:
+            raise Unreadable("a list of one")
+        return _opened(items[0])
+    joint = next((name for name in ("or", "and") if name in joints), ",")
+    return _plain(Answer("list", tuple(_without_domains(items)), joint))
+
+
+def _joint_of(token: Token) -> str:
+    if token.kind == "mark" and token.text in ",;":
+        return ","
+    word = token.text.strip().casefold() if token.kind == "text" else ""
+    return "and" if word in _AND else "or" if word in _OR else ""
+
+
+def _joint(text: str) -> str:
+    return "," if text and text in ",;" else _joint_of(Token("text", text))
+
+
+def _without_domains(items: list[Item]) -> list[Item]:
+    """Without ``k \\in \\mathbb{Z}`` behind an expression in ``k``."""
+    domain = [item for item in items if item.relations == ("in",) and item.sides[1] in _WHOLE]
+    rest = [item for item in items if item not in domain]
+    return rest if rest and domain else items
+
+
+def _plain(answer: Answer) -> Answer:
+    """``x=1, x=2`` and ``x=2, -3`` as the values; one statement as itself."""
+    if len(answer.items) == 1:
+        return _opened(answer.items[0])
+    names = [item.sides[0] for item in answer.items if item.relations and set(item.relations) == {"="}]
+    later = [item for item in answer.items[1:] if item.relations]
+    same = names and all(name == names[0] and name is not None and name.kind == "name" for name in names)
+    whole = len(names) == len(answer.items) or (not later and answer.items[0].relations and len(names) == 1)
+    tuple_named = names and names[0] is not None and names[0].kind == "tuple" and not later
+    if (same or tuple_named) and whole:
+        return replace(answer, items=tuple(Item((item.value,)) for item in answer.items))
+    return answer
+
+
+def _opened(item: Item) -> Answer:
+    """A tuple or set as its elements."""
+    if not item.relations and (node := item.sides[0]) is not None:
+        while node.kind == "group" and node.parts[0].kind in ("tuple", "set", "group"):
+            node = node.parts[0]
+        if node.kind == "tuple":
+            return Answer("tuple", tuple(Item((part,)) for part in node.parts), brackets=node.name)
+        if node.kind == "set":
+            return Answer("set", tuple(Item((part,)) for part in node.parts))
+    return Answer("one", (item,))
+
+
+def _item(tokens: list[Token]) -> Item:
+    modulus = ""
+    for index, token in enumerate(tokens):
+        if token.text == "\\pmod" or (token.text == "\\mod" and any(other.text == "\\equiv" for other in tokens)):
+            tokens, modulus = tokens[:index], spelled(tokens[index + 1 :])
+            break
+    pieces = list(split(tokens, lambda token: token.kind != "text" and token.text in _RELATIONS))
+    relations = tuple(_RELATIONS[behind] for _, behind in pieces[:-1])
+    sides = [
+        _side(part, last=index == len(pieces) - 1 or bool(set(relations) - {"="}))
+        for index, (part, _) in enumerate(pieces)
+    ]
+    return Item(tuple(sides), relations, modulus)
+
+
+def _side(tokens: list[Token], *, last: bool) -> Node | None:
+    try:
+        return Parser(tokens).whole()
+    except Unreadable:
+        if last or not is_name(spelled(tokens)):
+            raise
+        return None
+
+
+def is_name(text: str) -> bool:
+    """Whether unreadable text may name a value: it has a letter or a tuple, and no undefined or infinite part."""
+    if _NOT_A_NAME.search(text):
+        return False
+    return bool(_NAMING.search(text)) and not _NO_VALUE.search(_SUBSCRIPT.sub("", text))
+
+
+def _cycles(latex: str) -> Answer:
+    """A permutation in cycles; each begins with its least number, and their order does not matter."""
+    cycles = []
+    for inside in re.findall(r"\(([^()]*)\)", latex):
+        numbers = re.findall(r"\d+", inside)
+        first = numbers.index(min(numbers, key=int))
+        cycles.append(" ".join(numbers[first:] + numbers[:first]))
+    flat = " ".join(cycles).split()
+    order = sorted(cycles) if len(flat) == len(set(flat)) else cycles
+    return Answer("cycles", tuple(Item((Node("name", (), cycle),)) for cycle in order))

@@ -1,0 +1,43 @@
+"""The commands that the grammar knows."""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTIONS = {
+    name: name
+    for name in _words(
+        "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp gcd lcm max min det"
+        " Re Im arg Gamma"
+    )
+} | {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
+"""Functions that have a value, under the names people use."""
+INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc"}
+"""The function that the exponent −1 stands for."""
+SET_OPERATORS = {"\\cup": "union", "\\cap": "intersection", "\\setminus": "difference", "\\backslash": "difference"}
+SIGNS = frozenset({"+", "-", "\\pm", "\\mp"})
+TIMES = frozenset({"\\cdot", "\\times", "*", "\\ast"})
+OVER = frozenset({"/", "\\div", ":"})
+MODULO = frozenset({"\\bmod", "\\mod"})
+FONTS = _words("mathbf boldsymbol bm mathit mathsf mathtt mathrm mathnormal pmb ensuremath rm bf")
+"""Fonts: of a single letter they make another name, of anything else nothing."""
+MARKS = _words(
+    "vec hat bar tilde dot ddot overline underline overrightarrow widehat widetilde mathcal mathbb mathfrak mathscr breve check"
+)
+"""Marks: of letters they make another name, of anything else they are not read."""
+GREEK = _words(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho varrho sigma"
+    " varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar aleph"
+    " imath jmath partial"
+)
+SAME_LETTER = {"varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta", "varrho": "rho", "ell": "l"}
+FIGURES = _words("angle triangle measuredangle square odot")
+"""Commands before the letters of a figure, which together are one name."""
+MATRICES = _words("pmatrix bmatrix matrix Bmatrix smallmatrix array")
+NO_FACTOR = TIMES | MODULO | _words("\\} \\rfloor \\rceil \\end \\% \\\\ \\pm \\mp \\div")
+"""Commands that end a product."""
+TRANSPOSED = frozenset({"\\top", "\\intercal", "\\mathsf T", "\\mathrm T", "\\mathsf { T }", "\\mathrm { T }"})
+"""Exponents that transpose."""
