@@ -45,7 +45,7 @@ from rlep.core.paths import private_directory
 RAY_FILES = "r"
 """In ``Cluster.home``: Ray's own directory, which it opens to every user; no other user comes that far."""
 DEEPEST_SOCKET = len(f"/{RAY_FILES}/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""How deep Ray's sockets lie below ``Cluster.home``; a process has at most seven digits."""
+"""Depth of Ray's sockets below ``Cluster.home``; a process has at most seven digits."""
 
 TOKEN_HINT = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with its head's token"
 
@@ -213,7 +213,7 @@ class Cluster:
         return shortfall(role, (role,))
 
     def waits_for(self, role: ActorConfig) -> str:
-        """What an actor of this role that is being placed lacks, and how long it waits for it."""
+        """Resources that an actor of this role waits for, and for how long."""
         return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
 
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
@@ -233,7 +233,7 @@ class Cluster:
 
 
 def _own_token() -> str:
-    """What this process shows to the private cluster that it starts. Raises ``PlacementError``."""
+    """The token that this process shows to the private cluster it starts. Raises ``PlacementError``."""
     if token := os.environ.get("RAY_AUTH_TOKEN"):
         return token
     path = os.environ["RAY_AUTH_TOKEN_PATH"]

@@ -46,7 +46,7 @@ def write_contact(directory: Path, contact: Contact) -> None:
 
 
 def read_contact(directory: Path) -> Contact | None:
-    """Who is to be asked about the run in ``directory``; None where no run takes commands there.
+    """The contact of the run in ``directory``; None where no run takes commands there.
 
     Raises ``ConfigError`` for a directory or file that is not this user's alone, a link, and what is no contact.
     """

@@ -20,7 +20,7 @@ ANSWER_S = 5.0
 """Longest wait for one answer."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 REFUSED = (401, 403)
-"""What a dashboard answers to a stranger: Ray's client then says what the token lacks."""
+"""A dashboard's answers to a stranger: Ray's client then says what the token lacks."""
 
 
 def check_dashboard(address: str, note: Callable[[str], None]) -> None:

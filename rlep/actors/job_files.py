@@ -1,4 +1,4 @@
-"""Which files of a working directory go to the cluster with a job: what git tracks, Python, what the command names."""
+"""Files of a working directory that go to the cluster with a job: what git tracks, Python, what the command names."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None, *, corr
 
 
 def _lines_of(file: Path) -> int | None:
-    """How many there are; None of a pipe, which can be read but once."""
+    """The number of lines; None for a pipe, which can be read but once."""
     with file.open("rb") as rows:
         return sum(1 for _ in rows) if file.is_file() else None
 

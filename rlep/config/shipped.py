@@ -9,7 +9,7 @@ from rlep.core.errors import ConfigError
 
 HOME = Path(__file__).parent / "presets"
 PLACE = Path("configs")
-"""Where a checkout has them, and where copies go: their comments and the documentation name them by it."""
+"""The folder of a checkout, and of copies: their comments and the documentation name them by it."""
 
 
 def shipped() -> dict[str, Path]:
@@ -19,7 +19,7 @@ def shipped() -> dict[str, Path]:
 
 
 def title_of(file: Path) -> str:
-    """What it is for: the first line of its first comment, without how to use it."""
+    """Its purpose: the first line of its first comment, without how to use it."""
     return file.read_text().partition("\n")[0].lstrip("# ").removesuffix(" Layer it onto a method:")
 
 
@@ -52,6 +52,6 @@ def copy_shipped(name: str, target: Path | None) -> Path:
 
 
 def hint(path: Path) -> str:
-    """How to get a missing file that rlep ships; nothing for another."""
+    """The command that writes a missing file that rlep ships; empty for another."""
     names = [name for name in shipped() if f"/{path.as_posix()}".endswith(f"/{name}.toml")]
     return f"; `rlep config copy {max(names, key=len)} {path}` writes it" if names else ""

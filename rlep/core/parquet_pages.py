@@ -1,4 +1,4 @@
-"""What decoding a Parquet file takes, from its pages: the sizes in a footer are only what somebody wrote there.
+"""The memory that decoding a Parquet file takes, from its pages: the sizes in a footer are only what somebody wrote there.
 
 A reader allocates what a page's own header says (``uncompressed_page_size``) and fails where the page holds another amount.
 The headers are read here as Thrift's compact protocol has them (github.com/apache/thrift, ``thrift-compact-protocol.md``;

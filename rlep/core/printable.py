@@ -37,7 +37,7 @@ class PrintableStream(io.TextIOWrapper):
         )
         stream.reconfigure(errors="replace")
         self.rich_proxied_file = stream
-        """What rich writes to instead of this: its colours and cursor movements are its own (``Terminal``)."""
+        """The stream that rich writes to instead of this: its colours and cursor movements are its own (``Terminal``)."""
 
     def write(self, text: str) -> int:
         """Write text from anywhere."""

@@ -170,7 +170,7 @@ class Verdict:
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
     """What goes with a score, by name: becomes metrics, and plays no part in the reward."""
     reason: str = ""
-    """Which test a program failed, or how the user's function crashed, with its traceback; not stored in a pool."""
+    """The test that a program failed, or how the user's function crashed, with its traceback; not stored in a pool."""
 
     @property
     def credit(self) -> float:

@@ -54,7 +54,7 @@ def check_decided(profile: str, questions: int, verdicts: Sequence[Verdict]) -> 
 
 
 def undecided_text(profile: str, counts: Mapping[str, int], reason: str) -> str:
-    """What is said where a function decided on no response: how many had which status, and why the first crashed."""
+    """The error of a function that decided on no response: how many had which status, and why the first crashed."""
     was = ", ".join(f"{count} {status}" for status, count in counts.items())
     first = f"; the first: {reason}" if reason else ""
     return f"{profile} decided on none of {counted(sum(counts.values()), 'response')} ({was}){first}"

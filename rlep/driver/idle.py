@@ -1,4 +1,4 @@
-"""Steps in a row that bring nothing: every tenth is said, and their limit ends the run with the settings to change."""
+"""Steps in a row that bring nothing: every tenth prints a line, and their limit ends the run with the settings to change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlep.core.plural import counted
 from rlep.metrics.catalogue import MetricValue
 
 SAID_EVERY = 10
-"""Of so many such steps one is said."""
+"""One such step in ten prints a line."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ def _nothing_learned(when: str, config: Config, metrics: Mapping[str, MetricValu
 
 
 def _why(config: Config, metrics: Mapping[str, MetricValue]) -> str:
-    """What leaves an update without gradient."""
+    """Settings that can leave an update without gradient."""
     if config.rollout.dynamic_sampling and not metrics.get("update/count"):
         return (
             f"dynamic sampling found fewer than update.prompts = {config.update.prompts} groups whose verdicts differ"
@@ -80,7 +80,7 @@ def _why(config: Config, metrics: Mapping[str, MetricValue]) -> str:
 
 
 def _stored(metrics: Mapping[str, MetricValue]) -> str:
-    """What a run with live replay has to draw from."""
+    """The source that a run with live replay draws from."""
     if "live/responses" not in metrics:
         return ""
     if not metrics["live/responses"]:

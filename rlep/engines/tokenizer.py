@@ -18,7 +18,7 @@ from rlep.core.types import Int32Array, Message
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """A model directory without any of these has no tokenizer."""
 TEMPLATE_FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""What a chat template raises beside jinja2's own errors: its expressions are Python's."""
+"""Errors that a chat template raises beside jinja2's own errors: its expressions are Python's."""
 SPLIT_SAMPLE = "Ann has 8 bags of 7 pens.\n\n  How many?  \\boxed{x^2 + 1.5} \u221a2 \u65e0\u89e3 cafe\u0301"
 """Text whose tokens tell one way of splitting from another: numbers, white space, LaTeX, other scripts, a combining mark."""
 

@@ -1,4 +1,4 @@
-"""What is checked before any actor starts: CPUs of this machine, the model's heads, the verifier, and the pool."""
+"""Checks before any actor starts: CPUs of this machine, the model's heads, the verifier, and the pool."""
 
 from __future__ import annotations
 

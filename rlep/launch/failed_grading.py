@@ -1,4 +1,4 @@
-"""Where a user finds why the reward function crashed: ``logs/verifier.err`` and an event of the run, or the terminal."""
+"""The place that shows why the reward function crashed: ``logs/verifier.err`` and an event of the run, or the terminal."""
 
 from __future__ import annotations
 

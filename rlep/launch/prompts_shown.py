@@ -30,7 +30,7 @@ def read_prompts(config: Config, paths: Sequence[Path], tokenizer: Tokenizer) ->
 
 
 def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
-    """How many questions hold text that the tokenizer has no tokens for, and the first; no line where there is none."""
+    """The number of questions that hold text that the tokenizer has no tokens for, and the first; no line where there is none."""
     unknown = tokenizer.unknown_id
     questions = [prompt.question for prompt in found.prompts if unknown is not None and unknown in prompt.tokens]
     if not questions:
@@ -40,7 +40,7 @@ def unknown_text(found: PromptSet, tokenizer: Tokenizer) -> list[str]:
 
 
 def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, chat_template: bool) -> list[str]:
-    """What a user should know of the prompts: who opens the thinking, which of its marks are special, and a date in them."""
+    """Notes on the prompts: who opens the thinking, which of its marks are special, and a date in them."""
     lines = []
     if marks := tokenizer.thinking:
         lines.append(f"special tokens of the tokenizer: {', '.join(marks)}; verifier and reward function see them")

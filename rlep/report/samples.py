@@ -1,4 +1,4 @@
-"""What the samples of an evaluation say of each question: ``samples/step-NNNNNN.parquet`` of a run."""
+"""The samples of an evaluation, question by question: ``samples/step-NNNNNN.parquet`` of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlep.core.types import Float64Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """What an evaluation's samples say; arrays are ``[Q]``, in the order of the questions' ids."""
+    """Figures of an evaluation's samples; arrays are ``[Q]``, in the order of the questions' ids."""
 
     questions: tuple[str, ...]
     accuracy: Float64Array

@@ -151,7 +151,7 @@ def summary_of(records: Sequence[RunRecord]) -> Summary:
 def _compared(
     base: Curve, other: Curve, source: str | None
 ) -> tuple[BaselineReached | None, tuple[MeanOverSteps, MeanOverSteps] | None, PairedDifference | None]:
-    """Where RLEP reaches the baseline, the means of both, and their difference."""
+    """The step at which RLEP reaches the baseline, the means of both, and their difference."""
     baseline, rlep = base[1], other[1]
     if not baseline or not rlep:
         return None, None, None
@@ -248,7 +248,7 @@ def means_over_steps(
 def mean_sentence(
     method: str, rlep: MeanOverSteps, baseline: MeanOverSteps, difference: PairedDifference | None = None
 ) -> str:
-    """What the means say, claimed only where their paired difference is certain, or their intervals do not overlap."""
+    """The difference of the means, claimed only where their paired difference is certain, or their intervals do not overlap."""
     both = f"{method} has {with_interval(rlep)}, the baseline {with_interval(baseline)}{_paired_text(difference)}"
     if difference is not None and not difference.certain:
         return f"Averaged over the steps, {both}: not told apart."

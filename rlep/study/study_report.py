@@ -258,7 +258,7 @@ def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> st
 
 
 def notes_of(whole: Mapping[str, Any]) -> list[str]:
-    """What is missing of a study or cannot be told from it, in words."""
+    """Parts of a study that are missing or cannot be told from it, in words."""
     notes = [
         f"{arm['name']}, seed {seed}: failed at {why['phase']}: {why['reason']}"
         for arm in whole["arms"]

@@ -70,7 +70,7 @@ class OptimizerOptions:
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up."""
     total: int = 0
-    """Where a linear or cosine decay ends: the rollout or update after the last one; unused by ``constant``."""
+    """The end of a linear or cosine decay: the rollout or update after the last one; unused by ``constant``."""
     floor: float = 0.0
     """Factor at the end of the decay, which the last rollout or update is one part above."""
 

@@ -26,7 +26,7 @@ _BETWEEN = re.compile(
     r"(?:[\s$]|\\[,;:! ]|\\[()\[\]])*(?:(?:[,;&]|\\(?:text|mathrm|mbox)\{[\s,]*(?:and|or)?[\s,]*\}|\b(?:and|or)\b"
     r"|\\q?quad(?![a-zA-Z])|\(?\b(?:[a-h]|i{1,3}|iv|[1-9])[).]|\([a-h1-9]\))(?:[\s$]|\\[,;:! ]|\\[()\[\]])*)+"
 )
-"""What joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
+"""Text that joins the boxes of one closing sentence: commas, *and*, *or*, a wide space, the labels of parts."""
 _PERCENT = re.compile(r"(?:[\s$]|\\[,;:! ])*(?:\\?%|(?:percent|pct)(?![a-zA-Z]))")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}")
 _SENTENCE_END = re.compile(r"[.?!](?=\s)|\n\s*\n")

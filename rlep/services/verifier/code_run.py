@@ -74,7 +74,7 @@ def read_values(output: bytes) -> list[Any] | None:
 
 
 def read_exception(output: bytes) -> str:
-    """What a program's process says that it raised, as one printable line; empty where it says nothing of the kind."""
+    """The exception that a program's process reports, as one printable line; empty where it says nothing of the kind."""
     try:
         found = json.loads(output)
     except (ValueError, RecursionError, MemoryError):

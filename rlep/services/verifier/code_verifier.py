@@ -94,7 +94,7 @@ class CodeVerifier(BaseVerifier):
 
 
 _FENCE = re.compile(r"([ \t]*(?:[-*+]|[0-9]{1,9}[.)])?[ \t]*)(`{3,}|~{3,})[ \t]*([^`]*)")
-"""What is before it, of a list too, its marks, and the words behind them, of which the first is the language."""
+"""The text before it, of a list too, its marks, and the words behind them, of which the first is the language."""
 
 
 def program_of(text: str) -> str | None:

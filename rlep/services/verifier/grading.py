@@ -45,7 +45,7 @@ class Reading:
 
     @cached_property
     def answer(self) -> Answer | None:
-        """What it states; None where the grammar does not read it."""
+        """Its statements; None where the grammar does not read it."""
         try:
             return statements.read(self.quantity.body)
         except (Unreadable, RecursionError):
@@ -123,7 +123,7 @@ def _spelled(latex: str) -> list[Token] | str:
 
 
 def _engine_agrees(gold: Reading, target: Reading) -> bool:
-    """What math-verify says of two expressions in the same names, in which it loses nothing that the grammar reads."""
+    """Ask math-verify about two expressions in the same names, in which it loses nothing that the grammar reads."""
     if gold.answer is None or target.answer is None or not letters.may_ask_engine(gold.answer, target.answer):
         return False
     one, two = parse(gold.quantity.body), parse(target.quantity.body)

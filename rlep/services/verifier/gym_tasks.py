@@ -55,7 +55,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def description_of(task: str) -> str:
-    """What a task asks: the first line of the package's own documentation of it, or ours where it has none."""
+    """A task's question: the first line of the package's own documentation of it, or ours where it has none."""
     made_by = _registry()[task][0]
     module = sys.modules[made_by.__module__].__doc__ or ""
     own = vars(made_by).get("__doc__") or ""

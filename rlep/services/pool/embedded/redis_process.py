@@ -268,7 +268,7 @@ class EmbeddedRedis:
         return " | ".join(lines[-4:]) or "it left no message"
 
     def _way_out(self) -> str:
-        """Where an append-only file is damaged, and the command that keeps what is before; nothing where none is."""
+        """The place at which an append-only file is damaged, and the command that keeps what is before; nothing where none is."""
         found = damage(self.directory)
         if found is None:
             return ""

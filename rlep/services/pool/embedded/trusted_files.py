@@ -1,4 +1,4 @@
-"""What lies in the directory of an embedded Redis, checked before a server reads it.
+"""The files of an embedded Redis' directory, checked before a server reads it.
 
 Redis runs what its append-only file says: ``MODULE LOAD`` loads a library, ``EVAL`` a script, ``CONFIG SET`` moves its files.
 A directory that was copied or unpacked may say anything. So the file may hold the commands of ``COMMANDS`` and no others,
@@ -21,7 +21,7 @@ from rlep.core.paths import check_own
 COMMANDS = frozenset(
     b"DEL EXEC HDEL HINCRBY HMSET HSET HSETNX LTRIM MULTI PEXPIRE PEXPIREAT RPUSH SADD SELECT SET SREM UNLINK".split()
 )
-"""What a pool's scripts and Redis itself (expiry, rewriting) append; none runs code, opens a file or connects."""
+"""Commands that a pool's scripts and Redis itself (expiry, rewriting) append; none runs code, opens a file or connects."""
 HARMLESS = (
     "if it is yours, the rlep that wrote it exports it (rlep pool export), and an export can be imported anywhere"
 )

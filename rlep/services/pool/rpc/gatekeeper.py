@@ -1,4 +1,4 @@
-"""Who is let in, decided before anything that a caller sends is read.
+"""Admission of callers, decided before anything that a caller sends is read.
 
 gRPC's server reads the request of a unary call in one of its threads, for as long as the caller takes to send it, and
 parses it before its handler runs. Here every call of the pool is served as one whose request is a stream: token, rate and
@@ -58,7 +58,7 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
             threads.shutdown()
 
     def caller(self, context: Context) -> Caller | None:
-        """Who calls; None where its token is none of the server's."""
+        """The caller; None where its token is none of the server's."""
         if self._tokens is None:
             return Caller(_host(context), (ANYBODY,))
         given = dict(context.invocation_metadata()).get("authorization", "")

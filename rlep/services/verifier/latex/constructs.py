@@ -19,7 +19,7 @@ class Constructs(Scanner):
     """Reads what begins with a command or a bracket, which was taken before."""
 
     def _command(self, command: str) -> Node:
-        """What a command and its arguments make, given without its backslash."""
+        """The node of a command and its arguments; ``command`` is given without its backslash."""
         if command in vocabulary.FUNCTIONS and (command != "Gamma" or self._peek() == "("):
             return self._function(vocabulary.FUNCTIONS[command])
         if command in vocabulary.GREEK:
@@ -39,7 +39,7 @@ class Constructs(Scanner):
         return self._applied(self._primed(Node("name", (), f"\\text{{{word}}}")))
 
     def _decorated(self, command: str) -> Node:
-        """What is in another font or under a mark."""
+        """Letters in another font or under a mark."""
         tokens = self._raw_argument()
         inner = tokens[1:-1] if tokens[0].text == "{" else tokens
         letters = all(token.kind == "letter" or token.text[1:] in vocabulary.GREEK for token in inner)
@@ -89,7 +89,7 @@ class Constructs(Scanner):
         return Node("group", parts)
 
     def _bars(self, mark: str, kind: str) -> Node:
-        """What is between bars; a bar behind an operand closes, any other opens."""
+        """The content of bars; a bar behind an operand closes, any other opens."""
         depth, index, operand = 1, self._at, False
         while index < len(self._tokens):
             token = self._tokens[index]

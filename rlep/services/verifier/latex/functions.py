@@ -24,7 +24,7 @@ _MAX_FACTORIAL = 3000
 """Factorials of greater numbers have 60 digits."""
 
 Function = Callable[[list[Scalar], SamplePoint], Scalar]
-"""What is computed from the operands; the point decides between real and complex results."""
+"""Operations on values; the point decides between real and complex results."""
 
 
 def _only(values: list[Any]) -> Any:

@@ -32,7 +32,7 @@ _OPAQUE = ("apply", "operator", "derivative", "transpose", "cross", "either", "n
 
 @dataclass(frozen=True)
 class Names:
-    """How the letters of two expressions are read together."""
+    """A reading of the letters of two expressions together."""
 
     closed: bool
     """Whether there are no unknowns, so that one point is enough."""

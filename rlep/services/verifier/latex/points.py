@@ -52,7 +52,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class SamplePoint:
-    """What the names stand for while an expression is computed."""
+    """Values of the names while an expression is computed."""
 
     seed: str
     """Equal seeds draw equal values."""

@@ -14,7 +14,7 @@ from rlep.services.verifier.latex.regions import same_region
 from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
 
 _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
-"""What may stand on the left of ``=`` as the name of the value on the right."""
+"""Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
 _FLIPPED = {">": "<", ">=": "<="}
 _CHAIN = SamplePoint("chain")
 

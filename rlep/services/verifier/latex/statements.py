@@ -57,7 +57,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an answer says."""
+    """The statements of an answer."""
 
     form: str
     """``one``, ``list``, ``tuple``, ``set`` or ``cycles``."""
