@@ -22,7 +22,7 @@ _OTHER_WORDS = """
     either neither unless except plus minus power mod sin cos tan log ln exp pi root squared cubed factorial base percent
     pct percentage dozen hundred thousand million billion trillion half third quarter more less than least most about
     true false none null nan undefined correct incorrect right wrong guess infinity zero one two three four five six
-    seven eight nine ten
+    seven eight nine ten halved doubled tripled quadrupled cut reduced increased decreased
 """
 _NOT_UNITS = frozenset(_OTHER_WORDS.split())
 

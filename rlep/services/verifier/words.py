@@ -10,6 +10,7 @@ _WORD_LIKE = re.compile(r"[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\.?")
 _PAIR = re.compile(r"[A-E]{2}")
 _CHOICES = re.compile(r"\s*[,;]\s*(?:and\s+|or\s+)?|\s+(?:and|or)\s+")
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOCK = re.compile(r"\s*(\d{1,2}):(\d{2})\s*([apAP])\.?\s*[mM]\.?\s*")
 
 
@@ -24,6 +25,8 @@ def phrase_of(latex: str) -> str | None:
     marked = bare != latex
     if clock := _CLOCK.fullmatch(bare):
         return f"{int(clock.group(1))}:{clock.group(2)} {clock.group(3).lower()}m"
+    if _DATE.fullmatch(bare.strip()):
+        return bare.strip()
     words = " ".join(bare.strip(" .,!\"'").split())
     if not _PHRASE.fullmatch(words):
         return None

@@ -10,7 +10,7 @@ from fractions import Fraction
 from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.decimals import rounds
 from rlep.services.verifier.latex.letters import Names, readings
-from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.nodes import Node, unknowns
 from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, Value, number
 
 _SAME = MP.mpf("1e-40")
@@ -23,6 +23,8 @@ _SMALL = MP.mpf("1e-30")
 """Values below this are computed again, as they may be zero."""
 _ZERO = MP.mpf("1e-300")
 _MANY_DIGITS = 400
+_LARGE = 25
+"""Names are so many times as large at some points, as small numbers show one side only of a maximum."""
 _ENOUGH = 3
 """Points at which both expressions must have a value."""
 
@@ -59,8 +61,9 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         seen = 0
         for kind, count in kinds:
             for index in range(count):
-                whole = kind == "both" and index % 4 == 0
-                point = replace(names.point, seed=f"{index}", kind=kind, whole=whole, rough=[])
+                varied = kind == "both"
+                whole, scale = varied and index % 4 == 0, _LARGE if varied and index % 4 == 1 else 1
+                point = replace(names.point, seed=f"{index}", kind=kind, whole=whole, scale=scale, rough=[])
                 found = _compared(gold, target, point, equal)
                 if found is False:
                     return False
@@ -76,9 +79,9 @@ def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> boo
         left, right = evaluate(gold, point), evaluate(target, point)
         if equal(left, right):
             return True
-        if not _below(_SMALL, left, right):
-            return bool(point.rough) and _roughly(left, right)
-        with _more_digits():
+        if point.rough and not _below(_SMALL, left, right):
+            return _roughly(left, right)
+        with _more_digits():  # large terms that cancel, and zeros, take more of them
             left, right = evaluate(gold, point), evaluate(target, point)
             return equal(left, right) or _below(_ZERO, left, right)
     except NoValue:
@@ -124,25 +127,30 @@ def _roughly(left: Value, right: Value) -> bool:
 def _close(gold: Node, target: Node) -> Equal:
     """The comparison of their values, which allows for decimals as the contract says."""
     mixed = _has_decimals(gold) != _has_decimals(target)
+    limit = (
+        None if unknowns(gold) | unknowns(target) else 1
+    )  # of values of names only the relative difference says something
 
     def close(left: Value, right: Value) -> bool:
         return _shape(left) == _shape(right) and all(
-            _same_number(one, two, gold, target, mixed=mixed)
+            _same_number(one, two, gold, target, allowed=_DECIMAL if mixed else None, limit=limit)
             for one, two in zip(_cells(left), _cells(right), strict=True)
         )
 
     return close
 
 
-def _same_number(left: Scalar, right: Scalar, gold: Node, target: Node, *, mixed: bool) -> bool:
-    """Whether two numbers are equal, where ``mixed`` says that one of their expressions alone has decimals."""
+def _same_number(
+    left: Scalar, right: Scalar, gold: Node, target: Node, *, allowed: Scalar | None, limit: int | None
+) -> bool:
+    """Whether two numbers are equal; ``allowed``: the difference from a decimal, relative to a size of at most ``limit``."""
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right or _rounds(left, target, right) or _rounds(right, gold, left)
     one, two = number(left), number(right)
     difference, size = abs(one - two), max(abs(one), abs(two))
     if difference <= _SAME * size:
         return True
-    return mixed and bool(difference <= _DECIMAL * min(1, size))
+    return allowed is not None and bool(difference <= allowed * (size if limit is None else min(limit, size)))
 
 
 def _has_decimals(node: Node) -> bool:

@@ -94,7 +94,7 @@ def _named(node: Node, point: SamplePoint) -> Value:
         return _drawn(point, name, 1)
     if name in point.integers:
         return Fraction(2 + int(draw(point, name) * 6007) % 9)
-    value = Fraction(int(draw(point, name) * 6007) % 4) if point.whole else draw(point, name)
+    value = Fraction(int(draw(point, name) * 6007) % 4) if point.whole else draw(point, name) * point.scale
     return -value if point.kind == "both" and int(draw(point, name, "sign") * 6007) % 2 else value
 
 

@@ -62,6 +62,8 @@ class SamplePoint:
     """Names that stand for whole numbers above 1."""
     whole: bool = False
     """Whether all other names stand for small whole numbers too, where rounding and ``0`` make a difference."""
+    scale: int = 1
+    """What other names are multiplied with: of a maximum, small numbers show one side only."""
     factors: frozenset[str] = frozenset()
     """Names that are multiplied with the bracket behind them."""
     matrices: frozenset[str] = frozenset()

@@ -8,7 +8,7 @@ from itertools import pairwise
 from rlep.services.verifier.latex.agree import Unknown, equal_values, proportional
 from rlep.services.verifier.latex.finite import infinity_of, undefined
 from rlep.services.verifier.latex.forms import Assignment, assignment_of, letters_of, opened, with_both_signs
-from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, ungrouped
+from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.regions import same_region
 from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
@@ -182,11 +182,23 @@ def _same_equation(gold: Item, target: Item) -> bool:
         if left is None and one is None:
             raise Unknown
         return False
+    if unknowns(left) == unknowns(right) and same_value(
+        left, right
+    ):  # it holds for all values: only the same sides say the same
+        return (left, right) == (one, two)
     if left == one:
         return same_value(right, two)
     if any(node.kind in ("tuple", "set") for node in (left, right, one, two)):
         return same_value(left, one) and same_value(right, two)
     return proportional(_minus(left, right), _minus(one, two), positive=False)
+
+
+def _is_identity(left: Node, right: Node) -> bool:
+    """Whether an equation holds for all values of its unknowns."""
+    try:
+        return unknowns(left) == unknowns(right) and same_value(left, right)
+    except Unknown:
+        return False
 
 
 def _minus(left: Node, right: Node) -> Node:
