@@ -118,7 +118,8 @@ def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close()
 
 
 HUNG_UP = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup have inherited that it is ignored
 from pathlib import Path
 import ray
 import typer
@@ -163,7 +164,10 @@ def test_a_command_whose_terminal_is_closed_still_has_its_actors_and_ends_in_ord
         assert driver.poll() is None, os.read(ours, 65536).decode()
         os.close(ours)
         os.killpg(driver.pid, signal.SIGHUP)  # as the shell and the kernel send it: to every process of the command
-        assert driver.wait(timeout=120) == 130
+        try:
+            assert driver.wait(timeout=120) == 130
+        finally:
+            driver.kill()
     assert (tmp_path / "said").read_text() == "the actor answers"
 
 
