@@ -57,12 +57,13 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         if found is None:
             raise Unknown
         return found
-    for kinds in ((("both", 12), ("positive", 6)), (("complex", 5),)):
+    large = _large(gold, target)
+    for kinds in ((("both", 20), ("positive", 6)), (("complex", 5),)):
         seen = 0
         for kind, count in kinds:
             for index in range(count):
                 varied = kind == "both"
-                whole, scale = varied and index % 4 == 0, _LARGE if varied and index % 4 == 1 else 1
+                whole, scale = varied and index % 4 == 0, large if varied and index % 4 == 1 else 1
                 point = replace(names.point, seed=f"{index}", kind=kind, whole=whole, scale=scale, rough=[])
                 found = _compared(gold, target, point, equal)
                 if found is False:
@@ -71,6 +72,23 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         if seen >= _ENOUGH:
             return True
     raise Unknown
+
+
+def _large(*nodes: Node) -> int:
+    """The scale of large points: beyond the numbers at which an absolute value, a maximum or a remainder changes."""
+    if not any(map(_has_pieces, nodes)):
+        return _LARGE
+    return max(_LARGE, *(4 * min(int(abs(node.value)), 10**6) for node in map(_largest, nodes)))
+
+
+def _has_pieces(node: Node) -> bool:
+    own = node.kind in ("absolute", "modulo") or node.name in ("max", "min", "floor", "ceiling", "gcd", "lcm")
+    return own or any(map(_has_pieces, node.parts))
+
+
+def _largest(node: Node) -> Node:
+    """The largest number in an expression."""
+    return max([node, *map(_largest, node.parts)], key=lambda one: abs(one.value))
 
 
 def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool | None:

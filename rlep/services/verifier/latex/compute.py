@@ -93,7 +93,7 @@ def _named(node: Node, point: SamplePoint) -> Value:
     if name in point.vectors:
         return _drawn(point, name, 1)
     if name in point.integers:
-        return Fraction(2 + int(draw(point, name) * 6007) % 9)
+        return Fraction(2 + int(draw(point, name) * 6007) % 9 * point.scale)
     value = Fraction(int(draw(point, name) * 6007) % 4) if point.whole else draw(point, name) * point.scale
     return -value if point.kind == "both" and int(draw(point, name, "sign") * 6007) % 2 else value
 

@@ -45,7 +45,8 @@ def _analytic(name: str) -> Function:
         found = real(function(number(value)))
         if point.kind != "complex" and not is_real(found) and is_real(value):
             raise OutOfDomain(f"{name} of a number it does not take")
-        return Fraction(0) if abs(found) < MP.mpf("1e-55") else found
+        vanishes = name in ("sin", "cos") and abs(found) < MP.mpf("1e-55")  # at a multiple of π/2, but for rounding
+        return Fraction(0) if vanishes else found
 
     return compute
 

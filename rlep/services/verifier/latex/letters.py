@@ -26,7 +26,7 @@ _FONT = (
 )
 _MINUS_ONE = Node("negative", (Node("number", value=Fraction(1)),))
 _T = Node("name", (), "T")
-_OPAQUE = ("apply", "operator", "derivative", "transpose", "cross", "either", "norm")
+_OPAQUE = ("apply", "operator", "derivative", "transpose", "cross", "either", "norm", "limit")
 """Operations that the symbolic engine does not read as they are written."""
 
 

@@ -154,6 +154,8 @@ def same_item(gold: Item, target: Item) -> bool:
 def _same_named(gold: Item, target: Node) -> bool:
     """A chain against a value: its last side counts behind a name, or its first side before one."""
     left = gold.sides[0]
+    if not all(side is not None and same_value(side, gold.value) for side in gold.sides[1:-1]):
+        return False  # ``a=b=c`` names no value
     if left is None or _names(left):
         return same_value(gold.value, target)
     return gold.value.kind in _NAMING and is_closed(left) and same_value(left, target)
