@@ -13,16 +13,17 @@ from rlep.services.verifier.latex.letters import Names, readings
 from rlep.services.verifier.latex.nodes import Node, unknowns
 from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, Value, number
 
-_SAME = MP.mpf("1e-40")
-"""The greatest relative difference of two values of 60 digits that are equal."""
 _ROUGH = MP.mpf("1e-11")
 """That of values of which one was computed to fewer digits, as an integral is."""
 _DECIMAL = MP.mpf("1e-6")
 """That of a decimal and an irrational number that it stands for."""
 _SMALL = MP.mpf("1e-30")
-"""Values below this are computed again, as they may be zero."""
-_ZERO = MP.mpf("1e-300")
+"""Rough values below this are computed again, as they may be zero."""
 _MANY_DIGITS = 400
+_MORE_DIGITS = 1000
+_GAMMA_DIGITS = 150
+_MOST_DIGITS = 3000
+"""Digits to which equal values without names are compared: 60 lose ``e^{-200}`` in ``1-e^{-200}``."""
 _LARGE = 25
 """Names are so many times as large at some points, as small numbers show one side only of a maximum."""
 _ENOUGH = 3
@@ -53,13 +54,14 @@ def proportional(gold: Node, target: Node, *, positive: bool) -> bool:
 def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
     """Whether two expressions are equal at every point where both have a value; three such points are needed."""
     if names.closed:
-        found = _compared(gold, target, replace(names.point, kind="complex"), equal)
+        point = replace(names.point, kind="complex")
+        found = _compared(gold, target, point, equal)
         if found is None:
             raise Unknown
-        return found
+        return found and _confirmed(gold, target, point, equal, _MOST_DIGITS)
     large = _large(gold, target)
     for kinds in ((("both", 20), ("positive", 6)), (("complex", 5),)):
-        seen = 0
+        seen: list[SamplePoint] = []
         for kind, count in kinds:
             for index in range(count):
                 varied = kind == "both"
@@ -68,10 +70,20 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
                 found = _compared(gold, target, point, equal)
                 if found is False:
                     return False
-                seen += found is True
-        if seen >= _ENOUGH:
-            return True
+                seen += [point] if found else []
+        if len(seen) >= _ENOUGH:
+            digits = _GAMMA_DIGITS if any(map(_has_gamma, (gold, target))) else _MORE_DIGITS
+            return _confirmed(gold, target, seen[-1], equal, digits)
     raise Unknown
+
+
+def _confirmed(gold: Node, target: Node, point: SamplePoint, equal: Equal, digits: int) -> bool:
+    """Whether values that are equal to 60 digits are equal to so many."""
+    if point.rough:
+        return True  # fewer digits than 60 are known
+    with _digits(digits):
+        left, right = evaluate(gold, point), evaluate(target, point)
+        return equal(left, right) or _both_vanish(gold, target, point, digits)
 
 
 def _large(*nodes: Node) -> int:
@@ -99,11 +111,27 @@ def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> boo
             return True
         if point.rough and not _below(_SMALL, left, right):
             return _roughly(left, right)
-        with _more_digits():  # large terms that cancel, and zeros, take more of them
+        with _digits(_MANY_DIGITS):  # large terms that cancel, and zeros, take more of them
             left, right = evaluate(gold, point), evaluate(target, point)
-            return equal(left, right) or _below(_ZERO, left, right)
+            return equal(left, right) or _both_vanish(gold, target, point, _MANY_DIGITS)
     except NoValue:
         return None
+
+
+def _has_gamma(node: Node) -> bool:
+    """Whether an expression has factorials of names, which take seconds to a thousand digits."""
+    own = node.kind == "binomial" or node.name in ("factorial", "Gamma")
+    return (own and bool(unknowns(node))) or any(map(_has_gamma, node.parts))
+
+
+def _both_vanish(gold: Node, target: Node, point: SamplePoint, digits: int) -> bool:
+    """Whether both values are zero but for rounding, which falls with each digit that is computed."""
+    few = [*_cells(evaluate(gold, point)), *_cells(evaluate(target, point))]
+    if not all(abs(number(cell)) < MP.mpf(10) ** (100 - digits) for cell in few):
+        return False
+    with _digits(digits + 200):
+        more = [*_cells(evaluate(gold, point)), *_cells(evaluate(target, point))]
+        return all(abs(number(two)) <= abs(number(one)) * MP.mpf("1e-100") for one, two in zip(few, more, strict=True))
 
 
 def _below(limit: Scalar, *values: Value) -> bool:
@@ -116,6 +144,7 @@ class _Ratios:
     def __init__(self, positive: bool) -> None:
         self._positive = positive
         self.seen: list[Scalar] = []
+        self._close = _same_to()
 
     def add(self, left: Value, right: Value) -> bool:
         """Whether two more values have the ratio of those before."""
@@ -128,8 +157,9 @@ class _Ratios:
         ratio = number(left) / number(right)
         if self._positive and (isinstance(ratio, MP.mpc) or ratio <= 0):
             return False
-        if self.seen and abs(ratio - self.seen[0]) > _SAME * abs(ratio):
+        if self.seen and abs(ratio - self.seen[0]) > self._close * abs(ratio):
             return False
+        self._close = self._close if self.seen else _same_to()  # no closer than the first is known
         self.seen.append(ratio)
         return True
 
@@ -166,7 +196,7 @@ def _same_number(
         return left == right or _rounds(left, target, right) or _rounds(right, gold, left)
     one, two = number(left), number(right)
     difference, size = abs(one - two), max(abs(one), abs(two))
-    if difference <= _SAME * size:
+    if difference <= _same_to() * size:
         return True
     return allowed is not None and bool(difference <= allowed * (size if limit is None else min(limit, size)))
 
@@ -191,11 +221,16 @@ def _cells(value: Value) -> list[Scalar]:
     return [cell for row in value.rows for cell in row] if isinstance(value, Matrix) else [value]
 
 
+def _same_to() -> Scalar:
+    """The greatest relative difference of two equal values at the present digits."""
+    return MP.mpf(10) ** (20 - MP.dps)
+
+
 @contextmanager
-def _more_digits() -> Iterator[None]:
-    """Compute to more digits inside of the block."""
+def _digits(count: int) -> Iterator[None]:
+    """Compute to so many digits inside of the block."""
     before = MP.dps
-    MP.dps = _MANY_DIGITS
+    MP.dps = count
     try:
         yield
     finally:

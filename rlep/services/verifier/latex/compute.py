@@ -27,7 +27,6 @@ from rlep.services.verifier.latex.operations import (
 )
 from rlep.services.verifier.latex.points import (
     MP,
-    TINY,
     Matrix,
     NoValue,
     SamplePoint,
@@ -38,6 +37,7 @@ from rlep.services.verifier.latex.points import (
     number,
     real,
     shown,
+    tiny,
 )
 
 _MAX_TERMS = 2000
@@ -60,12 +60,12 @@ def evaluate(node: Node, point: SamplePoint) -> Value:
 
 
 def _checked(value: Value) -> Value:
-    """A finite value, rounded to 60 digits where it is a very large fraction."""
+    """A finite value, exact where it is a fraction."""
     if isinstance(value, Matrix):
         return Matrix(tuple(tuple(_checked(cell) for cell in row) for row in value.rows))
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-            return number(value)
+            raise NoValue("a fraction of too many digits")
         return value
     if not MP.isfinite(value):
         raise NoValue("not finite")
@@ -153,7 +153,7 @@ def _transpose(node: Node, point: SamplePoint) -> Value:
 
 def _quotient(node: Node, point: SamplePoint) -> Value:
     top, bottom = evaluate(node.parts[0], point), scalar(node.parts[1], point)
-    if not isinstance(bottom, Fraction) and abs(bottom) < TINY:
+    if not isinstance(bottom, Fraction) and abs(bottom) < tiny():
         raise NoValue("a division by zero")
     return multiply(top, 1 / bottom)
 

@@ -10,7 +10,6 @@ from typing import Any
 from rlep.services.verifier.latex.operations import add
 from rlep.services.verifier.latex.points import (
     MP,
-    TINY,
     NoValue,
     OutOfDomain,
     SamplePoint,
@@ -18,6 +17,7 @@ from rlep.services.verifier.latex.points import (
     is_real,
     number,
     real,
+    tiny,
 )
 
 _MAX_FACTORIAL = 3000
@@ -45,7 +45,7 @@ def _analytic(name: str) -> Function:
         found = real(function(number(value)))
         if point.kind != "complex" and not is_real(found) and is_real(value):
             raise OutOfDomain(f"{name} of a number it does not take")
-        vanishes = name in ("sin", "cos") and abs(found) < MP.mpf("1e-55")  # at a multiple of π/2, but for rounding
+        vanishes = name in ("sin", "cos") and abs(found) < tiny()  # at a multiple of π/2, but for rounding
         return Fraction(0) if vanishes else found
 
     return compute
@@ -54,7 +54,7 @@ def _analytic(name: str) -> Function:
 def _reciprocal(function: Function) -> Function:
     def compute(values: list[Scalar], point: SamplePoint) -> Scalar:
         value = function(values, point)
-        if abs(number(value)) < TINY:
+        if abs(number(value)) < tiny():
             raise NoValue("a division by zero")
         return 1 / number(value)
 
@@ -63,7 +63,7 @@ def _reciprocal(function: Function) -> Function:
 
 def _tangent(values: list[Scalar], point: SamplePoint) -> Scalar:
     cosine = _analytic("cos")(values, point)
-    if abs(number(cosine)) < TINY:
+    if abs(number(cosine)) < tiny():
         raise NoValue("the tangent of a right angle")
     sine = _analytic("sin")(values, point)
     return number(sine) / number(cosine)

@@ -17,8 +17,8 @@ from rlep.services.verifier.latex.points import (
     real,
 )
 
-MAX_BITS = 40_000
-"""Fractions with more become numbers of 60 digits."""
+MAX_BITS = 200_000
+"""Fractions with more have no value: fewer digits would lose what makes them differ."""
 _MAX_MATRIX_POWER = 64
 _MAX_MINORS = 6
 _MAX_CHOSEN = 5000
@@ -89,8 +89,9 @@ def power(base: Value, exponent: Scalar, point: SamplePoint) -> Value:
             if base == 0 and count <= 0:
                 raise NoValue("a power of zero")
             bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-            if bits * abs(count) <= MAX_BITS:
-                return base**count
+            if bits * abs(count) > MAX_BITS:
+                raise NoValue("a power of too many digits")
+            return base**count
         return number(base) ** count
     base, exponent = real(number(base)), real(number(exponent))
     if base == 0:

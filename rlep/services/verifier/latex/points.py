@@ -13,8 +13,6 @@ import mpmath
 MP = mpmath.mp.clone()
 """A context of its own: the symbolic engine changes the precision of the shared one."""
 MP.dps = 60
-TINY = MP.mpf("1e-50")
-"""A number that is smaller, beside one of ordinary size, is an error of rounding."""
 
 Scalar = Any
 """``Fraction``, or a real or complex number of ``MP``."""
@@ -84,6 +82,11 @@ def draw(point: SamplePoint, *address: str) -> Fraction:
     return low + Fraction((top >> 1) % 6007, 6007) * (Fraction(20, 23) if top & 1 else 3)
 
 
+def tiny() -> Scalar:
+    """A number that is smaller, beside one of ordinary size, is an error of rounding at the present digits."""
+    return MP.mpf(10) ** (10 - MP.dps)
+
+
 def number(value: Scalar) -> Scalar:
     """A fraction as a number of 60 digits; anything else as it is."""
     return MP.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
@@ -91,7 +94,7 @@ def number(value: Scalar) -> Scalar:
 
 def real(value: Scalar) -> Scalar:
     """A number whose imaginary part is only rounding."""
-    if isinstance(value, MP.mpc) and abs(value.imag) <= TINY * max(1, abs(value.real)):
+    if isinstance(value, MP.mpc) and abs(value.imag) <= tiny() * max(1, abs(value.real)):
         return value.real
     return value
 
