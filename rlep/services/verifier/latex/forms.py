@@ -47,6 +47,24 @@ def assignment_of(answer: Answer) -> Assignment | None:
     return Assignment(found, ordered=False) if len(found) == len(answer.items) else None
 
 
+def alternatives_of(answer: Answer) -> tuple[str, tuple[Item, ...]] | None:
+    """``(name, values)`` of ``x=2 or x=-3`` and of ``x_1=2, x_2=-3``, whose indices only count them; None for anything else."""
+    sides = [item.sides[0] for item in answer.items]
+    if answer.form != "list" or not all(set(item.relations) == {"="} for item in answer.items):
+        return None
+    if any(side is None or side.kind not in ("name", "tuple") for side in sides):
+        return None
+    names = {repr(side) for side in sides}
+    roots = {side.name.partition("_")[0] for side in sides if side is not None and "_" in side.name}
+    counted = (
+        len(roots) == 1 and len(names) == len(sides) and all(side is not None and "_" in side.name for side in sides)
+    )
+    if len(names) > 1 and not counted:
+        return None
+    name = next(iter(roots)) if counted else next(iter(names))
+    return name, tuple(Item((item.value,)) for item in answer.items)
+
+
 def letters_of(node: Node | None) -> str:
     """The letters of a name or of a side of a figure, as ``AB``; empty for anything else."""
     if node is None:
@@ -65,7 +83,6 @@ def with_both_signs(answer: Answer) -> Answer:
         for sign in (1, -1) if _has_signs(item) else (1,):
             items.append(replace(item, sides=tuple(side and _signed(side, sign) for side in item.sides)))
     if answer.form == "one":
-        items = [Item((item.value,)) if set(item.relations) == {"="} else item for item in items]
         return Answer("list", tuple(items), "or")
     return replace(answer, items=tuple(items))
 

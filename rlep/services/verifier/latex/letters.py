@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rlep.services.verifier.latex.nodes import Node, all_of, has, is_closed, ungrouped, unknowns
+from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, all_of, has, is_closed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.statements import Answer
 
@@ -192,7 +192,7 @@ def _renamed(node: Node, names: dict[str, str]) -> Node:
 
 
 def may_ask_engine(gold: Answer, target: Answer) -> bool:
-    """Whether the symbolic engine reads both as they are written: no lists, the same names, no functions of them."""
+    """Whether the symbolic engine reads both as they are written: operations on sets in the same names, no lists or functions."""
     if "list" in (gold.form, target.form):
         return False
     sides = [[side for item in answer.items for side in item.sides] for answer in (gold, target)]
@@ -200,4 +200,6 @@ def may_ask_engine(gold: Answer, target: Answer) -> bool:
     names = [set().union(*(unknowns(side) for side in some if side is not None)) for some in sides]
     if len(known) < len(sides[0]) + len(sides[1]) or names[0] != names[1]:
         return False
+    if not any(has(side, *SET_OPERATIONS) for side in known):
+        return False  # what it would compute has a value here too, or is beyond both
     return not any(has(side, *_OPAQUE) or _transposes(side) for side in known)

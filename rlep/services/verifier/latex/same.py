@@ -7,11 +7,18 @@ from itertools import pairwise
 
 from rlep.services.verifier.latex.agree import Unknown, equal_values, proportional
 from rlep.services.verifier.latex.finite import infinity_of, undefined
-from rlep.services.verifier.latex.forms import Assignment, assignment_of, letters_of, opened, with_both_signs
+from rlep.services.verifier.latex.forms import (
+    Assignment,
+    alternatives_of,
+    assignment_of,
+    letters_of,
+    opened,
+    with_both_signs,
+)
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.regions import same_region
-from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
+from rlep.services.verifier.latex.statements import Answer, Item
 
 _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
@@ -25,11 +32,13 @@ def same(gold: Answer, target: Answer) -> bool:
         return False
     if "cycles" in (gold.form, target.form):
         return gold == target
-    if (found := _assigned(gold, target)) is not None:
-        return found
     if (found := same_region(gold, target)) is not None:
         return found
     gold, target = with_both_signs(gold), with_both_signs(target)
+    if (found := _same_alternatives(gold, target)) is not None:
+        return found
+    if (found := _assigned(gold, target)) is not None:
+        return found
     forms = {gold.form, target.form}
     if forms == {"one"}:
         return same_item(gold.items[0], target.items[0])
@@ -39,15 +48,46 @@ def same(gold: Answer, target: Answer) -> bool:
         plain = all(answer.brackets in ("", "()") for answer in (gold, target)) or gold.brackets == target.brackets
         return plain and "set" not in forms and _in_order(gold.items, target.items)
     joints = {gold.joint, target.joint}
-    if forms == {"list"} and len(joints) == 2 and "or" in joints and _has_inequality(gold, target):
+    related = any(item.relations for answer in (gold, target) for item in answer.items)
+    if forms == {"list"} and len(joints) == 2 and "or" in joints and related:
         return False
     if "set" in forms:
-        return _matched(_distinct(gold.items), _distinct(target.items))
+        repeats = any(
+            len(_distinct(answer.items)) < len(answer.items) for answer in (gold, target) if answer.form == "list"
+        )
+        return not repeats and _matched(_distinct(gold.items), _distinct(target.items))
+    if related and _repeats_names(gold, target):
+        raise Unknown  # which equations belong together is lost
     return _matched(gold.items, target.items)
 
 
-def _has_inequality(*answers: Answer) -> bool:
-    return any(set(item.relations) & INEQUALITIES for answer in answers for item in answer.items)
+def _same_alternatives(gold: Answer, target: Answer) -> bool | None:
+    """Values of one unknown, as ``x=2 or x=-3``, against such values or values without a name; None for anything else."""
+    one, two = alternatives_of(gold), alternatives_of(target)
+    if one is None and two is None:
+        return None
+    if one is not None and two is not None:
+        counted = any("_" in repr(answer.items[0].sides[0]) for answer in (gold, target))
+        if one[0] != two[0] and not counted:
+            return False
+        return _matched(one[1], two[1])
+    (_, values), other = (one, target) if one is not None else (two, gold)  # type: ignore[misc]
+    if assignment_of(gold) is not None and assignment_of(target) is not None:
+        return None
+    if other.form not in ("list", "set") or any(item.relations for item in other.items):
+        return (
+            None if any("_" in repr(item.sides[0]) for item in (gold if one is not None else target).items) else False
+        )
+    return _matched(values, other.items) if one is not None else _matched(other.items, values)
+
+
+def _repeats_names(*answers: Answer) -> bool:
+    """Whether an answer gives several values to one of several names."""
+    for answer in answers:
+        names = [letters_of(item.sides[0]) for item in answer.items if set(item.relations) == {"="}]
+        if 1 < len(set(names)) < len(names):
+            return True
+    return False
 
 
 def _one_with_many(gold: Answer, target: Answer) -> bool:
@@ -99,7 +139,7 @@ def _assigned(gold: Answer, target: Answer) -> bool | None:
         return _in_sequence(one, target)
     if two is None or not _is_sequence(gold):
         return None
-    return _in_order(gold.items, two.in_order()) or (gold.form == "list" and _matched(gold.items, two.in_order()))
+    return (gold.form == "tuple" or two.ordered) and _in_order(gold.items, two.in_order())
 
 
 def _is_sequence(answer: Answer) -> bool:
@@ -179,14 +219,27 @@ def _same_side(gold: Node, target: Item) -> bool:
 
 
 def _same_equation(gold: Item, target: Item) -> bool:
-    (left, right), (one, two) = (gold.sides[0], gold.value), (target.sides[0], target.value)
-    if left is None or one is None:
-        if left is None and one is None:
+    one, two = _shortened(gold.sides), _shortened(target.sides)
+    if None in (one[0], two[0]):
+        if one[0] is None and two[0] is None:
             raise Unknown
         return False
-    if unknowns(left) == unknowns(right) and same_value(
-        left, right
-    ):  # it holds for all values: only the same sides say the same
+    if len(one) != len(two):
+        return False
+    return all(_same_pair_of_sides(left, right) for left, right in zip(pairwise(one), pairwise(two), strict=True))
+
+
+def _shortened(sides: Sequence[Node | None]) -> list[Node | None]:
+    """The sides of a chain without those between that have no unknowns, or that are the last one in other words."""
+    middle = [side for side in sides[1:-1] if side is None or not (is_closed(side) or _is_identity(side, sides[-1]))]
+    return [sides[0], *middle, sides[-1]]
+
+
+def _same_pair_of_sides(gold: tuple[Node | None, Node | None], target: tuple[Node | None, Node | None]) -> bool:
+    (left, right), (one, two) = gold, target
+    if left is None or right is None or one is None or two is None:
+        raise Unknown
+    if _is_identity(left, right):  # only the same sides say the same
         return (left, right) == (one, two)
     if left == one:
         return same_value(right, two)
@@ -195,10 +248,10 @@ def _same_equation(gold: Item, target: Item) -> bool:
     return proportional(_minus(left, right), _minus(one, two), positive=False)
 
 
-def _is_identity(left: Node, right: Node) -> bool:
+def _is_identity(left: Node, right: Node | None) -> bool:
     """Whether an equation holds for all values of its unknowns."""
     try:
-        return unknowns(left) == unknowns(right) and same_value(left, right)
+        return right is not None and unknowns(left) == unknowns(right) and same_value(left, right)
     except Unknown:
         return False
 

@@ -75,6 +75,9 @@ def read(latex: str) -> Answer:
     tokens = lex(_PLAIN.sub(r"\\text{\1}", latex))
     if tokens and tokens[0].text == "{" and closing(tokens, 0) == len(tokens) - 1 and any(map(_joint_of, tokens)):
         tokens = tokens[1:-1]
+    marks = {behind for _, behind in split(tokens, lambda token: bool(_joint_of(token)))}
+    if {",", ";"} <= marks:
+        raise Unreadable("a list of lists")
     parts = [(part, _joint(behind)) for part, behind in split(tokens, lambda token: bool(_joint_of(token)))]
     items = [_item(part) for part, _ in parts if part]
     if not items:
@@ -84,6 +87,8 @@ def read(latex: str) -> Answer:
         if joints - {","} or len(parts) > 2:
             raise Unreadable("a list of one")
         return _opened(items[0])
+    if "or" in joints and len(joints) > 1 and any("=" in item.relations for item in items):
+        raise Unreadable("alternatives of several equations")
     joint = next((name for name in ("or", "and") if name in joints), ",")
     return _plain(Answer("list", tuple(_without_domains(items)), joint))
 
@@ -107,16 +112,14 @@ def _without_domains(items: list[Item]) -> list[Item]:
 
 
 def _plain(answer: Answer) -> Answer:
-    """``x=1, x=2`` and ``x=2, -3`` as the values; one statement as itself."""
+    """``x=2, -3`` and ``(x,y)=(1,2),(3,4)`` with the name before each value; one statement as itself."""
     if len(answer.items) == 1:
         return _opened(answer.items[0])
-    names = [item.sides[0] for item in answer.items if item.relations and set(item.relations) == {"="}]
-    later = [item for item in answer.items[1:] if item.relations]
-    same = names and all(name == names[0] and name is not None and name.kind == "name" for name in names)
-    whole = len(names) == len(answer.items) or (not later and answer.items[0].relations and len(names) == 1)
-    tuple_named = names and names[0] is not None and names[0].kind == "tuple" and not later
-    if (same or tuple_named) and whole:
-        return replace(answer, items=tuple(Item((item.value,)) for item in answer.items))
+    first, *later = answer.items
+    left = first.sides[0]
+    named = set(first.relations) == {"="} and left is not None and left.kind in ("name", "tuple")
+    if named and not any(item.relations for item in later):
+        return replace(answer, items=(first, *(Item((left, item.value), ("=",)) for item in later)))
     return answer
 
 
