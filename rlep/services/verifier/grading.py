@@ -29,7 +29,7 @@ Found = Literal["correct", "wrong", "unparsable"]
 _NORMALISATION = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
-_APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\sim(?:eq)?(?![a-zA-Z])")
+_APPROXIMATELY = re.compile(r"\\approx(?![a-zA-Z])|\\simeq(?![a-zA-Z])")
 _NAME = re.compile(r"[a-zA-Z]?|\\(?!infty)[a-zA-Z]+")
 
 

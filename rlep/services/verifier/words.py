@@ -75,17 +75,20 @@ def same_letters(one: str, other: str) -> bool:
 def same_choices(gold: str, target: str) -> bool | None:
     """Whether two answers choose the same letters, as ``\\textbf{(B)}``, ``B`` or ``\\text{A, C}``; None where one is no choice.
 
-    Letters that the reference lists in alphabetical order may come in any order, and two of A to E may stand side by side.
+    A single letter from A to E of a reference may come in lower case. Letters that the reference lists
+    in alphabetical order may come in any order, and two of A to E may stand side by side.
     """
     wanted, found = _choices_of(gold), _choices_of(target)
     if wanted is None or found is None:
         return None
+    if len(wanted) == len(found) == 1 and wanted[0] in "ABCDE":
+        found = [found[0].upper()]
     return wanted == (sorted(found) if wanted == sorted(wanted) else found)
 
 
 def _choices_of(latex: str) -> list[str] | None:
     bare = _COMMAND.sub(r" \1 ", latex).strip(" .{}")
-    if _PAIR.fullmatch(bare) and bare[0] != bare[1]:
+    if _PAIR.fullmatch(latex.strip()) and bare[0] != bare[1]:
         return list(bare)
     letters = [part for part in _CHOICES.split(bare) if part]
     matches = [_CHOICE.fullmatch(letter) for letter in letters]
@@ -93,5 +96,5 @@ def _choices_of(latex: str) -> list[str] | None:
     if not found or len(found) < len(letters):
         return None
     if len(found) == 1:
-        return None if bare in ("e", "i") else [found[0].upper()]
+        return None if bare in ("e", "i") else found
     return found if all(letter.isupper() for letter in found) else None

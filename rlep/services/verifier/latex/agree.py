@@ -11,6 +11,7 @@ from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.decimals import rounds
 from rlep.services.verifier.latex.letters import Names, readings
 from rlep.services.verifier.latex.nodes import Node, unknowns
+from rlep.services.verifier.latex.places import complex_points, real_points, special_points
 from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, Value, number
 
 _ROUGH = MP.mpf("1e-11")
@@ -22,10 +23,8 @@ _SMALL = MP.mpf("1e-30")
 _MANY_DIGITS = 400
 _MORE_DIGITS = 1000
 _GAMMA_DIGITS = 150
-_MOST_DIGITS = 3000
+_MOST_DIGITS = 8000
 """Digits to which equal values without names are compared: 60 lose ``e^{-200}`` in ``1-e^{-200}``."""
-_LARGE = 25
-"""Names are so many times as large at some points, as small numbers show one side only of a maximum."""
 _ENOUGH = 3
 """Points at which both expressions must have a value."""
 
@@ -59,22 +58,39 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         if found is None:
             raise Unknown
         return found and _confirmed(gold, target, point, equal, _MOST_DIGITS)
-    large = _large(gold, target)
-    for kinds in ((("both", 20), ("positive", 6)), (("complex", 5),)):
-        seen: list[SamplePoint] = []
-        for kind, count in kinds:
-            for index in range(count):
-                varied = kind == "both"
-                whole, scale = varied and index % 4 == 0, large if varied and index % 4 == 1 else 1
-                point = replace(names.point, seed=f"{index}", kind=kind, whole=whole, scale=scale, rough=[])
-                found = _compared(gold, target, point, equal)
-                if found is False:
-                    return False
-                seen += [point] if found else []
-        if len(seen) >= _ENOUGH:
-            digits = _GAMMA_DIGITS if any(map(_has_gamma, (gold, target))) else _MORE_DIGITS
-            return _confirmed(gold, target, seen[-1], equal, digits)
-    raise Unknown
+    for point in special_points(gold, target, names.point):
+        if _compared(gold, target, point, equal) is False:
+            return False
+    seen: list[SamplePoint] = []
+    one_sided = 0
+    for point in real_points(names.point):
+        found = _compared(gold, target, point, equal)
+        if found is False:
+            return False
+        seen += [point] if found and not point.whole else []
+        one_sided += found is None and _has_value(gold, point) and not _has_value(target, point)
+    if len(seen) < _ENOUGH and one_sided >= _ENOUGH:
+        return False  # the answer has no real value where the reference has one
+    if len(seen) < _ENOUGH:
+        seen = []
+        for point in complex_points(names.point):
+            found = _compared(gold, target, point, equal)
+            if found is False:
+                return False
+            seen += [point] if found else []
+    if len(seen) < _ENOUGH:
+        raise Unknown
+    return _confirmed(
+        gold, target, seen[-1], equal, _GAMMA_DIGITS if any(map(_has_gamma, (gold, target))) else _MORE_DIGITS
+    )
+
+
+def _has_value(node: Node, point: SamplePoint) -> bool:
+    try:
+        evaluate(node, point)
+    except NoValue:
+        return False
+    return True
 
 
 def _confirmed(gold: Node, target: Node, point: SamplePoint, equal: Equal, digits: int) -> bool:
@@ -84,23 +100,6 @@ def _confirmed(gold: Node, target: Node, point: SamplePoint, equal: Equal, digit
     with _digits(digits):
         left, right = evaluate(gold, point), evaluate(target, point)
         return equal(left, right) or _both_vanish(gold, target, point, digits)
-
-
-def _large(*nodes: Node) -> int:
-    """The scale of large points: beyond the numbers at which an absolute value, a maximum or a remainder changes."""
-    if not any(map(_has_pieces, nodes)):
-        return _LARGE
-    return max(_LARGE, *(4 * min(int(abs(node.value)), 10**6) for node in map(_largest, nodes)))
-
-
-def _has_pieces(node: Node) -> bool:
-    own = node.kind in ("absolute", "modulo") or node.name in ("max", "min", "floor", "ceiling", "gcd", "lcm")
-    return own or any(map(_has_pieces, node.parts))
-
-
-def _largest(node: Node) -> Node:
-    """The largest number in an expression."""
-    return max([node, *map(_largest, node.parts)], key=lambda one: abs(one.value))
 
 
 def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool | None:

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from rlep.services.verifier.latex import analysis
 from rlep.services.verifier.latex.functions import FUNCTION_RULES, whole
-from rlep.services.verifier.latex.nodes import Node, has, infinity_in
+from rlep.services.verifier.latex.nodes import Node, has, infinity_in, unknowns
 from rlep.services.verifier.latex.operations import (
     MAX_BITS,
     add,
@@ -33,6 +33,7 @@ from rlep.services.verifier.latex.points import (
     Scalar,
     Value,
     draw,
+    indexed,
     is_real,
     number,
     real,
@@ -42,6 +43,8 @@ from rlep.services.verifier.latex.points import (
 
 _MAX_TERMS = 2000
 """Longer sums have no value here."""
+_CONSTANTS = frozenset("abckmnpqABCKN") | {"\\alpha", "\\beta", "\\gamma", "\\lambda", "\\mu", "\\omega", "\\sigma"}
+"""Letters that do not depend on the variable of a derivative, by custom."""
 _SIZE = 3
 """Rows of a matrix and numbers in a vector that stand for a letter."""
 
@@ -81,7 +84,7 @@ def scalar(node: Node, point: SamplePoint) -> Scalar:
 
 
 def _named(node: Node, point: SamplePoint) -> Value:
-    name = node.name
+    name = indexed(node.name, point)
     if name in point.bound:
         return point.bound[name]
     if name == "e":
@@ -92,6 +95,8 @@ def _named(node: Node, point: SamplePoint) -> Value:
         return _drawn(point, name, _SIZE)
     if name in point.vectors:
         return _drawn(point, name, 1)
+    if name in point.complexes:
+        return MP.mpc(number(draw(point, name)), number(draw(point, name, "imaginary") - 2))
     if name in point.integers:
         return Fraction(2 + int(draw(point, name) * 6007) % 9 * point.scale)
     value = Fraction(int(draw(point, name) * 6007) % 4) if point.whole else draw(point, name) * point.scale
@@ -173,14 +178,11 @@ def _either(node: Node, point: SamplePoint) -> Value:
 
 
 def _apply(node: Node, point: SamplePoint) -> Value:
-    """A letter with a bracket: a factor, or a number that is drawn from the letter and the values in the bracket."""
+    """A function that only has a name: a number that is drawn from the name and the values in the bracket."""
     head, *arguments = node.parts
-    base = head.parts[0] if head.kind == "power" else head
-    if base.name in point.factors and len(arguments) == 1:
-        return multiply(evaluate(head, point), evaluate(arguments[0], point))
     values = [shown(evaluate(argument, point)) for argument in arguments]
     order = repr(head) if head.kind == "power" else head.name
-    return draw(point, "applied", order, *values)
+    return draw(point, "applied", order, *values) - 2  # of either sign, so that |f(x)| is not f(x)
 
 
 def _derivative(node: Node, point: SamplePoint) -> Scalar:
@@ -188,7 +190,9 @@ def _derivative(node: Node, point: SamplePoint) -> Scalar:
     body = node.parts[0]
     words = node.name.split()
     variable, order = words[2], words[3:]
-    if len(words) != 3 or has(body, "apply") or variable in point.bound:
+    names = unknowns(body) - {"e"}
+    opaque = has(body, "apply") or (bool(names) and variable not in names) or bool(names - {variable} - _CONSTANTS)
+    if len(words) != 3 or opaque or variable in point.bound:
         return draw(point, "derivative", node.name, repr(body), *order)
     point.rough.append("derivative")
     at = number(scalar(Node("name", (), variable), point))
@@ -241,9 +245,10 @@ def _integral(node: Node, point: SamplePoint) -> Scalar:
     body, *bounds = node.parts
     point.rough.append("integral")
     ends = [_end(bound, point) for bound in bounds]
-    if has(body, "apply", "derivative"):
+    names = unknowns(body) - {"e"}
+    if has(body, "apply", "derivative") or (names and node.name not in names):
         value = evaluate(body, _with(point, node.name, Fraction(355, 113)))
-        return draw(point, "integral", *map(str, ends), shown(value))
+        return draw(point, "integral", node.name if node.name not in names else "", *map(str, ends), shown(value))
     return analysis.integral(lambda at: number(scalar(body, _with(point, node.name, at))), ends)
 
 

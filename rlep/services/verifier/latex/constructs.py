@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rlep.services.verifier.latex import vocabulary
 from rlep.services.verifier.latex.nodes import Node
-from rlep.services.verifier.latex.scanner import Scanner, beside, leibniz
+from rlep.services.verifier.latex.scanner import Scanner, beside, is_number_set, leibniz
 from rlep.services.verifier.latex.tokens import Unreadable, between, closing, spelled
 
 _ONE = Node("number", value=Fraction(1))
@@ -119,6 +119,8 @@ class Constructs(Scanner):
     def _fraction(self) -> Node:
         start = self._at
         top, bottom = self._argument(), self._argument()
+        if is_number_set(top) or is_number_set(bottom):
+            raise Unreadable("a quotient of sets")
         return leibniz(self._tokens[start : self._at]) or Node("quotient", (top, bottom), "frac")
 
     def _root(self) -> Node:
@@ -178,6 +180,8 @@ class Constructs(Scanner):
             if depth == 0 and token.text == "d" and variable.kind == "letter":
                 body = self._read(self._tokens[self._at : index]) if index > self._at else _ONE
                 self._at = index + 2
+                if bool(lower) != bool(upper):
+                    raise Unreadable("an integral with one bound")
                 bounds = (self._read(lower), self._read(upper)) if lower and upper else ()
                 return Node("integral", (body, *bounds), variable.text)
         raise Unreadable("an integral without its variable")

@@ -14,6 +14,8 @@ def infinity_of(node: Node, point: SamplePoint) -> int | None:
     """The sign of the infinity that an expression is or tends to; None for any other."""
     if (written := infinity_in(node)) is not None:
         return written
+    if not is_closed(node):
+        return None  # it may be either, or neither
     try:
         evaluate(node, point)
     except Infinite as found:

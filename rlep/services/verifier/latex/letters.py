@@ -24,6 +24,7 @@ _FONT = (
     "\\mathnormal ",
     "\\pmb ",
 )
+_COMPLEX = frozenset({"z", "w", "\\zeta", "\\psi", "\\omega"})
 _MINUS_ONE = Node("negative", (Node("number", value=Fraction(1)),))
 _T = Node("name", (), "T")
 _OPAQUE = ("apply", "operator", "derivative", "transpose", "cross", "either", "norm", "limit")
@@ -48,7 +49,25 @@ def readings(gold: Node, target: Node) -> Iterator[tuple[Node, Node, Names]]:
     one, two = (_renamed(node, names.renamed) for node in (gold, target))
     yield one, two, names
     if names.may_multiply:
-        yield one, two, replace(names, point=replace(names.point, factors=names.may_multiply))
+        yield _multiplied(one, names.may_multiply), _multiplied(two, names.may_multiply), names
+
+
+def _multiplied(node: Node, factors: frozenset[str]) -> Node:
+    """An expression with these letters as factors of the brackets behind them, to which alone an exponent or ``!`` belongs."""
+    if node.kind == "apply" and _is_factor(node, factors):
+        head, argument = (_multiplied(part, factors) for part in node.parts)
+        return Node("product", (head, Node("group", (argument,))))
+    marked = node.kind in ("power", "transpose", "degrees") or node.name in ("factorial", "double factorial")
+    if marked and node.parts[0].kind == "apply" and _is_factor(node.parts[0], factors):
+        head, argument = (_multiplied(part, factors) for part in node.parts[0].parts)
+        rest = tuple(_multiplied(part, factors) for part in node.parts[1:])
+        return Node("product", (head, replace(node, parts=(Node("group", (argument,)), *rest))))
+    return replace(node, parts=tuple(_multiplied(part, factors) for part in node.parts))
+
+
+def _is_factor(node: Node, factors: frozenset[str]) -> bool:
+    head = node.parts[0]
+    return (head.parts[0] if head.kind == "power" else head).name in factors and len(node.parts) == 2
 
 
 def _names_of(gold: Node, target: Node) -> Names:
@@ -66,6 +85,7 @@ def _names_of(gold: Node, target: Node) -> Names:
         matrices=matrices,
         vectors=vectors,
         imaginary=imaginary,
+        complexes=_complex_letters(gold, target),
     )
     constants = {"e", "i"} if imaginary else {"e"}
     derived = any(has(node, "operator", "derivative") for node in (gold, target))
@@ -74,6 +94,18 @@ def _names_of(gold: Node, target: Node) -> Names:
     arguments = {name: [node for head, node in applied if renamed.get(head, head) == name] for name in heads}
     may_multiply = frozenset(name for name in heads if _may_multiply(name, arguments[name], bare))
     return Names(closed, point, may_multiply, renamed)
+
+
+def _complex_letters(gold: Node, target: Node) -> frozenset[str]:
+    """Letters that are complex numbers by custom, where an absolute value, a real or an imaginary part is asked for."""
+    if not any(_asks_for_parts(node) for node in (gold, target)):
+        return frozenset()
+    return frozenset(name for name in unknowns(gold) | unknowns(target) if name.partition("_")[0] in _COMPLEX)
+
+
+def _asks_for_parts(node: Node) -> bool:
+    own = node.kind == "absolute" or (node.kind == "function" and node.name in ("Re", "Im", "arg"))
+    return own or any(map(_asks_for_parts, node.parts))
 
 
 def _may_multiply(name: str, arguments: list[Node], bare: set[str]) -> bool:

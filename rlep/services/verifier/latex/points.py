@@ -62,8 +62,8 @@ class SamplePoint:
     """Whether all other names stand for small whole numbers too, where rounding and ``0`` make a difference."""
     scale: int = 1
     """What other names are multiplied with: of a maximum, small numbers show one side only."""
-    factors: frozenset[str] = frozenset()
-    """Names that are multiplied with the bracket behind them."""
+    complexes: frozenset[str] = frozenset()
+    """Names that stand for complex numbers."""
     matrices: frozenset[str] = frozenset()
     vectors: frozenset[str] = frozenset()
     imaginary: bool = False
@@ -80,6 +80,23 @@ def draw(point: SamplePoint, *address: str) -> Fraction:
     top = int.from_bytes(digest, "big")
     low = Fraction(1, 23) if top & 1 else Fraction(1)
     return low + Fraction((top >> 1) % 6007, 6007) * (Fraction(20, 23) if top & 1 else 3)
+
+
+def indexed(name: str, point: SamplePoint) -> str:
+    """A name with the values of the variables of sums in its index: ``x_{i}`` as ``x_{3}``."""
+    if not point.bound or "_{" not in name:
+        return name
+    root, _, index = name.partition("_{")
+    words = index.rstrip("}").split()
+    if not point.bound.keys() & set(words):
+        return name
+    values = [point.bound.get(word, word) for word in words]
+    if not all(isinstance(value, str) or (isinstance(value, Fraction) and value.denominator == 1) for value in values):
+        raise NoValue("an index that is no whole number")
+    if len(values) == 3 and values[1] in ("+", "-") and all(str(value).isdigit() for value in values[::2]):
+        left, right = (int(str(value)) for value in values[::2])
+        values = [left + right if values[1] == "+" else left - right]
+    return f"{root}_{{{' '.join(map(str, values))}}}"
 
 
 def tiny() -> Scalar:

@@ -44,18 +44,24 @@ def same(gold: Answer, target: Answer) -> bool:
         return same_item(gold.items[0], target.items[0])
     if "one" in forms:
         return _one_with_many(gold, target)
+    return _same_elements(gold, target)
+
+
+def _same_elements(gold: Answer, target: Answer) -> bool:
+    """Whether two tuples, sets or lists have the same elements."""
+    forms = {gold.form, target.form}
+    related = any(item.relations for answer in (gold, target) for item in answer.items)
+    if related and forms != {"list"}:
+        return False
     if "tuple" in forms:
         plain = all(answer.brackets in ("", "()") for answer in (gold, target)) or gold.brackets == target.brackets
         return plain and "set" not in forms and _in_order(gold.items, target.items)
-    joints = {gold.joint, target.joint}
-    related = any(item.relations for answer in (gold, target) for item in answer.items)
-    if forms == {"list"} and len(joints) == 2 and "or" in joints and related:
-        return False
     if "set" in forms:
-        repeats = any(
-            len(_distinct(answer.items)) < len(answer.items) for answer in (gold, target) if answer.form == "list"
-        )
+        lists = [answer.items for answer in (gold, target) if answer.form == "list"]
+        repeats = any(len(_distinct(items)) < len(items) for items in lists)
         return not repeats and _matched(_distinct(gold.items), _distinct(target.items))
+    if related and (gold.joint == "or") != (target.joint == "or"):
+        return False
     if related and _repeats_names(gold, target):
         raise Unknown  # which equations belong together is lost
     return _matched(gold.items, target.items)
@@ -66,6 +72,8 @@ def _same_alternatives(gold: Answer, target: Answer) -> bool | None:
     one, two = alternatives_of(gold), alternatives_of(target)
     if one is None and two is None:
         return None
+    if assignment_of(gold) is not None and assignment_of(target) is not None:
+        return None  # as x_1=1, x_2=2: each name has its value
     if one is not None and two is not None:
         counted = any("_" in repr(answer.items[0].sides[0]) for answer in (gold, target))
         if one[0] != two[0] and not counted:

@@ -143,13 +143,24 @@ class Scanner(ABC):
         return any(token.text == self._peek() for token in self._tokens[self._at + 1 :])
 
 
+def is_number_set(node: Node) -> bool:
+    """Whether this is ``\\mathbb{Z}`` or another set of numbers, alone or behind a factor."""
+    last = node.parts[-1] if node.kind == "product" else node
+    return last.kind == "name" and last.name.startswith("\\mathbb ") and last.name[-1] in "NZQRCF"
+
+
 def beside(left: Node, right: Node) -> Node:
     """Two operands without an operator between: a mixed number, ``d/dx`` before what it acts on, or a product."""
     if right.kind == "number":
         last = left.parts[-1] if left.kind == "product" else left
         numeric = last.kind == "power" and last.parts[0].kind == last.parts[1].kind == "number"
-        if last.kind == "number" or numeric:
-            raise Unreadable("two numbers side by side")
+        if last.kind in ("number", "group") or numeric:
+            raise Unreadable("a number behind a number or a bracket")
+    numeric = right.kind == "number" or (right.kind in ("power", "degrees") and right.parts[0].kind == "number")
+    if numeric and (left.parts[-1] if left.kind == "product" else left).name.startswith("\\text{"):
+        raise Unreadable("a number behind words")
+    if is_number_set(left) or is_number_set(right):
+        raise Unreadable("a set of numbers as a factor")
     fraction = right.kind == "quotient" and right.name == "frac"
     if fraction and all(part.kind == "number" and not part.name for part in (left, *right.parts)):
         return Node("sum", (left, right))

@@ -118,6 +118,8 @@ class Parser(Constructs):
         token = self._next()
         if token.kind == "number":
             return Node("number", (), token.text if "." in token.text else "", Fraction(token.text))
+        if token.kind == "letter" and (differential := self._differential(token.text)):
+            return Node("name", (), differential)
         if token.kind == "letter":
             return self._applied(self._primed(Node("name", (), token.text + self._rest_of_group(token.text))))
         if token.kind == "text":
@@ -131,6 +133,17 @@ class Parser(Constructs):
         if token.text == "|":
             return self._bars("|", "absolute")
         raise Unreadable(f"{token.text} is not expected")
+
+    def _differential(self, letter: str) -> str:
+        """Take the letter behind a ``d`` that does not stand in a row of other letters: ``dx`` is one name."""
+        behind = self._tokens[self._at] if self._at < len(self._tokens) else None
+        before = self._tokens[self._at - 2] if self._at > 1 else None
+        if letter != "d" or behind is None or behind.text not in vocabulary.DIFFERENTIALS:
+            return ""
+        if before is not None and before.text in ("a", "b", "c"):
+            return ""
+        self._at += 1
+        return f"d {behind.text}"
 
     def _rest_of_group(self, first: str) -> str:
         """Take the other capitals of a name such as ``SO`` in ``SO(3)``."""

@@ -41,3 +41,5 @@ NO_FACTOR = TIMES | MODULO | _words("\\} \\rfloor \\rceil \\end \\% \\\\ \\pm \\
 """Commands that end a product."""
 TRANSPOSED = frozenset({"\\top", "\\intercal", "\\mathsf T", "\\mathrm T", "\\mathsf { T }", "\\mathrm { T }"})
 """Exponents that transpose."""
+DIFFERENTIALS = frozenset("xyztuvwrsVPTSQAUNH") | {"\\theta", "\\phi", "\\mu"}
+"""Letters that make one name with a ``d`` before them."""
