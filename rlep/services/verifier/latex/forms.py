@@ -61,7 +61,9 @@ def alternatives_of(answer: Answer) -> tuple[str, tuple[Item, ...]] | None:
     )
     if len(names) > 1 and not counted:
         return None
-    name = next(iter(roots)) if counted else next(iter(names))
+    first = sides[0]
+    assert first is not None
+    name = next(iter(roots)) if counted else first.name if first.kind == "name" else repr(first)
     return name, tuple(Item((item.value,)) for item in answer.items)
 
 

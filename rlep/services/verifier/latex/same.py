@@ -75,8 +75,7 @@ def _same_alternatives(gold: Answer, target: Answer) -> bool | None:
     if assignment_of(gold) is not None and assignment_of(target) is not None:
         return None  # as x_1=1, x_2=2: each name has its value
     if one is not None and two is not None:
-        counted = any("_" in repr(answer.items[0].sides[0]) for answer in (gold, target))
-        if one[0] != two[0] and not counted:
+        if one[0] != two[0]:
             return False
         return _matched(one[1], two[1])
     (_, values), other = (one, target) if one is not None else (two, gold)  # type: ignore[misc]
