@@ -30,7 +30,7 @@ SYMBOLIC: list[dict[str, Any]] = [
         ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix} 1 & 2 \\\\ 3 & 4 \\end{bmatrix}", True),
         ("\\cos 2x", "2\\cos x", False),
         ("x^2", "x^3", False),
-        ("42", "x^{9^{9^{9}}}", False),
+        ("42", "e^{e^{e^{e^{e}}}}", False),
     ]
 ]
 

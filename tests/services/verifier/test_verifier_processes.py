@@ -108,7 +108,8 @@ def test_what_the_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tower", "status"), [("9^{9^{9^{9}}}", "timeout"), ("10^{10^{10}}", "wrong"), ("(9!)!", "wrong")]
+    ("tower", "status"),
+    [("9^{9^{9^{9}}}", "wrong"), ("e^{e^{e^{e^{e}}}}", "timeout"), ("10^{10^{10}}", "wrong"), ("(9!)!", "wrong")],
 )
 @pytest.mark.fault(18, outcome="stated", operator="metric `verifier/status/timeout`")
 def test_a_tower_for_a_plain_number_is_wrong_or_uses_up_its_time(verifier: Verifier, tower: str, status: str) -> None:
