@@ -43,8 +43,6 @@ _BASE_NAMES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12,
     "sixteen": 16,
 }  # fmt: skip
-_BETWEEN = re.compile(rf"\s*(?:,\s*(?:{_TEXT}\{{\s*and\s*\}})?|{_TEXT}\{{\s*and\s*\}})\s*")
-_ASSIGNMENT = re.compile(r"\s*([a-zA-Z])\s*=\s*([^=<>,]+)")
 _NUMERIC = re.compile(r"(?:[\d\s.,+\-*/^(){}]|\\(?:frac|sqrt|pi|cdot|times|pm|infty)(?![a-zA-Z])|\\?%|\[\d\])+")
 
 
@@ -83,15 +81,6 @@ def disagree(reference: Quantity, answer: Quantity) -> bool:
     if answer.base is not None:
         return answer.base != (reference.base or 10)
     return False
-
-
-def assignments_of(latex: str) -> dict[str, str] | None:
-    """``{"x": "1", "y": "2"}`` of ``x=1, y=2``: values of different unknowns; None for anything else."""
-    if "=" not in latex or not ("," in latex or "and" in latex):
-        return None
-    matches = [_ASSIGNMENT.fullmatch(part) for part in _BETWEEN.split(latex)]
-    found = {match.group(1): match.group(2) for match in matches if match is not None}
-    return found if len(found) == len(matches) > 1 else None
 
 
 def _has_digits_of(digits: str, base: int) -> bool:

@@ -35,6 +35,13 @@ def serving(redis: EmbeddedRedis, **options: Any) -> Iterator[PoolServer]:
         client.close()
 
 
+def token_file(directory: Path, text: str, mode: int = 0o600) -> Path:
+    path = directory / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
 @contextmanager
 def stub(address: str) -> Iterator[PoolStub]:
     """The bare calls, for what ``PoolClient`` never sends."""

@@ -22,17 +22,10 @@ from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.server import PoolServer
 from rlep.services.pool.rpc.tls import ServerTls
 from rlep.services.pool.rpc.wire import SERVICE
-from tests.services.pool.pool_servers import make_certificate, serving, stub
+from tests.services.pool.pool_servers import make_certificate, serving, stub, token_file
 
 MakeTrajectory = Callable[..., Trajectory]
 METHODS = pb.DESCRIPTOR.services_by_name["Pool"].methods_by_name
-
-
-def token_file(directory: Path, text: str, mode: int = 0o600) -> Path:
-    path = directory / "tokens"
-    path.write_text(text)
-    path.chmod(mode)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.server import PoolServer
 from rlep.services.pool.rpc.wire import SERVICE
-from tests.services.pool.pool_servers import serving, stub
+from tests.services.pool.pool_servers import serving, stub, token_file
 
 AUTHORIZED = (("authorization", "Bearer admin-token"),)
 HEALTH, REFLECTION = "/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -24,10 +24,7 @@ METHODS = [f"/{SERVICE}/{name}" for name in pb.DESCRIPTOR.services_by_name["Pool
 
 @pytest.fixture(scope="module")
 def server(one_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolServer]:
-    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
-    tokens.touch(mode=0o600)
-    tokens.write_text("admin-token\n")
-    with serving(one_redis, token_file=tokens) as running:
+    with serving(one_redis, token_file=token_file(tmp_path_factory.mktemp("tokens"), "admin-token\n")) as running:
         yield running
 
 

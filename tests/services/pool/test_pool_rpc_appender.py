@@ -14,17 +14,16 @@ from rlep.core.errors import ConfigError, PoolError
 from rlep.core.types import Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.server import PoolServer
-from tests.services.pool.pool_servers import serving
+from tests.services.pool.pool_servers import serving, token_file
 
 MakeTrajectory = Callable[..., Trajectory]
 
 
 @pytest.fixture(scope="module")
 def server(one_redis: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PoolServer]:
-    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
-    tokens.touch(mode=0o600)
-    tokens.write_text("append append-token\nadmin-token\n")
-    with serving(one_redis, token_file=tokens) as running:
+    with serving(
+        one_redis, token_file=token_file(tmp_path_factory.mktemp("tokens"), "append append-token\nadmin-token\n")
+    ) as running:
         yield running
 
 

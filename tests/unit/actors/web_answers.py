@@ -24,7 +24,14 @@ def answering(body: bytes, status: int = 200, asked: list[str] | None = None) ->
         def log_message(self, *_: object) -> None:
             """Print nothing."""
 
-    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+    with served_by(Answering) as address:
+        yield address
+
+
+@contextmanager
+def served_by(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on loopback whose requests this class answers."""
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

@@ -7,10 +7,9 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlep.core.errors import ConfigError
 from rlep.metrics.trackers import BATCH, PACKAGES, TensorBoardTracker, _remember, mlflow_name, open_trackers
+from tests.unit.actors.web_answers import served_by
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -69,19 +69,6 @@ def opened(sink: str, directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def answering_server() -> Iterator[str]:
-    """The address of a server that knows nothing."""
-    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
 def silent_server() -> Iterator[str]:
     """The address of a server that takes connections and never answers."""
     with socket.socket() as listening:
@@ -114,7 +101,7 @@ def test_wandb_without_a_key_is_one_sentence(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "online")
-    with answering_server() as address:
+    with served_by(BaseHTTPRequestHandler) as address:
         monkeypatch.setenv("WANDB_BASE_URL", address)
         done = opened("wandb", tmp_path)
     assert re.fullmatch(

@@ -9,15 +9,16 @@ from fractions import Fraction
 
 from rlep.services.verifier.latex.compute import evaluate
 from rlep.services.verifier.latex.decimals import rounds
+from rlep.services.verifier.latex.finite import has_value
 from rlep.services.verifier.latex.letters import Names, readings
 from rlep.services.verifier.latex.nodes import Node, unknowns
 from rlep.services.verifier.latex.places import complex_points, real_points, special_points
 from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, Value, number
 
 _ROUGH = MP.mpf("1e-11")
-"""That of values of which one was computed to fewer digits, as an integral is."""
+"""The greatest relative difference of equal values of which one was computed to fewer digits, as an integral is."""
 _DECIMAL = MP.mpf("1e-6")
-"""That of a decimal and an irrational number that it stands for."""
+"""The greatest relative difference of a decimal and an irrational number that it stands for."""
 _SMALL = MP.mpf("1e-30")
 """Rough values below this are computed again, as they may be zero."""
 _MANY_DIGITS = 400
@@ -58,48 +59,36 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
         if found is None:
             raise Unknown
         return found and _confirmed(gold, target, point, equal, _MOST_DIGITS)
-    for point in special_points(gold, target, names.point):
-        if _compared(gold, target, point, equal) is False:
-            return False
-    seen: list[SamplePoint] = []
-    one_sided = 0
+    seen, one_sided = [], 0
     for point in real_points(names.point):
         found = _compared(gold, target, point, equal)
         if found is False:
             return False
         seen += [point] if found and not point.whole else []
-        one_sided += found is None and _has_value(gold, point) and not _has_value(target, point)
+        one_sided += found is None and has_value(gold, point) and not has_value(target, point)
+    if any(_compared(gold, target, point, equal) is False for point in special_points(gold, target, names.point)):
+        return False
     if len(seen) < _ENOUGH and one_sided >= _ENOUGH:
         return False  # the answer has no real value where the reference has one
     if len(seen) < _ENOUGH:
-        seen = []
-        for point in complex_points(names.point):
-            found = _compared(gold, target, point, equal)
-            if found is False:
-                return False
-            seen += [point] if found else []
+        tried = [(point, _compared(gold, target, point, equal)) for point in complex_points(names.point)]
+        if any(found is False for _, found in tried):
+            return False
+        seen = [point for point, found in tried if found]
     if len(seen) < _ENOUGH:
         raise Unknown
-    return _confirmed(
-        gold, target, seen[-1], equal, _GAMMA_DIGITS if any(map(_has_gamma, (gold, target))) else _MORE_DIGITS
-    )
-
-
-def _has_value(node: Node, point: SamplePoint) -> bool:
-    try:
-        evaluate(node, point)
-    except NoValue:
-        return False
-    return True
+    slow = any(map(_has_gamma, (gold, target)))
+    return _confirmed(gold, target, seen[-1], equal, _GAMMA_DIGITS if slow else _MORE_DIGITS)
 
 
 def _confirmed(gold: Node, target: Node, point: SamplePoint, equal: Equal, digits: int) -> bool:
-    """Whether values that are equal to 60 digits are equal to so many."""
+    """Whether values that are equal to 60 digits are equal to so many. Raises Unknown where so many cannot be computed."""
     if point.rough:
         return True  # fewer digits than 60 are known
-    with _digits(digits):
-        left, right = evaluate(gold, point), evaluate(target, point)
-        return equal(left, right) or _both_vanish(gold, target, point, digits)
+    try:
+        return _equal_to(digits, gold, target, point, equal)
+    except NoValue:
+        raise Unknown from None
 
 
 def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool | None:
@@ -110,27 +99,33 @@ def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> boo
             return True
         if point.rough and not _below(_SMALL, left, right):
             return _roughly(left, right)
-        with _digits(_MANY_DIGITS):  # large terms that cancel, and zeros, take more of them
-            left, right = evaluate(gold, point), evaluate(target, point)
-            return equal(left, right) or _both_vanish(gold, target, point, _MANY_DIGITS)
+        return _equal_to(
+            _MANY_DIGITS, gold, target, point, equal
+        )  # large terms that cancel, and zeros, take more digits
     except NoValue:
         return None
+
+
+def _equal_to(digits: int, gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool:
+    """Whether values are equal to so many digits, or both zero but for rounding, which falls with each digit."""
+    with _digits(digits):
+        few = evaluate(gold, point), evaluate(target, point)
+        if equal(*few):
+            return True
+        if not _below(MP.mpf(10) ** (100 - digits), *few):
+            return False
+    with _digits(digits + 200):
+        more = evaluate(gold, point), evaluate(target, point)
+        pairs = [
+            pair for one, two in zip(few, more, strict=True) for pair in zip(_cells(one), _cells(two), strict=True)
+        ]
+        return all(abs(number(two)) <= abs(number(one)) * MP.mpf("1e-100") for one, two in pairs)
 
 
 def _has_gamma(node: Node) -> bool:
     """Whether an expression has factorials of names, which take seconds to a thousand digits."""
     own = node.kind == "binomial" or node.name in ("factorial", "Gamma")
     return (own and bool(unknowns(node))) or any(map(_has_gamma, node.parts))
-
-
-def _both_vanish(gold: Node, target: Node, point: SamplePoint, digits: int) -> bool:
-    """Whether both values are zero but for rounding, which falls with each digit that is computed."""
-    few = [*_cells(evaluate(gold, point)), *_cells(evaluate(target, point))]
-    if not all(abs(number(cell)) < MP.mpf(10) ** (100 - digits) for cell in few):
-        return False
-    with _digits(digits + 200):
-        more = [*_cells(evaluate(gold, point)), *_cells(evaluate(target, point))]
-        return all(abs(number(two)) <= abs(number(one)) * MP.mpf("1e-100") for one, two in zip(few, more, strict=True))
 
 
 def _below(limit: Scalar, *values: Value) -> bool:
@@ -174,9 +169,7 @@ def _roughly(left: Value, right: Value) -> bool:
 def _close(gold: Node, target: Node) -> Equal:
     """The comparison of their values, which allows for decimals as the contract says."""
     mixed = _has_decimals(gold) != _has_decimals(target)
-    limit = (
-        None if unknowns(gold) | unknowns(target) else 1
-    )  # of values of names only the relative difference says something
+    limit = None if unknowns(gold) | unknowns(target) else 1  # of names only the relative difference says something
 
     def close(left: Value, right: Value) -> bool:
         return _shape(left) == _shape(right) and all(

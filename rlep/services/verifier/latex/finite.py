@@ -34,13 +34,14 @@ def undefined(node: Node) -> bool:
     if node.kind == "name" and node.name.removeprefix("\\text{").rstrip("}").casefold() in _UNDEFINED:
         return True
     if is_closed(node):
-        return not _has_value(node)
+        return not has_value(node, SamplePoint("undefined", imaginary=True))
     return node.kind not in BINDERS and any(map(undefined, node.parts))
 
 
-def _has_value(node: Node) -> bool:
+def has_value(node: Node, point: SamplePoint) -> bool:
+    """Whether an expression has a value at a point."""
     try:
-        evaluate(node, SamplePoint("undefined", imaginary=True))
+        evaluate(node, point)
     except NoValue:
         return False
     return True

@@ -47,8 +47,18 @@ def assignment_of(answer: Answer) -> Assignment | None:
     return Assignment(found, ordered=False) if len(found) == len(answer.items) else None
 
 
-def alternatives_of(answer: Answer) -> tuple[str, tuple[Item, ...]] | None:
-    """``(name, values)`` of ``x=2 or x=-3`` and of ``x_1=2, x_2=-3``, whose indices only count them; None for anything else."""
+@dataclass(frozen=True)
+class Alternatives:
+    """Values of one unknown, as in ``x=2 or x=-3``."""
+
+    name: str
+    values: tuple[Item, ...]
+    counted: bool
+    """Whether its indices only count them, as in ``x_1=2, x_2=-3``."""
+
+
+def alternatives_of(answer: Answer) -> Alternatives | None:
+    """The values of one unknown that an answer states; None where it states anything else."""
     sides = [item.sides[0] for item in answer.items]
     if answer.form != "list" or not all(set(item.relations) == {"="} for item in answer.items):
         return None
@@ -64,7 +74,7 @@ def alternatives_of(answer: Answer) -> tuple[str, tuple[Item, ...]] | None:
     first = sides[0]
     assert first is not None
     name = next(iter(roots)) if counted else first.name if first.kind == "name" else repr(first)
-    return name, tuple(Item((item.value,)) for item in answer.items)
+    return Alternatives(name, tuple(Item((item.value,)) for item in answer.items), counted)
 
 
 def letters_of(node: Node | None) -> str:

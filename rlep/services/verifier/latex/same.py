@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from rlep.services.verifier.latex.agree import Unknown, equal_values, proportional
 from rlep.services.verifier.latex.finite import infinity_of, undefined
 from rlep.services.verifier.latex.forms import (
+    Alternatives,
     Assignment,
     alternatives_of,
     assignment_of,
@@ -24,6 +26,7 @@ _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple",
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
 _FLIPPED = {">": "<", ">=": "<="}
 _CHAIN = SamplePoint("chain")
+Part = TypeVar("Part")
 
 
 def same(gold: Answer, target: Answer) -> bool:
@@ -75,17 +78,21 @@ def _same_alternatives(gold: Answer, target: Answer) -> bool | None:
     if assignment_of(gold) is not None and assignment_of(target) is not None:
         return None  # as x_1=1, x_2=2: each name has its value
     if one is not None and two is not None:
-        if one[0] != two[0]:
-            return False
-        return _matched(one[1], two[1])
-    (_, values), other = (one, target) if one is not None else (two, gold)  # type: ignore[misc]
-    if assignment_of(gold) is not None and assignment_of(target) is not None:
-        return None
-    if other.form not in ("list", "set") or any(item.relations for item in other.items):
-        return (
-            None if any("_" in repr(item.sides[0]) for item in (gold if one is not None else target).items) else False
-        )
-    return _matched(values, other.items) if one is not None else _matched(other.items, values)
+        return one.name == two.name and _matched(one.values, two.values)
+    if one is not None:
+        return _matched(one.values, target.items) if _is_collection(target) else _without_names(one)
+    assert two is not None
+    return _matched(gold.items, two.values) if _is_collection(gold) else _without_names(two)
+
+
+def _is_collection(answer: Answer) -> bool:
+    """Whether an answer is several values without names or order."""
+    return answer.form in ("list", "set") and not any(item.relations for item in answer.items)
+
+
+def _without_names(alternatives: Alternatives) -> bool | None:
+    """What alternatives are to anything but such values: something else, unless their indices are names of their own."""
+    return None if alternatives.counted else False
 
 
 def _repeats_names(*answers: Answer) -> bool:
@@ -116,12 +123,17 @@ def _in_order(gold: Sequence[Item], target: Sequence[Item]) -> bool:
 
 
 def _matched(gold: Sequence[Item], target: Sequence[Item]) -> bool:
-    """Whether the items are the same in some order; equality is transitive, so the first match is as good as any."""
+    """Whether the items are the same in some order."""
+    return _paired(gold, target, same_item)
+
+
+def _paired(gold: Sequence[Part], target: Sequence[Part], alike: Callable[[Part, Part], bool]) -> bool:
+    """Whether each part has a partner of its own; likeness is transitive, so the first one is as good as any."""
     if len(gold) != len(target):
         return False
     left = list(target)
-    for item in gold:
-        found = next((other for other in left if same_item(item, other)), None)
+    for part in gold:
+        found = next((other for other in left if alike(part, other)), None)
         if found is None:
             return False
         left.remove(found)
@@ -278,15 +290,7 @@ def _pairs(item: Item) -> list[tuple[str, Node, Node]]:
 
 
 def _same_relations(gold: Item, target: Item) -> bool:
-    one, two = _pairs(gold), _pairs(target)
-    if len(one) != len(two):
-        return False
-    for pair in one:
-        found = next((other for other in two if _same_pair(pair, other)), None)
-        if found is None:
-            return False
-        two.remove(found)
-    return True
+    return _paired(_pairs(gold), _pairs(target), _same_pair)
 
 
 def _same_pair(one: tuple[str, Node, Node], two: tuple[str, Node, Node]) -> bool:

@@ -75,14 +75,13 @@ def read(latex: str) -> Answer:
     tokens = lex(_PLAIN.sub(r"\\text{\1}", latex))
     if tokens and tokens[0].text == "{" and closing(tokens, 0) == len(tokens) - 1 and any(map(_joint_of, tokens)):
         tokens = tokens[1:-1]
-    marks = {behind for _, behind in split(tokens, lambda token: bool(_joint_of(token)))}
-    if {",", ";"} <= marks:
+    parts = list(split(tokens, lambda token: bool(_joint_of(token))))
+    if {",", ";"} <= {behind for _, behind in parts}:
         raise Unreadable("a list of lists")
-    parts = [(part, _joint(behind)) for part, behind in split(tokens, lambda token: bool(_joint_of(token)))]
     items = [_item(part) for part, _ in parts if part]
     if not items:
         raise Unreadable("nothing")
-    joints = {joint for _, joint in parts if joint}
+    joints = {_joint(behind) for _, behind in parts if behind}
     if len(items) == 1:
         if joints - {","} or len(parts) > 2:
             raise Unreadable("a list of one")
