@@ -252,7 +252,7 @@ def prune(
     name: PoolName = None,
     embedded: Embedded = None,
 ) -> None:
-    """Remove the trajectories that meet all criteria given; pinned ones stay."""
+    """Remove the trajectories that meet all criteria given."""
     from rlep.cli.pool.maintain import prune_pool
 
     config = pool_config(files, overrides, redis, name, embedded)

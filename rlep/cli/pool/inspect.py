@@ -110,14 +110,12 @@ def show_record(config: Config, identity: str, *, as_json: bool) -> None:
         found = find(pool.store, identity)
         if not found:
             raise PoolError(f"pool {config.pool.name} holds neither a prompt nor a trajectory {identity}")
-        pins = pool.store.pinned()
         for held in found:
-            line = line_of(held, pinned=held.content_id in pins)
+            line = line_of(held)
             if as_json:
                 typer.echo(json_of(line, ascii_only=True))
             else:
-                marks = [name for name in ("quarantined", "pinned") if getattr(line, name)]
-                typer.echo(described(line.trajectory, tokenizer, marks))
+                typer.echo(described(line.trajectory, tokenizer, ["quarantined"] if line.quarantined else ()))
 
 
 def show_sample(
@@ -183,7 +181,7 @@ def places(count: int, keys: Iterator[str]) -> Iterator[int]:
 
 def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> str:
     """A question and all its responses."""
-    answers = [line_of(held, pinned=False).trajectory for held in scan(pool.store, [prompt_id])]
+    answers = [line_of(held).trajectory for held in scan(pool.store, [prompt_id])]
     parts = [typer.style(f"question {prompt_id}, {counted(len(answers), 'answer')}", bold=True)]
     if row is not None:
         parts.append(printable(f"{row.question}\nreference: {row.reference}"))

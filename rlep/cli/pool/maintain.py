@@ -131,7 +131,7 @@ def prune_pool(
         return
     typer.echo(
         f"{'would remove' if dry_run else 'removed'} {found.removed} of {counted(found.examined, 'trajectory')}; "
-        f"pinned and kept: {found.pinned}; left without answers: {counted(found.emptied, 'question')}"
+        f"left without answers: {counted(found.emptied, 'question')}"
     )
 
 

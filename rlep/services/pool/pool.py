@@ -186,11 +186,6 @@ class Pool:
         self._check_writable()
         return self.store.remove(prompt_id, [raw_id(content_id) for content_id in content_ids], quarantine=quarantine)
 
-    def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
-        self._check_writable()
-        return self.store.pin(prompt_id, [raw_id(content_id) for content_id in content_ids], pinned=pinned)
-
     def seal(self) -> str:
         """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
         if self._options.read_only:

@@ -15,6 +15,7 @@ import pytest
 from rlep.core.errors import DataError, PoolError, RecordRefused
 from rlep.core.jsonl import JsonLines
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
+from rlep.services.pool.files import export_rows, parquet_shards
 from rlep.services.pool.files.manifest import Kind, sha256_of
 from rlep.services.pool.files.records import JOURNAL, export_records, import_records
 from rlep.services.pool.pool import Pool
@@ -32,8 +33,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def contents(pool: Pool) -> tuple[object, ...]:
-    """Every byte of a pool's records and quarantine, and which are pinned."""
-    return *scan(pool.store, pool.store.all_prompts(), quarantined=True), pool.store.pinned()
+    """Every byte of a pool's records and quarantine."""
+    return tuple(scan(pool.store, pool.store.all_prompts(), quarantined=True))
 
 
 def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
@@ -65,7 +66,6 @@ def test_an_export_comes_back_to_the_byte(
     halves = open_pool(f"origin-{kind}", precision="float16")
     assert halves.add([trajectory("q8", [1, 1]), trajectory("q8", [1, 2])]).inserted == 2
     pool.remove("q0", [batch[0].content_id], quarantine=True)
-    pool.pin("q1", [batch[1].content_id])
     manifest = export_records(pool, tmp_path, kind)
     assert (manifest.records, manifest.digest, manifest.cap) == (68, pool.digest(), 64)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", f"part-00000.{kind}"]
@@ -209,7 +209,6 @@ def test_the_export_of_a_sealed_pool_seals_the_pool_that_has_its_content(
     pool = open_pool("sealed-origin")
     batch = [trajectory("q0", [i]) for i in range(4)]
     pool.add(batch)
-    pool.pin("q0", [batch[0].content_id])
     digest = pool.seal()
     export_records(pool, tmp_path, "jsonl")
     assert import_records(twin, tmp_path).sealed == digest == twin.sealed
@@ -231,3 +230,15 @@ def test_the_export_of_a_sealed_pool_leaves_a_pool_with_other_content_open(
     report = import_records(twin, tmp_path)
     assert (report.inserted, report.sealed, twin.sealed) == (4, None, None)
     assert twin.add([trajectory("q9", [2])]).inserted == 1
+
+
+def test_an_export_with_a_column_of_pins_is_read(
+    ten_questions: Pool, twin: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rlep 0.1 wrote them."""
+    monkeypatch.setattr(parquet_shards, "SCHEMA", parquet_shards._WITH_PINS)
+    monkeypatch.setattr(parquet_shards, "fields_of", lambda line: export_rows.fields_of(line) | {"pinned": True})
+    export_records(ten_questions, tmp_path, "parquet")
+    monkeypatch.undo()
+    assert import_records(twin, tmp_path).inserted == 30
+    assert twin.digest() == ten_questions.digest()

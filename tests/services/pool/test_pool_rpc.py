@@ -195,7 +195,6 @@ def test_single_records(connected: Connect, trajectory: MakeTrajectory) -> None:
     assert client.get(three.content_id, "q0") is None
     with pytest.raises(RecordRefused, match="32 hex digits"):
         client.get("xyz", "q0")
-    assert client.pin("q0", [one.content_id, three.content_id]) == 1
     assert client.content_ids("q0") == sorted([one.content_id, two.content_id])
     assert client.remove("q0", [two.content_id], quarantine=True) == 1
     assert client.add([two]).refused == ((two.content_id, "quarantined: it did not pass a later verification"),)
@@ -332,7 +331,7 @@ async def test_the_verbs_can_be_awaited(server: PoolServer, trajectory: MakeTraj
             assert columns_of(sample) == columns_of(blocking.sample(["q0", "q1"], 1, seed=0, step=0))
         assert [t.prompt_id async for t in client.export(after="q0")] == ["q1", "q1", "q2", "q2"]
         ids = await client.content_ids("q2")
-        assert (await client.pin("q2", ids), await client.remove("q2", ids[:1])) == (2, 1)
+        assert await client.remove("q2", ids[:1]) == 1
         found = await client.get(ids[1], "q2")
         assert found is not None
         assert found.content_id == ids[1]

@@ -83,12 +83,11 @@ def test_each_role_may_what_it_says_and_no_more(server: PoolServer, trajectory: 
         for client in (reader, appender):
             for forbidden in (
                 lambda: client.remove("q0", ids),  # noqa: B023
-                lambda: client.pin("q0", ids),  # noqa: B023
                 client.seal,
             ):
                 with pytest.raises(PoolError, match="needs the role admin"):
                     forbidden()
-        assert (admin.pin("q0", ids), admin.remove("q0", ids)) == (2, 2)
+        assert admin.remove("q0", ids) == 2
 
 
 def test_a_token_may_be_for_single_pools(server: PoolServer, trajectory: MakeTrajectory) -> None:

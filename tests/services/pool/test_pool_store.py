@@ -116,19 +116,6 @@ def test_over_the_cap_the_smallest_content_ids_stay_in_any_order_of_arrival(
     assert {reason for report in reports for _, reason in report.refused} == {"its prompt has 5 already"}
 
 
-def test_a_pinned_trajectory_is_never_the_one_to_go(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
-    pool = open_pool(cap=3)
-    batch = sorted((trajectory("q0", [i]) for i in range(6)), key=lambda t: t.content_id)
-    ids = [t.content_id for t in batch]
-    pool.add(batch[3:])
-    assert pool.pin("q0", [ids[5], "0" * 32]) == 1
-    assert pool.add(batch[:3]).evicted == 2
-    assert pool.content_ids("q0") == [ids[0], ids[1], ids[5]]
-    pool.pin("q0", [ids[5]], pinned=False)
-    pool.add(batch[2:3])
-    assert pool.content_ids("q0") == ids[:3]
-
-
 def test_removed_ones_may_come_again_and_quarantined_ones_may_not(
     open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:
@@ -218,7 +205,6 @@ def test_a_reader_never_writes_and_needs_a_pool(open_pool: OpenPool, trajectory:
     for change in (
         lambda: reader.add([trajectory()]),
         lambda: reader.remove("q0", []),
-        lambda: reader.pin("q0", []),
         reader.seal,
     ):
         with pytest.raises(PoolError, match="read-only"):

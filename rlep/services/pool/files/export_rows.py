@@ -22,7 +22,7 @@ TEXTS = (
 )  # fmt: skip
 INTEGERS = ("policy_version", "top_k", "max_tokens")
 NUMBERS = ("seconds", "temperature", "top_p", "created_at")
-FLAGS = ("pinned", "quarantined")
+FLAGS = ("quarantined",)
 OPTIONAL = ("extracted", "precision")
 """Texts that may be null. ``precision``: how the pool stores the log-probs, ``float16`` or ``float32``."""
 FIELDS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS, *OPTIONAL, "metadata", "tokens", "logprobs")
@@ -35,13 +35,12 @@ class ExportRow:
     trajectory: Trajectory
     precision: Precision | None
     """How its log-probs are stored; None where it has none."""
-    pinned: bool
     quarantined: bool
 
 
-def line_of(held: Held, *, pinned: bool) -> ExportRow:
+def line_of(held: Held) -> ExportRow:
     """A record as a line. Raises ``RecordRefused``, naming it, where it is damaged."""
-    return ExportRow(trajectory_of(held), precision_of(held.record), pinned, held.quarantined)
+    return ExportRow(trajectory_of(held), precision_of(held.record), held.quarantined)
 
 
 def fields_of(line: ExportRow) -> dict[str, Any]:
@@ -68,7 +67,6 @@ def fields_of(line: ExportRow) -> dict[str, Any]:
         "temperature": origin.sampling.temperature,
         "top_p": origin.sampling.top_p,
         "created_at": trajectory.created_at,
-        "pinned": line.pinned,
         "quarantined": line.quarantined,
         "extracted": verdict.extracted,
         "precision": line.precision,
@@ -114,7 +112,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
         sample_id=fields["sample_id"],
         metadata=metadata,
     )
-    line = ExportRow(trajectory, fields["precision"], fields["pinned"], fields["quarantined"])
+    line = ExportRow(trajectory, fields["precision"], fields["quarantined"])
     entry = entry_of(trajectory, encode(trajectory, precision=line.precision or "float16"))
     if trajectory.content_id != fields["content_id"]:
         raise RecordRefused(f"content id {fields['content_id']} is not that of its tokens: {trajectory.content_id}")

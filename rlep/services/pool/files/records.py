@@ -75,7 +75,7 @@ class Imported:
 
 
 def export_records(pool: Pool, directory: Path, kind: Kind, *, advance: Advance = lambda _: None) -> Manifest:
-    """Write a pool to a directory, quarantined records and pins included; the manifest comes last.
+    """Write a pool to a directory, quarantined records included; the manifest comes last.
 
     Shards of an interrupted export of the same pool are kept. A pool that is written to meanwhile is seen prompt by
     prompt. Raises ``DataError`` where the directory holds something else, ``RecordRefused`` for a damaged record.
@@ -145,9 +145,8 @@ class _Export:
         prompts = self._pool.store.all_prompts()
         if self._shards:
             prompts = [prompt_id for prompt_id in prompts if prompt_id > self._shards[-1].last_prompt]
-        pins = self._pool.store.pinned()
         held = groupby(scan(self._pool.store, prompts, quarantined=True), key=lambda one: one.prompt_id)
-        questions = ([line_of(one, pinned=one.content_id in pins) for one in group] for _, group in held)
+        questions = ([line_of(one) for one in group] for _, group in held)
         for first in questions:
             shard = self._write(self._directory / self._name(len(self._shards)), chain([first], questions))
             self._shards.append(shard)
@@ -262,6 +261,3 @@ def _put(pool: Pool, batch: Sequence[tuple[ExportRow, NewRecord]], report: Impor
     for entry in aside:
         pool.remove(entry.prompt_id, [entry.content_id.hex()], quarantine=True)
     report.quarantined += pool.store.set_aside(aside)
-    for line, entry in batch:
-        if line.pinned:
-            pool.pin(entry.prompt_id, [entry.content_id.hex()])

@@ -32,7 +32,7 @@ class Role(enum.IntEnum):
     APPEND = 2
     """Also ``add``, which makes a pool that does not exist."""
     ADMIN = 3
-    """Also ``remove``, ``pin`` and ``seal``."""
+    """Also ``remove`` and ``seal``."""
 
 
 @dataclass(frozen=True, slots=True)

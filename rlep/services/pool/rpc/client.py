@@ -160,11 +160,6 @@ class PoolClient:
         request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, quarantine=quarantine)
         return int(self._call("removing", lambda **options: self._stub.Remove(request, **options)).count)
 
-    def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
-        request = pb.PinRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, pinned=pinned)
-        return int(self._call("pinning", lambda **options: self._stub.Pin(request, **options)).count)
-
     def export(self, *, after: str = "") -> Iterator[Trajectory]:
         """Every trajectory, by prompts in ascending order; ``after`` goes on behind a prompt id.
 

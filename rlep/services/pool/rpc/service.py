@@ -108,11 +108,6 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             ids = list(request.content_ids)
             return pb.CountReply(count=pool.remove(request.prompt_id, ids, quarantine=request.quarantine))
 
-    def Pin(self, request: pb.PinRequest, context: Context) -> pb.CountReply:
-        with self._admitting(context) as caller:
-            pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
-            return pb.CountReply(count=pool.pin(request.prompt_id, list(request.content_ids), pinned=request.pinned))
-
     def Seal(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
         with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.ADMIN)

@@ -58,7 +58,7 @@ _REFUSED = {
 }
 _SCRIPTS = {
     name: resources.files("rlep.services.pool.storage").joinpath(f"scripts/{name}.lua").read_text()
-    for name in ("add", "remove", "pin", "fence", "lease", "written")
+    for name in ("add", "remove", "fence", "lease", "written")
 }
 
 

@@ -12,7 +12,6 @@ needs no more than one bucket)::
     rlep:{N/B}:changes        list    the last 512 changes: generation, mark, ids of the prompts whose records changed
     rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
     rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
-    rlep:{N/B}:pins           set     content ids that no cap removes
     rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
     rlep:{N/B}:x:<prompt>     hash    the same, quarantined
     rlep:{N/B}:reply:<nonce>  string  reply to a named insert or a thread's last, for an hour: a repeated call gets it again
@@ -153,7 +152,7 @@ class Store:
         number, calls = (0 if call else next(self._calls)), []
         for bucket, prompts in by_bucket.items():
             reply = f"reply:{call or self._nonce()}"
-            kinds = ("state", "index", "changes", "totals", "labels", "pins", reply, "q:", "x:")
+            kinds = ("state", "index", "changes", "totals", "labels", reply, "q:", "x:")
             keys = [self._key(bucket, kind) for kind in kinds]
             labels: dict[str, int] = {}
             records: list[str | int | bytes] = []
@@ -184,7 +183,7 @@ class Store:
     def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
         """Take records out, or aside; how many there were."""
         bucket = self._bucket(prompt_id)
-        keys = [self._key(bucket, kind) for kind in ("state", "changes", "totals", "pins")]
+        keys = [self._key(bucket, kind) for kind in ("state", "changes", "totals")]
         keys += (self._records(prompt_id), self._quarantine(prompt_id))
         call = (keys, [prompt_id, "quarantine" if quarantine else "remove", _mark(), *ids])
         return int(self._link.scripts(f"pool {self.name}: removing", "remove", [call])[0])
@@ -206,11 +205,6 @@ class Store:
         """Drop quarantined records for good, so that they may come again; how many there were."""
         command = ("HDEL", self._quarantine(prompt_id), *ids)
         return int(self._link.write(f"pool {self.name}: forgetting", [command])[0])
-
-    def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
-        """Protect records from removal by the cap, or end that; how many of them are in the pool."""
-        keys = [self._key(self._bucket(prompt_id), "pins"), self._records(prompt_id)]
-        return int(self._link.scripts(f"pool {self.name}: pinning", "pin", [(keys, [int(pinned), *ids])])[0])
 
     def fence(self, writer: str, epoch: int) -> None:
         """Refuse this writer's older incarnations from now on, in every bucket."""
@@ -280,16 +274,6 @@ class Store:
         key = self._quarantine if quarantined else self._records
         commands = [("HLEN", key(prompt_id)) for prompt_id in prompt_ids]
         return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
-
-    def pinned(self) -> set[bytes]:
-        """Content ids of all pinned records."""
-        return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
-
-    def are_pinned(self, prompt_id: str, ids: Sequence[bytes]) -> set[bytes]:
-        """Those of a prompt's records that are pinned."""
-        key = self._key(self._bucket(prompt_id), "pins")
-        found = self._link.many(f"pool {self.name}: reading the pins", [("SISMEMBER", key, one) for one in ids])
-        return {one for one, pinned in zip(ids, found, strict=True) if pinned}
 
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""
