@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import Command, RetryingRedis, connect
 from rlep.services.pool.storage.store import Meta, Store
+from tests.services.pool.pool_servers import reserved_address
+from tests.waiting import wait_until
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
@@ -312,6 +316,19 @@ def test_a_pool_whose_maker_was_killed_is_made_and_listed_by_the_next(
 ) -> None:
     client = connect(redis_server.url, password_file=redis_server.password_file)
     with pytest.raises(KeyboardInterrupt):
-        Store(KilledLink(client), "half-made").create(Meta("tokenizer-digest", 1, 7, None))
+        Store(KilledLink(client), "half-made").create(Meta("tokenizer-digest", 7, None))
     client.close()
     assert "half-made" in open_pool("half-made").names()
+
+
+def test_a_redis_cluster_is_refused(any_binary: Path, tmp_path: Path) -> None:
+    settings = ["--port", "0", "--unixsocket", "redis.sock", "--cluster-enabled", "yes"]
+    with reserved_address() as address:
+        settings[1] = address.partition(":")[2]
+        with subprocess.Popen([any_binary, *settings], cwd=tmp_path, stdout=subprocess.DEVNULL) as server:
+            try:
+                wait_until((tmp_path / "redis.sock").exists, "the server's socket")
+                with pytest.raises(PoolError, match="is a cluster; a pool lies on one server"):
+                    connect(f"redis://{address}")
+            finally:
+                server.kill()

@@ -215,7 +215,7 @@ def _check_logprobs(trajectory: Trajectory) -> None:
 def _added(
     pool: Pool, found: list[tuple[Trajectory, bytes]], refused: list[tuple[str, str]], call: str | None
 ) -> AddReport:
-    """Store what the pool takes, in one atomic insert a bucket."""
+    """Store what the pool takes, in one atomic insert."""
     entries = []
     for trajectory, record in found:
         try:

@@ -1,4 +1,4 @@
--- Insert records into one bucket, all or nothing, each at most once. At most 1,000 prompts a call (Lua's `unpack`).
+-- Insert records into a pool, all or nothing, each at most once. At most 1,000 prompts a call (Lua's `unpack`).
 -- KEYS: state index changes totals labels reply, and what precedes a prompt's id in the keys of its records and of its
 --       quarantine (of the same slot)
 -- ARGV: writer, epoch or '', cap, call number, mark, number of labels, labels, then for each prompt: id, n, n times
