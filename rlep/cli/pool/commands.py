@@ -142,9 +142,7 @@ def export(
     *,
     form: Annotated[
         Form,
-        typer.Option(
-            "--as", help="parquet, jsonl: every field, shards with a manifest. candidates: texts in a prompt file."
-        ),
+        typer.Option("--as", help="parquet: every field, shards with a manifest. candidates: texts in a prompt file."),
     ] = "parquet",
     data: Data = None,
     as_json: Json = False,
@@ -153,7 +151,7 @@ def export(
     name: PoolName = None,
     embedded: Embedded = None,
 ) -> None:
-    """Write a pool to files. The same command goes on with an export that was interrupted."""
+    """Write a pool to files. An export that was interrupted starts again."""
     from rlep.cli.pool.files import export as run
     from rlep.cli.pool.open import files_of
 

@@ -42,7 +42,7 @@ def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_js
             _tell({"file": str(out), "questions": written, "left_out": left}, text, as_json)
             return
         with bars.phase("export", pool.stats().trajectories, "records") as advance:
-            manifest = export_records(pool, out, form, advance=advance)
+            manifest = export_records(pool, out, advance=advance)
         summary = {
             "directory": str(out),
             "records": manifest.records,

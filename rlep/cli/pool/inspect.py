@@ -25,8 +25,7 @@ from rlep.core.types import Trajectory
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer
 from rlep.launch.event_loop import run_async
-from rlep.services.pool.files.export_rows import line_of
-from rlep.services.pool.files.jsonl_shards import json_of
+from rlep.services.pool.files.export_rows import json_of, line_of
 from rlep.services.pool.maintenance.measure import Measured, measure
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import find, scan
@@ -113,7 +112,7 @@ def show_record(config: Config, identity: str, *, as_json: bool) -> None:
         for held in found:
             line = line_of(held)
             if as_json:
-                typer.echo(json_of(line, ascii_only=True))
+                typer.echo(json_of(line))
             else:
                 typer.echo(described(line.trajectory, tokenizer, ["quarantined"] if line.quarantined else ()))
 

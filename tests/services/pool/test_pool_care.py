@@ -251,9 +251,9 @@ def test_what_is_only_quarantined_survives_two_exports(
     bad = trajectory("q0", [1])
     pool.add([bad])
     pool.remove("q0", [bad.content_id], quarantine=True)
-    one = export_records(pool, tmp_path / "one", "jsonl")
+    one = export_records(pool, tmp_path / "one")
     assert import_records(twin, tmp_path / "one").quarantined == 1
-    two = export_records(twin, tmp_path / "two", "jsonl")
+    two = export_records(twin, tmp_path / "two")
     assert (one.records, one.shards) == (1, two.shards)  # shards are equal where their hashes are
 
 

@@ -122,16 +122,15 @@ def test_a_text_cannot_steer_the_terminal(filled: Commands) -> None:
 
 
 def test_an_export_is_imported_into_a_pool_that_it_makes(filled: Commands, tmp_path: Path) -> None:
-    for kind in ("parquet", "jsonl"):
-        out, name = tmp_path / kind, f"{filled.name}-{kind}"
-        summary = filled.json("export", out, "--as", kind)
-        assert (summary["records"], summary["shards"]) == (5, 1)
-        assert filled.json("export", out, "--as", kind) == summary  # finished before
-        report = filled.json("import", out, name=name)
-        assert (report["inserted"], report["duplicates"], report["refused"]) == (5, 0, {})
-        assert "0 inserted, 5 there before, 0 refused" in filled.ok("import", out, name=name)
-        with filled.pool(name) as twin:
-            assert twin.digest() == summary["digest"]
+    out, name = tmp_path / "out", f"{filled.name}-copy"
+    summary = filled.json("export", out)
+    assert (summary["records"], summary["shards"]) == (5, 1)
+    assert filled.json("export", out, "--as", "parquet") == summary  # finished before
+    report = filled.json("import", out, name=name)
+    assert (report["inserted"], report["duplicates"], report["refused"]) == (5, 0, {})
+    assert "0 inserted, 5 there before, 0 refused" in filled.ok("import", out, name=name)
+    with filled.pool(name) as twin:
+        assert twin.digest() == summary["digest"]
 
 
 def test_candidates_go_out_and_come_in_graded(filled: Commands, tmp_path: Path) -> None:
