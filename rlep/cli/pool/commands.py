@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,6 @@ import typer
 
 from rlep.cli.pool.which import Embedded, Files, Overrides, PoolName, RedisUrl, pool_config
 from rlep.cli.shell import command_errors
-from rlep.core.errors import ConfigError
 from rlep.services.pool.files.manifest import Form
 
 pool_app = typer.Typer(
@@ -27,24 +25,6 @@ Data = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, only say what would happen.")]
 Identity = Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")]
-_ANY_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-
-def _removed(sentence: str) -> Callable[[object], None]:
-    """The callback of a hidden option that is no longer there: given at all, it ends the command with exit status 2."""
-
-    def refuse(given: object) -> None:
-        if given:
-            raise typer.BadParameter(sentence)
-
-    return refuse
-
-
-Mend = Annotated[bool, typer.Option("--mend", hidden=True, callback=_removed("this option is now --repair"))]
-CacheMib = Annotated[
-    str | None,
-    typer.Option("--cache-mib", hidden=True, callback=_removed("the record cache was removed; leave this option out")),
-]
 
 
 @pool_app.command("stats", rich_help_panel="Look")
@@ -182,22 +162,6 @@ def import_(
     run(pool_config(files, overrides, redis, name, embedded), source, as_json=as_json)
 
 
-@pool_app.command("backup", hidden=True, context_settings=_ANY_WORDS)
-@command_errors
-def backup() -> None:
-    """Removed."""
-    raise ConfigError("`rlep pool backup` was removed: use `rlep pool export DIRECTORY`, which writes every field")
-
-
-@pool_app.command("restore", hidden=True, context_settings=_ANY_WORDS)
-@command_errors
-def restore() -> None:
-    """Removed."""
-    raise ConfigError(
-        "`rlep pool restore` was removed: use `rlep pool import DIRECTORY`, which reads what export wrote"
-    )
-
-
 @pool_app.command("verify", rich_help_panel="Keep in order")
 @command_errors
 def verify(
@@ -292,7 +256,6 @@ def doctor(
     files: Files = None,
     *,
     repair: Annotated[bool, typer.Option("--repair", help="Remove damaged records.")] = False,
-    mend: Mend = False,
     as_json: Json = False,
     overrides: Overrides = None,
     redis: RedisUrl = None,
@@ -319,8 +282,6 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
     tls_client_ca: Annotated[Path | None, typer.Option(help="Let in only clients of this authority.")] = None,
-    rate: Annotated[float, typer.Option(min=1, help="Calls a second of one token.")] = 1000,
-    cache_mib: CacheMib = None,
 ) -> None:
     """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
     from rlep.cli.pool.serve import serve as run
@@ -328,4 +289,4 @@ def serve(
     from rlep.services.pool.rpc.server import ServerOptions
 
     tls = tls_of(tls_cert, tls_key, tls_client_ca)
-    run(embedded, redis, ServerOptions(listen, pool, token_file, tls, rate))
+    run(embedded, redis, ServerOptions(listen, pool, token_file, tls))

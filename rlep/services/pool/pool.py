@@ -313,6 +313,8 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions) ->
         cap, minimum = options.cap or DEFAULT_CAP, options.minimum or DEFAULT_MINIMUM
         store.create(Meta(tokenizer_digest, cap, None, minimum=minimum))
         meta = store.meta()
+    if meta is None and options.may_be_missing:
+        return Meta("", options.cap or DEFAULT_CAP, None)
     if meta is None:
         raise PoolError(
             f"there is no pool {store.name} in this Redis; pools found: {', '.join(store.names()) or 'none'}"

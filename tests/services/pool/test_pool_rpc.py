@@ -87,14 +87,20 @@ def test_add_reports_what_the_pool_itself_reports(
     assert (again.inserted, again.duplicates, again.refused) == (0, 2, ())
 
 
-def test_an_empty_add_makes_no_pool(connected: Connect, trajectory: MakeTrajectory) -> None:
+def test_a_pool_that_nobody_has_added_to_is_empty(connected: Connect, trajectory: MakeTrajectory) -> None:
     client = connected()
     assert client.add([]).inserted == 0
     assert client.add([trajectory(tokenizer="x", tokens=[])]).refused == (
         (trajectory(tokens=[]).content_id, "response has 0 tokens; a record holds 1 to 1048576"),
     )
-    with pytest.raises(PoolError, match="there is no pool test_an_empty_add"):
-        client.stats()
+    assert client.sample(["q0"], 2, seed=0, step=0).below_minimum == ("q0",)
+    assert (client.stats().trajectories, client.prompt_ids(), list(client.export())) == (0, [], [])
+    assert client._pool not in client.names()
+    with pytest.raises(PoolError, match="there is no pool test_a_pool_that_nobody"):
+        client.remove("q0", [])
+    reader = connected()  # it was asked before anybody has added to it
+    assert client.add([trajectory("q0", [1]), trajectory("q0", [2])]).inserted == 2
+    assert reader.sample(["q0"], 2, seed=0, step=0).counts.tolist() == [2]
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from rlep.services.pool.rpc.wire import (
     ERROR_KEY,
     FRAME_BYTES,
     RECORDS_A_CALL,
-    RETRY_KEY,
     first_frame,
     sample_frames,
 )
@@ -148,7 +147,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             yield caller
         except RecordsRemoved:
             gone = "a drawn record was removed meanwhile: ask again"
-            end(context, grpc.StatusCode.ABORTED, gone, ((RETRY_KEY, "0"),))
+            end(context, grpc.StatusCode.ABORTED, gone, ())
         except Refused as refusal:
             refuse(context, refusal)
         except RlepError as error:
