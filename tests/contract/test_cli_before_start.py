@@ -125,7 +125,6 @@ def test_a_refused_command_leaves_what_was_there_before(config: str, overrides: 
     assert events(directory)[-1] == "run_failed"
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though no event can be written")
 def test_a_full_disk_does_not_hide_what_ended_the_command(
     config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

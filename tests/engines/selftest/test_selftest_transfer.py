@@ -76,6 +76,5 @@ def test_lost_member(rig: Rig, broken: type[Sampler], message: str) -> None:
         apart(lost_member, through(rig, transfer_deadline_s=0.5), LearnerRank, broken)
 
 
-@pytest.mark.fault(1, outcome="stated", operator="`ActorLost` within seconds; the version is sent again")
 def test_a_member_of_a_group_is_lost_and_another_takes_the_next_version(rig: Rig) -> None:
     assert "killed in a transfer by gloo" in apart(lost_member, through(rig, transfer="gloo"))
