@@ -23,11 +23,11 @@ from typing import Any, Literal, NamedTuple
 import redis
 
 from rlep.cli import main
-from rlep.cli.pool import serve as pool_serve
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc import wire
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.service import PoolServicer
+from rlep.services.pool.storage import connection
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.store import Store
 from tests.services.pool import pool_writer
@@ -161,7 +161,7 @@ def serve(directory: Path, address: str, traps: Sequence[Trap] = (), patience: f
     laid.around(PoolServicer, "Add", before="arrived", after="replying")
     laid.around(Store, "insert", before="read")
     _lay_on_scripts(laid)
-    pool_serve.connect = functools.partial(connect, timeout=patience)  # type: ignore[attr-defined]
+    connection.connect = functools.partial(connect, timeout=patience)  # type: ignore[assignment]
     sys.argv = ["rlep", "pool", "serve", "--redis", server.url, "--listen", address]
     main()
 

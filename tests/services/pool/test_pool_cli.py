@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.cli.pool.inspect import places
+from rlep.cli.pool.look import places
 from rlep.core.printable import printable
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
@@ -239,7 +239,7 @@ def test_the_export_of_a_sealed_pool_is_imported_sealed(filled: Commands, tmp_pa
 def test_no_command_about_a_pool_imports_ray(filled: Commands) -> None:
     words = [*filled.settings, "--embedded", str(filled.server.directory), "--name", filled.name]
     program = (
-        "import sys, rlep.cli.pool.files, rlep.cli.pool.maintain, rlep.cli.pool.serve\n"
+        "import sys\n"
         "from rlep.cli import app\n"
         "app(sys.argv[1:], standalone_mode=False)\n"
         "print('loaded:', *sorted({'ray', 'torch', 'vllm', 'transformers'} & set(sys.modules)))"

@@ -10,14 +10,12 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlep.core.errors import DataError
 
 NAME = "manifest.json"
 FORMAT, VERSION, KIND = "rlep-pool", 1, "parquet"
-Form = Literal["parquet", "candidates"]
-"""What ``rlep pool export --as`` writes: a directory of shards, or one prompt file with the responses as texts."""
 MAX_MANIFEST = 16 << 20
 MAX_SHARD = 8 << 30
 """Bytes; a larger manifest or shard is refused unread."""
