@@ -83,7 +83,7 @@ _COMMANDS = (
 )  # fmt: skip
 
 _PLAIN_FUNCTIONS = (
-    "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
+    "abs|arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
 )
 _PLAIN_NAMES = (  # SymPy's and typewriter spelling
     (re.compile(r"\*\*"), "^"),

@@ -145,7 +145,7 @@ class Constructs(Scanner):
         arguments = self._arguments()
         if base is not None:
             arguments, name = (*arguments, base), "logarithm"
-        node = Node("function", arguments, name)
+        node = Node("absolute", arguments) if name == "abs" else Node("function", arguments, name)
         return node if exponent is None else Node("power", (node, exponent))
 
     def _arguments(self) -> tuple[Node, ...]:

@@ -96,6 +96,7 @@ def in_one_form(gold: Answer, target: Answer) -> tuple[Answer, Answer]:
     """Both answers, each as a tuple or list where the other is one: ``P(1,2)`` is a point, ``x\\in\\{1,2\\}`` two values of x."""
     gold, target = _spread(gold), _spread(target)
     gold, target = _coordinates(gold, target), _coordinates(target, gold)
+    gold, target = _as_vector(gold, target), _as_vector(target, gold)
     return _as_matrix(gold, target), _as_matrix(target, gold)
 
 
@@ -121,6 +122,14 @@ def _coordinates(answer: Answer, other: Answer) -> Answer:
         node = Node("tuple", node.parts[1:], "()")
     node = _components(node, Node("tuple", tuple(item.value for item in other.items), "()"))
     return opened(node) if node.kind == "tuple" else answer
+
+
+def _as_vector(answer: Answer, other: Answer) -> Answer:
+    """A tuple as one value where the other answer is one that is made of tuples, as ``\\frac{1}{2}(1,3)``."""
+    node = other.items[0].value if other.form == "one" and not other.items[0].relations else None
+    if answer.form != "tuple" or answer.brackets != "()" or node is None or not has(node, "tuple"):
+        return answer
+    return Answer("one", (Item((Node("tuple", tuple(item.value for item in answer.items), "()"),)),))
 
 
 def _as_matrix(answer: Answer, other: Answer) -> Answer:

@@ -34,7 +34,7 @@ _FONT = (
     "\\mathtt ",
     "\\mathnormal ",
     "\\pmb ",
-    "\\mathcal ",
+    "\\mathcal N",
     "\\mathbb E",
     "\\mathbb P",
 )
@@ -259,6 +259,9 @@ def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]
     distinct = all(len({_plain(name) for name in side}) == len(side) for side in sides)
     if distinct and not ordered:
         spellings |= {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
+    for name in sides[0] ^ sides[1]:
+        if name[:-1] == "\\mathbf " and (blackboard := f"\\mathbb {name[-1]}") in sides[0] ^ sides[1]:
+            spellings[name] = blackboard
     return spellings
 
 

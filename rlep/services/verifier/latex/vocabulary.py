@@ -11,7 +11,7 @@ FUNCTIONS = {
     name: name
     for name in _words(
         "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp gcd lcm max min det"
-        " Re Im arg Gamma cis"
+        " Re Im arg Gamma cis abs"
     )
 } | {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
 """Functions that have a value, under the names people use."""
