@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TypeVar
 
 from rlep.services.verifier.latex.agree import Unknown, equal_values, proportional
-from rlep.services.verifier.latex.families import same_family, with_counter_of
 from rlep.services.verifier.latex.finite import infinity_of, undefined
 from rlep.services.verifier.latex.forms import (
     Alternatives,
@@ -26,6 +25,7 @@ from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.regions import same_region
 from rlep.services.verifier.latex.statements import Answer, Item, read
 from rlep.services.verifier.latex.tokens import Unreadable
+from rlep.services.verifier.latex.whole_numbers import same_family, with_counter_of
 
 _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
