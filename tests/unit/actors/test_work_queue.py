@@ -170,7 +170,6 @@ def test_a_late_request_that_its_first_worker_answers_is_not_handed_out_again() 
     assert taken_ids(queue, "b", 9) == []
 
 
-@pytest.mark.fault(15, outcome="equal", operator="nothing")
 def test_the_first_of_two_completions_counts_and_the_other_worker_is_told() -> None:
     now = [0.0]
     queue = WorkQueue(10, lambda: now[0])
