@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 
 from rlep.actors.cluster_address import joined_address
 from rlep.actors.ray_private import cores
@@ -19,10 +20,10 @@ from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.families import CPU_HEAD_SIZES
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
-from rlep.services.pool.rpc.run_pool import connected, on_server, open_run_pool
+from rlep.services.pool.rpc.places import connected, hosted, on_server, private_socket
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
-from rlep.services.pool.values import PoolOptions, PoolStats
+from rlep.services.pool.values import PoolStats
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.verifier import PROFILES
 
@@ -143,11 +144,13 @@ def check_pool(config: Config, tokenizer_digest: str, prompts: PromptSet) -> Non
             f"there is no pool at {config.pool_directory}: fill it by `rlep collect` or `rlep pool import` with "
             "the same data and pool.directory first, or check pool.directory"
         )
-    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
+    place, deadline = pool_place(config), config.pool.deadline_s
+    place = replace(place, socket=private_socket(place.url))
     try:
-        with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
-            covered_questions(config, opened.pool.prompt_ids(), prompts)
-            check_minimum(config, opened.pool.stats())
+        with hosted(place, deadline=deadline), connected(place, deadline=deadline) as pool:
+            stats = pool.open(tokenizer_digest=tokenizer_digest, read_only=True)
+            covered_questions(config, pool.prompt_ids(), prompts)
+            check_minimum(config, stats)
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
 
@@ -162,7 +165,7 @@ def check_place(config: Config) -> None:
     url, directory = config.pool.url, config.pool_directory
     try:
         if on_server(url):
-            with connected(pool_place(config), PoolOptions(deadline=config.pool.deadline_s)) as server:
+            with connected(pool_place(config), deadline=config.pool.deadline_s) as server:
                 server.names()
         elif url is not None:
             with closing(until_deadline("connecting", lambda: connect(url), deadline=config.pool.deadline_s)) as client:

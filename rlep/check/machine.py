@@ -31,10 +31,9 @@ from rlep.driver.plan_learner import plan_learner
 from rlep.driver.plan_memory import plan_memory
 from rlep.metrics.trackers import PACKAGES as SINKS
 from rlep.services.pool.embedded.redis_process import find_binary, version_of
-from rlep.services.pool.rpc.run_pool import connected, on_server
+from rlep.services.pool.rpc.places import connected, on_server
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
-from rlep.services.pool.values import PoolOptions
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
 GIB = 2**30
@@ -246,7 +245,7 @@ def _redis(config: Config) -> Iterator[Finding]:
             major, minor = version_of(program)
             yield Finding("Redis", "ok", f"embedded, {program} {major}.{minor}")
         elif on_server(url):
-            with connected(pool_place(config), PoolOptions(deadline=2.0)) as server:
+            with connected(pool_place(config), deadline=2.0) as server:
                 names = ", ".join(server.names()) or "none"
             yield Finding("Pool server", "ok", f"{url} answers; pools that may be read: {names}")
         else:

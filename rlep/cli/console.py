@@ -83,7 +83,7 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
     from rlep.config.refusals import reason
     from rlep.config.roles import PoolConfig
     from rlep.core.errors import ConfigError
-    from rlep.services.pool.rpc.run_pool import on_server
+    from rlep.services.pool.rpc.places import on_server, private_socket
     from rlep.services.pool.values import PoolPlace
 
     if "://" not in text:
@@ -95,4 +95,8 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
         PoolConfig(url=text)
     except ValidationError as error:
         raise ConfigError(f"--pool {text.split('://', maxsplit=1)[0]:.20}://…: {reason(error.errors()[0])}") from None
-    return PoolPlace(text, Path(), NAME, token_file, ca_file) if on_server(text) else PoolPlace(text, Path(), NAME)
+    return (
+        PoolPlace(text, Path(), NAME, token_file, ca_file)
+        if on_server(text)
+        else PoolPlace(text, Path(), NAME, socket=private_socket(text))
+    )

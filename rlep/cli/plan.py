@@ -22,6 +22,7 @@ from rlep.check.before_start import (
 )
 from rlep.check.engine_options import check_options
 from rlep.check.inputs import check_context, check_divided
+from rlep.check.pool_place import pool_place
 from rlep.check.prompts_shown import prompt_notes, read_prompts, unknown_text
 from rlep.cli.tables import show_facts
 from rlep.config.schema import Config
@@ -32,8 +33,7 @@ from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.families import check_family
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.services.pool.opening import open_pool
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.rpc.places import connected, hosted
 
 
 def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
@@ -122,9 +122,9 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if not pool_exists(config):  # opening it would make one
         missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
-    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
-    with open_pool(None, directory, config.pool.name, tokenizer_digest=None, options=options) as pool:
-        held = {prompt: len(pool.content_ids(prompt)) for prompt in pool.prompt_ids()}
+    place = pool_place(config)
+    with hosted(place), connected(place) as pool:
+        held = {prompt: len(ids) for prompt, ids in pool.contents().items()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)
     return PoolCoverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))
 

@@ -10,8 +10,9 @@ from rlep.console import run_tables
 from rlep.console.pool_places import PoolPlaces, where
 from rlep.console.run_files import RunPlace, or_note
 from rlep.console.templates_of import rendered
-from rlep.services.pool.census import LEVELS, PoolCensus, PoolCounts, PoolEntry
-from rlep.services.pool.rpc.served_census import census
+from rlep.services.pool.census import LEVELS, PoolCounts, PoolEntry
+from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.rpc.served_census import census, counts_of, entries_of_prompt, response_counts
 from rlep.services.pool.values import PoolPlace
 
 SHOWN_QUESTIONS = 32
@@ -124,7 +125,7 @@ def entries_of(places: Sequence[PoolPlace], prompt_id: str) -> tuple[list[tuple[
 
         def read(place: PoolPlace = place) -> list[tuple[str, list[PoolEntry], int]]:
             with census(place) as opened:
-                return [(place.name, *opened.entries(prompt_id, ENTRIES))]
+                return [(place.name, *entries_of_prompt(opened, prompt_id, ENTRIES))]
 
         entries, missing = or_note(read)
         found += entries
@@ -155,7 +156,7 @@ def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
 def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
     def read() -> list[tuple[PoolCounts, list[int], list[SomeQuestion]]]:
         with census(place) as opened:
-            return [(opened.counts(), opened.responses(asked), _some(opened))]
+            return [(counts_of(opened), response_counts(opened, asked), _some(opened))]
 
     found, notes = or_note(read)
     if not found:
@@ -181,10 +182,10 @@ def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:
     return [*zip(labels, counts, strict=True), (f"{LEVELS[-1]} or more", at_least.get(LEVELS[-1], 0))]
 
 
-def _some(opened: PoolCensus) -> list[SomeQuestion]:
+def _some(opened: PoolClient) -> list[SomeQuestion]:
     return [
-        _question(prompt_id, *opened.entries(prompt_id, ANSWERS_A_QUESTION))
-        for prompt_id in opened.questions(SHOWN_QUESTIONS)
+        _question(prompt_id, *entries_of_prompt(opened, prompt_id, ANSWERS_A_QUESTION))
+        for prompt_id in opened.prompt_page(SHOWN_QUESTIONS)
     ]
 
 

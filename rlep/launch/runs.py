@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rlep.actors.pool_actor import PoolService
 from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
@@ -53,6 +52,7 @@ from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.trackers import open_trackers
+from rlep.services.pool.rpc.async_client import AsyncPoolClient
 
 REFUSALS = (ConfigError, PlacementError, PoolError)
 """Errors that say all that there is to know: before a run's work they leave no logs worth keeping."""
@@ -297,7 +297,7 @@ async def _started(actors: RunActors, progress: CommandProgress) -> None:
 
 
 async def _pool_digest(
-    config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
+    config: Config, pool: AsyncPoolClient, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
 ) -> str:
     covered = covered_questions(config, await pool.prompt_ids(), prompts)
     check_minimum(config, await pool.stats())

@@ -7,7 +7,7 @@ from functools import partial
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.context import Run
-from rlep.driver.ports import Experience, LivePool, ReplaySource, Rollouts
+from rlep.driver.ports import Experience, ReplayPool, ReplaySource, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mixed_groups, run_step
 from rlep.driver.train import TrainStep, rlep_step
@@ -20,7 +20,7 @@ from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.driver.wings.streamed import streamed_step
 
 
-def experience(config: Config, live: LivePool | None, offline: ReplaySource | None) -> Experience | None:
+def experience(config: Config, live: ReplayPool | None, offline: ReplaySource | None) -> Experience | None:
     """What the run replays from while it fills it, where ``replay.source`` asks for it."""
     return None if live is None else LiveReplay(config, live, config.run.directory, offline)
 

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from rlep.services.pool.opening import open_pool
 
 from rlep.check.inputs import read_inputs
 from rlep.config.schema import Config
@@ -21,7 +22,6 @@ from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError,
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.launch.compose import run_actors
-from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
 from tests.waiting import gate, until

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from rlep.services.pool.opening import open_pool
 from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
@@ -20,7 +21,6 @@ from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
 from rlep.metrics.logs import EventLog
-from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.contract.cli_values import MODEL, ROWS, arguments, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
 
+from rlep.check.pool_place import pool_place
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, PoolError
@@ -14,10 +14,10 @@ from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.services.pool.opening import OpenPool, open_pool
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.rpc.run_pool import on_server
-from rlep.services.pool.values import FAILURES, PoolOptions
+from rlep.services.pool.rpc.places import hosted, on_server
+from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
@@ -54,16 +54,25 @@ def filling(
             cap = found.cap
     except PoolError:
         cap = cap or config.collection.cap
-    holds: Literal["correct", "wrong"] = "wrong" if config.pool.name.endswith(FAILURES) else "correct"
     minimum = min(config.replay.minimum, cap)
-    options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, holds=holds, vocabulary=vocabulary)
+    options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, vocabulary=vocabulary)
     with _opened(config, tokenizer_digest, options) as pool:
         yield pool
 
 
-def _opened(config: Config, tokenizer_digest: str | None, options: PoolOptions) -> OpenPool:
-    where = (config.pool.url, config.pool_directory, config.pool.name)
-    return open_pool(*where, tokenizer_digest=tokenizer_digest, options=options)
+@contextmanager
+def _opened(config: Config, tokenizer_digest: str | None, options: PoolOptions) -> Iterator[Pool]:
+    """The pool in its Redis itself; an embedded one is served meanwhile."""
+    place = pool_place(config)
+    with ExitStack() as stack:
+        if place.url is None:
+            stack.enter_context(hosted(place))
+            redis = EmbeddedRedis(place.directory)
+        url, password_file = (place.url, None) if place.url is not None else (redis.url, redis.password_file)
+        pool = Pool.open(
+            url, place.name, tokenizer_digest=tokenizer_digest, password_file=password_file, options=options
+        )
+        yield stack.enter_context(pool)
 
 
 def _check_directory(config: Config) -> None:

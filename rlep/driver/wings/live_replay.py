@@ -14,6 +14,7 @@ steps); until then the same tokens are not inserted again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import Trajectory
-from rlep.driver.ports import LivePool, ReplaySource
+from rlep.driver.ports import ReplayPool, ReplaySource
 from rlep.driver.replays import EVERY
 from rlep.driver.step_values import ScoredMiniBatch, Visit
 from rlep.metrics.catalogue import MetricValue
@@ -42,7 +43,7 @@ MARK = "live.json"
 class LiveReplay:
     """The ``Experience`` port. One driver at a time writes its pool."""
 
-    def __init__(self, config: Config, pool: LivePool, directory: Path, offline: ReplaySource | None = None) -> None:
+    def __init__(self, config: Config, pool: ReplayPool, directory: Path, offline: ReplaySource | None = None) -> None:
         """``directory`` of the run; ``offline``: an experience pool that is drawn from as well."""
         self._rule, self._pool, self._mark, self._offline = config.replay, pool, directory / MARK, offline
         self._fresh, self._seed = config.rollout.fresh, config.run.seed
@@ -189,7 +190,10 @@ class LiveReplay:
             if step < before:
                 gone.setdefault(prompt_id, []).append(content_id)
                 del self._left[content_id]
-        await self._pool.remove(gone)
+        await self._remove(gone)
+
+    async def _remove(self, gone: Mapping[str, Sequence[str]]) -> None:
+        await asyncio.gather(*(self._pool.remove(prompt_id, ids) for prompt_id, ids in gone.items()))
 
     def _retired(self, prompt_id: str) -> bool:
         return 0 < self._rule.retire_after <= self._solved.get(prompt_id, 0)
@@ -249,7 +253,7 @@ class LiveReplay:
         for one, (prompt_id, _) in self._left.items():
             known.setdefault(prompt_id, set()).add(one)
         future = {prompt_id: sorted(ids - known.get(prompt_id, set())) for prompt_id, ids in held.items()}
-        await self._pool.remove({prompt_id: ids for prompt_id, ids in future.items() if ids})
+        await self._remove({prompt_id: ids for prompt_id, ids in future.items() if ids})
 
     def _read(self, directory: Path) -> None:
         try:

@@ -146,6 +146,9 @@ class EmbeddedRedis:
         self._owning: threading.Thread | None = None
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
+        self._owns = False
+        self._entered = threading.Event()
+        """What stands beside the server has begun."""
 
     @property
     def password_file(self) -> Path:
@@ -166,8 +169,9 @@ class EmbeddedRedis:
         if self._owning is not None:
             return self
         self._make_directory()
-        self._failure = None
+        self._failure, self._owns = None, False
         self._stopping.clear()
+        self._entered.clear()
         self._owning = threading.Thread(target=self._stand_in_line, name="embedded-redis", daemon=True)
         self._owning.start()
         try:
@@ -197,7 +201,7 @@ class EmbeddedRedis:
     def _is_ready(self) -> bool:
         if self._failure is not None:
             raise self._failure
-        return self._answers()
+        return self._entered.is_set() if self._owns else self._answers()
 
     def _stand_in_line(self) -> None:
         """Be the owner as soon as nobody else is, until ``stop``."""
@@ -206,6 +210,7 @@ class EmbeddedRedis:
             while not _try_lock(served):
                 if self._stopping.wait(_POLL_S):
                     return
+            self._owns = True
             self._own(served)
         except (RlepError, OSError) as error:
             self._failure = error
@@ -215,7 +220,7 @@ class EmbeddedRedis:
 
     def _own(self, served: int) -> None:
         command = self._command()
-        short_lives, entered = 0, False
+        short_lives = 0
         with ExitStack() as beside:
             while True:
                 cut_unfinished(self.directory)
@@ -223,9 +228,9 @@ class EmbeddedRedis:
                 server = self._launch(command, served)
                 try:
                     while server.poll() is None and not self._stopping.wait(_POLL_S):
-                        if not entered and self._answers():
+                        if not self._entered.is_set() and self._answers():
                             beside.enter_context(self._beside())
-                            entered = True
+                            self._entered.set()
                     if self._stopping.is_set():
                         beside.close()  # what it has under way still finds the server
                         return

@@ -268,6 +268,12 @@ class Store:
         commands = [("HLEN", key(prompt_id)) for prompt_id in prompt_ids]
         return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
 
+    def quarantined(self) -> int:
+        """How many records are quarantined."""
+        if not self._one("counting", "HEXISTS", "state", "aside"):
+            return 0
+        return sum(self.counts(self.all_prompts(), quarantined=True))
+
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""
         return sorted(prompt_id.decode() for prompt_id in self._one("reading the index", "SMEMBERS", "index"))
