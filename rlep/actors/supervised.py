@@ -8,10 +8,11 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from rlep.actors.cluster import Report, call
 from rlep.actors.replicas import ActorStatus, State
-from rlep.core.errors import ActorLost, DeadlineExceeded
+from rlep.core.errors import ActorLost, DeadlineExceeded, RlepError
 
 HEARTBEAT_S = 10.0
 """Time between two pings of an actor that is at work."""
@@ -66,13 +67,25 @@ class Supervised:
         self.closed = self.out_of_restarts = False
         """``out_of_restarts``: lost, and not started again."""
 
+    @property
+    def living(self) -> ActorHandle[Any] | None:
+        """The actor, while there is one that is not known to be lost."""
+        return self._handle
+
     async def handle(self) -> ActorHandle[Any]:
-        """The living actor, started if there is none."""
+        """Return the living actor, started if there is none. A new start that fails costs a restart, and raises why."""
         async with self._starting:
             if self.closed or self.out_of_restarts:
                 raise ActorLost(f"{self.name} was removed" if self.closed else self.error)
             if self._handle is None:
-                self._handle = await self._start()
+                try:
+                    self._handle = await self._start()
+                except (RlepError, RayError) as error:
+                    if self.restarts:  # the first start is the run's, which ends with it
+                        self._spend(error)
+                    raise
+                if self.restarts:
+                    self._report("actor_restarted", self.name, "")
             return self._handle
 
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
@@ -92,17 +105,21 @@ class Supervised:
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)
 
-    def replace(self, handle: ActorHandle[Any], error: Exception) -> None:
-        """Forget a lost actor so that the next call starts another; raises ``error`` when no restart is left."""
+    def replace(self, handle: ActorHandle[Any], error: BaseException) -> None:
+        """End a lost actor, so that the next call starts another or raises that no restart is left."""
         if self._handle is not handle:
             return
         ray.kill(handle)
         self._handle = None
+        self._report("actor_lost", self.name, str(error))
+        self._spend(error)
+
+    def _spend(self, error: BaseException) -> None:
+        """Take the next start from the restarts."""
         self.error = str(error)
-        self._report("actor_lost", self.name, self.error)
         if not self.restarts_left:
             self.out_of_restarts, self.error = True, f"{self.name} was lost and is out of restarts: {error}"
-            raise ActorLost(self.error) from error
+            return
         self.restarts_left -= 1
         self.restarts += 1
 

@@ -92,7 +92,7 @@ class RunActors:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
-        self._sharing.join("generators", role.weights)
+        self._sharing.join("generators", role)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -170,7 +170,7 @@ class RunActors:
         """Weight updates from the learner to the generators."""
         return WeightPublisher(
             learners,
-            generators.weights,
+            generators,
             probes_of(prompts),
             dtype=generator_dtype(self.config),
             deadline_s=self.config.learner.deadline_s,
