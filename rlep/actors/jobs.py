@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from rlep.actors import job_files
 from rlep.actors.cluster import TOKEN_HINT
 from rlep.actors.dashboard import check_dashboard
-from rlep.actors.job_files import job_files
 from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -40,11 +39,12 @@ def submit_job(
 
     Ctrl-C ends following the job, not the job: the status is 130 then.
 
-    What of ``working_dir`` goes to the cluster, and what stays here, is told to ``note`` first (``job_files``).
+    The job works in a copy of ``working_dir`` without what git ignores and what ``job_files`` keeps here, which is told to
+    ``note`` first.
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
-        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or more files than a job takes.
+        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or a larger directory than a job takes.
         PlacementError: the cluster refuses the token, or there is none.
         DeadlineExceeded: no dashboard answers in time.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
@@ -59,15 +59,18 @@ def submit_job(
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
     if where.startswith(("http://", "https://")):
         check_dashboard(where, note)
-    files = job_files(working_dir, arguments)
-    for line in files.lines():
+    stays = job_files.withheld(working_dir, arguments)
+    for line in job_files.lines(stays):
         note(line)
+    runtime = {
+        "working_dir": str(working_dir.resolve()),
+        "excludes": job_files.excludes(stays),
+        "env_vars": {STOP_WAIT: str(STOP_WAIT_S)}
+        | {name: os.environ[name] for name in PASSED_ON if name in os.environ},
+    }
     try:
         client = _client(where)
-        with tempfile.TemporaryDirectory(prefix="rlep-job-") as copy:
-            files.copy_to(Path(copy))
-            runtime = {"working_dir": copy, "env_vars": _passed_on()}
-            job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
+        job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
     except AuthenticationError:
         raise PlacementError(f"the cluster at {where} refuses this token: {TOKEN_HINT}") from None
     echo(f"submitted {job} to {where}")
@@ -96,18 +99,15 @@ def _client(address: str) -> JobSubmissionClient:
             time.sleep(1)
 
 
-def _passed_on() -> dict[str, str]:
-    return {STOP_WAIT: str(STOP_WAIT_S)} | {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-
-
 def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, object]) -> str:
     deadline = time.monotonic() + SUBMIT_DEADLINE_S
-    identity = (
-        f"rlep-{int(time.time())}-{os.getpid()}"  # chosen here: a retry after a lost answer submits nothing twice
-    )
+    # Chosen here: a retry after a lost answer submits nothing twice.
+    identity = f"rlep-{int(time.time())}-{os.getpid()}"
     while True:
         try:
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
+        except ValueError as error:
+            raise ConfigError(f"{runtime['working_dir']} cannot be uploaded: {error}") from None
         except (RuntimeError, ConnectionError) as error:
             if "already exists" in str(error):
                 return identity
