@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -27,6 +27,10 @@ from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
 from rlep.metrics.spans import Span, StepBreakdown
+
+if TYPE_CHECKING:  # ``rlep status`` needs neither
+    from rlep.actors.generators import GeneratorPool
+    from rlep.actors.verifiers import VerifierPool
 
 ACTOR_NAME = "control"
 ROLE = ActorConfig(cpus=0)
@@ -76,14 +80,6 @@ class RunStatus:
     """Where the last whole step's time went."""
     spans: tuple[Span, ...] = ()
     """The newest of the timeline, where it was asked for."""
-
-
-class Elastic(Protocol):
-    """A role whose number of actors may change."""
-
-    def status(self) -> RoleStatus: ...
-    async def scale(self, count: int, grace_s: float) -> None: ...
-    async def drain(self, name: str, grace_s: float) -> None: ...
 
 
 @ray.remote(num_cpus=0)
@@ -140,7 +136,7 @@ class Control:
     def __init__(
         self,
         cluster: Cluster,
-        elastic: Mapping[Role, Elastic],
+        elastic: Mapping[Role, GeneratorPool | VerifierPool],
         watched: Sequence[Callable[[], RoleStatus]],
         progress: Callable[[], RunProgress] = RunProgress,
     ) -> None:

@@ -33,7 +33,7 @@ from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocation import GUEST, Colocated
 from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.placement import BundleSlot
-from rlep.actors.replicas import ActorStatus, Rate, State
+from rlep.actors.replicas import ActorStatus, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.roles import GeneratorConfig
@@ -86,11 +86,12 @@ class Fleet:
     version. In a group it has none until the next transfer."""
 
 
-class GeneratorReplica:
+class GeneratorReplica(Replica):
     """One generator."""
 
     def __init__(self, name: str, fleet: Fleet) -> None:
-        self.name, self._fleet, self._config = name, fleet, fleet.config
+        super().__init__(name)
+        self._fleet, self._config = fleet, fleet.config
         self.actor = Supervised(
             name,
             self._start,

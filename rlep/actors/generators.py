@@ -56,9 +56,7 @@ class GeneratorPool:
             settle=self._settle,
             stop_superseded=self._stop_superseded,
         )
-        self._set = ReplicaSet(
-            "generator", lambda name: GeneratorReplica(name, self._fleet), GeneratorReplica.join, GeneratorReplica.leave
-        )
+        self._set = ReplicaSet("generator", lambda name: GeneratorReplica(name, self._fleet))
 
     @property
     def replicas(self) -> list[GeneratorReplica]:
