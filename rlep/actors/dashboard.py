@@ -1,4 +1,4 @@
-"""Whether a Ray dashboard answers at an address, and by which way it is reached: directly on loopback, else as proxies say."""
+"""Check that a Ray dashboard answers at an address: directly on loopback, else by the proxies of the environment."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_dashboard(address: str, note: Callable[[str], None]) -> None:
 
 
 def _unanswered(address: str) -> str:
-    """Why nothing answers; an empty string where a dashboard does. Raises ``ConfigError`` where something else does."""
+    """Say why nothing answers; an empty string where a dashboard does. Raises ``ConfigError`` where something else does."""
     what = ""
     try:
         # An opener of its own: that of the module keeps the proxies that it met first.
@@ -73,7 +73,7 @@ def _unanswered(address: str) -> str:
 
 
 def _on_the_way(address: str) -> str:
-    """The proxy that requests go through, and how to bypass it; nothing where there is none."""
+    """Name the proxy that requests go through and a way to bypass it; an empty string where there is none."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     proxy = urllib.request.getproxies().get(parts.scheme)

@@ -33,7 +33,7 @@ class GeneratorActor:
         self._once = Once()
 
     async def ping(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     async def start(self, number: int, deadline_s: float) -> None:
@@ -55,7 +55,7 @@ class GeneratorActor:
         return await self._sampler.confirm(weight_update)
 
     async def sleep(self, number: int) -> None:
-        """See ``Sampler.sleep``; ``load`` wakes it."""
+        """Free the device's memory; ``load`` wakes the engine."""
         await self._once(number, self._sampler.sleep)
 
     @ray.method(max_task_retries=0)  # a stream that broke is begun anew by whoever read it
@@ -69,7 +69,7 @@ class GeneratorActor:
         self._sampler.abandon(frozenset(request_ids))
 
     async def health(self) -> SamplerHealth:
-        """The engine's state; fails when it is dead."""
+        """Ask the engine for its state; fails when it is dead."""
         return await self._sampler.health()
 
     async def close(self) -> None:

@@ -120,12 +120,12 @@ class GeneratorReplica(Replica):
 
     @property
     def out_of_restarts(self) -> bool:
-        """Whether it never serves again."""
+        """True once it never serves again."""
         return self.actor.out_of_restarts or self.actor.closed or (self._life is not None and self._life.done())
 
     @property
     def has_weights(self) -> bool:
-        """Whether it serves a policy version, or may after the transfer that it takes part in."""
+        """True while it serves a policy version, or may after the transfer that it takes part in."""
         return self._loading.locked() or self.version is not None
 
     def status(self, shortfall: str) -> ActorStatus:

@@ -43,7 +43,7 @@ class GeneratorPool:
         lease_s: float,
         shared: Colocated | None = None,
     ) -> None:
-        """``lease_s``: see ``GeneratorConfig.lease``; ``shared``: where they share their devices with the learner."""
+        """``lease_s``: from ``GeneratorConfig.lease``; ``shared``: set when they share their devices with the learner."""
         self._queue = WorkQueue(lease_s)
         self._fleet = Fleet(
             cluster,
@@ -74,16 +74,16 @@ class GeneratorPool:
 
     @property
     def reissued(self) -> Reissued:
-        """How often requests were given out again, and completions dropped."""
+        """Counts of requests that were given out again, and of completions that were dropped."""
         return self._queue.reissued
 
     async def scale(self, count: int, grace_s: float) -> None:
-        """As ``ReplicaSet.scale``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        """Bring the role to ``count`` generators. Raises ``ConfigError`` where they share the learner's devices."""
         self._check_elastic()
         await self._set.scale(count, grace_s)
 
     async def drain(self, name: str, grace_s: float) -> None:
-        """As ``ReplicaSet.drain``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        """Drain one generator. Raises ``ConfigError`` where they share the learner's devices."""
         self._check_elastic()
         await self._set.drain(name, grace_s)
 

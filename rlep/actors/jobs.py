@@ -19,7 +19,7 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
-"""How long ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
+"""Seconds that ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
 PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
 """Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
@@ -35,7 +35,7 @@ def submit_job(
     echo: Callable[[str], None] = print,
     note: Callable[[str], None] = print,
 ) -> int:
-    """Run ``rlep ARGUMENTS…`` on a cluster; the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
+    """Run ``rlep ARGUMENTS…`` on a cluster; returns the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
 
     Ctrl-C ends following the job, not the job: the status is 130 then.
 
@@ -125,7 +125,7 @@ async def _follow(client: JobSubmissionClient, job: str, echo: Callable[[str], N
 
 
 def _final_status(client: JobSubmissionClient, job: str) -> JobStatus:
-    """The log stream ends a moment before the job is marked as ended."""
+    """Wait for the job to be marked as ended, a moment after its log stream ends."""
     deadline = time.monotonic() + SUBMIT_DEADLINE_S
     while not (status := client.get_job_status(job)).is_terminal() and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -22,7 +22,7 @@ RATE_WINDOW_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """What is known of one actor."""
+    """One actor's row of ``rlep status``."""
 
     name: str
     state: State
@@ -80,7 +80,7 @@ class Replica(ABC):
     @property
     @abstractmethod
     def out_of_restarts(self) -> bool:
-        """Whether it is dead and will not be started again."""
+        """True once it is dead and will not be started again."""
 
     @abstractmethod
     async def join(self) -> None:

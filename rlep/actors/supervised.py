@@ -1,4 +1,15 @@
-"""One actor that is started again when it is lost, for roles whose methods are all idempotent."""
+"""One actor that is started again when it is lost.
+
+    method     consumes                     waits for                       unblocked by
+    ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    handle     a restart, after a loss      the start of an actor           ``start``, which has its own deadline
+    call       the answers of one method    the answer, and pings           the actor; its deadline; a ping that is not
+                                            meanwhile                       answered: then the next actor is called
+    replace    a loss                       nothing                         —
+
+``call`` is for methods that are idempotent. Who keeps state beside the actor (``GeneratorReplica``) uses ``handle``,
+``living`` and ``replace``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +35,7 @@ GRACE_S = 20.0
 async def watched(
     handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, heartbeat_timeout_s: float
 ) -> Any:
-    """As ``call``, of an actor whose ``ping`` answers meanwhile; raises what the heartbeat raises."""
+    """Await a call, as ``call`` does, while the actor's ``ping`` answers; raises what either of them raises."""
     calling = asyncio.create_task(call(reference, f"{name}.{method}", deadline_s))
     calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
     try:
@@ -89,7 +100,7 @@ class Supervised:
             return self._handle
 
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
-        """The method's result; the deadline holds for each attempt."""
+        """Return the method's result; the deadline holds for each attempt."""
         while True:
             handle = await self.handle()
             reference = getattr(handle, method).remote(*args)
@@ -124,7 +135,7 @@ class Supervised:
         self.restarts += 1
 
     def status(self) -> ActorStatus:
-        """What is known of it."""
+        """Return its row of ``rlep status``."""
         state: State = "lost" if self.out_of_restarts else "placing" if self._handle is None else "serving"
         return ActorStatus(self.name, state, restarts=self.restarts, error=self.error)
 

@@ -30,7 +30,7 @@ class VerifierActor:
 
     @ray.method(concurrency_group="health")
     def ping(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     def start(self, config: VerifierConfig) -> None:
@@ -42,7 +42,7 @@ class VerifierActor:
         )
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
-        """One verdict per text, in order."""
+        """Return one verdict per text, in order."""
         return self._verifier.grade(reference, texts, truncated)
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class VerifierActor:
 
 
 def limits_of(config: VerifierConfig) -> Limits:
-    """What one response may use; a wall-clock limit below its CPU time would be the only one."""
+    """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
     return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
 
 
@@ -75,7 +75,7 @@ class VerifierReplica(Replica):
 
     @property
     def out_of_restarts(self) -> bool:
-        """Whether it is dead and will not be started again."""
+        """True once it is dead and will not be started again."""
         return self.actor.out_of_restarts
 
     def status(self) -> ActorStatus:
@@ -153,11 +153,11 @@ class VerifierPool:
         await self._replicas.start(self._config.count)
 
     async def scale(self, count: int, grace_s: float) -> None:
-        """As ``ReplicaSet.scale``."""
+        """Bring the role to ``count`` verifiers, as ``ReplicaSet.scale`` does."""
         await self._replicas.scale(count, grace_s)
 
     async def drain(self, name: str, grace_s: float) -> None:
-        """As ``ReplicaSet.drain``."""
+        """Drain one verifier, as ``ReplicaSet.drain`` does."""
         await self._replicas.drain(name, grace_s)
 
     def status(self) -> RoleStatus:
@@ -203,7 +203,7 @@ class VerifierPool:
         return verdicts
 
     async def _free_replica(self) -> VerifierReplica:
-        """The least busy verifier, once one holds fewer than two calls: one works while one travels."""
+        """Wait for a verifier that holds fewer than two calls, of which one travels while one works; take the least busy."""
 
         def free() -> list[VerifierReplica]:
             members = self._replicas.members

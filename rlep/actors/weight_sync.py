@@ -30,7 +30,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """How a group of learner and generators is made."""
+    """Settings of a group of learner and generators."""
 
     backend: GroupBackend
     workers: int
@@ -135,9 +135,9 @@ class WeightPublisher:
         return await self.take(await self.offer(version))
 
     async def offer(self, version: int) -> WeightUpdate:
-        """The learner's part through shared memory: a weight file with its log-probs."""
+        """Have the learner write a weight file in shared memory, with its log-probs."""
         return await self._learners.publish(version, self._probes, self._dtype)
 
     async def take(self, offer: WeightUpdate) -> float:
-        """The generators' part."""
+        """Have the generators load an offer; returns the largest log-prob difference (nats)."""
         return await self._generators.publish(offer, deadline_s=self._deadline)
