@@ -14,7 +14,6 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from rlep.actors import job_files
 from rlep.actors.cluster import TOKEN_HINT
-from rlep.actors.dashboard import check_dashboard
 from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
@@ -23,6 +22,8 @@ STOP_WAIT_S = 600
 PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
 """Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
+CONNECT_S = 15.0
+"""For the dashboard of a head that has just been started."""
 INTERRUPTED = 130
 
 
@@ -57,8 +58,6 @@ def submit_job(
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
-    if where.startswith(("http://", "https://")):
-        check_dashboard(where, note)
     stays = job_files.withheld(working_dir, arguments)
     for line in job_files.lines(stays):
         note(line)
@@ -87,7 +86,7 @@ def submit_job(
 
 
 def _client(address: str) -> JobSubmissionClient:
-    deadline = time.monotonic() + SUBMIT_DEADLINE_S
+    deadline = time.monotonic() + CONNECT_S
     while True:
         try:
             return JobSubmissionClient(address)
@@ -95,7 +94,9 @@ def _client(address: str) -> JobSubmissionClient:
             raise ConfigError(f"{address} is not the address of a dashboard (http://HEAD:8265): {error}") from None
         except ConnectionError as error:
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"no Ray dashboard answers at {address}: {error}") from None
+                raise DeadlineExceeded(
+                    f"no Ray dashboard answers at {address} within {CONNECT_S:.0f} s: {error}"
+                ) from None
             time.sleep(1)
 
 
