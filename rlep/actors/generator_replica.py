@@ -33,7 +33,7 @@ from rlep.actors.cluster import Cluster, call
 from rlep.actors.colocation import GUEST, Colocated
 from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.placement import BundleSlot
-from rlep.actors.replicas import ActorStatus, Rate, Replica, State
+from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.roles import GeneratorConfig
@@ -79,8 +79,9 @@ class Fleet:
     queue: WorkQueue
     colocated: Colocated | None  # where they share their devices with the learner
     serving: Callable[[], int]  # count those that take requests now
-    settle: Callable[[], None]  # end rollouts that cannot finish: called after a loss
-    stop_superseded: Callable[[], None]  # stop others on requests that were answered: called after completions
+    settle: Callable[
+        [], None
+    ]  # stop work that nobody needs, end rollouts that cannot finish: called after every change
     weights: WeightUpdate | int | None = None
     """Weights for a generator that starts: the last publication through shared memory, or the model directory's under that
     version. In a group it has none until the next transfer."""
@@ -108,8 +109,7 @@ class GeneratorReplica(Replica):
         self._rate = Rate()
         self._loading = asyncio.Lock()
         self._numbers = itertools.count()
-        self._moved = asyncio.Event()
-        """Set whenever something changes that one of the loops waits for."""
+        self._changes = Changes()
         self._life: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -164,7 +164,7 @@ class GeneratorReplica(Replica):
             await asyncio.wait({self._life})
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._until(lambda: not queue.leased(self.holder) or self.state is GeneratorState.LOST)
+                await self._changes.until(lambda: not queue.leased(self.holder) or self.state is GeneratorState.LOST)
         back = queue.give_back(self.holder)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.transfer_deadline_s), self._loading:
@@ -314,19 +314,9 @@ class GeneratorReplica(Replica):
         self._enter(GeneratorState.SERVING)
 
     def _enter(self, state: GeneratorState) -> None:
-        if (
-            self.state is not GeneratorState.LEAVING or state is GeneratorState.LOST
-        ):  # a load that ends does not call it back
+        if self.state is not GeneratorState.LEAVING or state is GeneratorState.LOST:  # a load does not call it back
             self.state = state
-        self._moved.set()
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            await self._move()
-
-    async def _move(self) -> None:
-        self._moved.clear()
-        await self._moved.wait()
+        self._changes.tell()
 
     async def _live(self) -> None:
         """Feed and watch one actor after the other, until it is out of restarts."""
@@ -339,7 +329,7 @@ class GeneratorReplica(Replica):
                 continue
             loops = [self._spawn(actor, loop(actor)) for loop in (self._feed, self._beat)]
             try:
-                await self._until(lambda: self.state is GeneratorState.LOST)
+                await self._changes.until(lambda: self.state is GeneratorState.LOST)
             finally:
                 for task in loops:
                     task.cancel()
@@ -367,14 +357,14 @@ class GeneratorReplica(Replica):
         """Keep the engine full, with some requests waiting in it, from the queue."""
         queue, holder, most = self._fleet.queue, self.holder, self._config.max_sequences
         while True:
-            await self._until(lambda: self.state is GeneratorState.SERVING)
+            await self._changes.until(lambda: self.state is GeneratorState.SERVING)
             await queue.changed(holder)
             if self.state is not GeneratorState.SERVING:
                 continue
             slots = min(queue.share(self._fleet.serving()), most + most // WAITING)
             free = slots - queue.leased(holder)
             if free < max(1, slots // REFILL):
-                await self._move()
+                await self._changes.next()
             elif (taken := queue.take(holder, free)) is not None:
                 self._spawn(actor, self._read(actor, holder, *taken))
 
@@ -388,8 +378,8 @@ class GeneratorReplica(Replica):
                     for completion in await reference:
                         if queue.finish(holder, job, completion):
                             self._rate.add(len(completion.tokens))
-                    self._moved.set()
-                    self._fleet.stop_superseded()
+                    self._changes.tell()
+                    self._fleet.settle()
         except ActorUnavailableError:  # a message was lost: the actor may live, and is stopped before others begin
             try:
                 await self._abandon(actor, identities)
@@ -401,13 +391,13 @@ class GeneratorReplica(Replica):
             self.lose(actor, ActorLost(f"{self.name}: {type(error).__name__}"))
         finally:
             queue.give_back(holder, identities)
-            self._moved.set()
+            self._changes.tell()
 
     async def _stop(self, actor: ActorHandle[Any], holder: str, requests: Sequence[str]) -> None:
         with suppress(RlepError, RayError):
             await self._abandon(actor, requests)
             self._fleet.queue.stopped(holder, requests)
-        self._moved.set()
+        self._changes.tell()
 
     async def _abandon(self, actor: ActorHandle[Any], requests: Sequence[str]) -> None:
         await call(actor.abandon.remote(requests), f"{self.name}.abandon", self._config.heartbeat_timeout_s)

@@ -54,7 +54,6 @@ class GeneratorPool:
             shared,
             serving=lambda: sum(replica.state is GeneratorState.SERVING for replica in self.replicas),
             settle=self._settle,
-            stop_superseded=self._stop_superseded,
         )
         self._set = ReplicaSet("generator", lambda name: GeneratorReplica(name, self._fleet))
 
@@ -201,7 +200,14 @@ class GeneratorPool:
         return {replica.holder: replica for replica in self._staying() if replica.actor.living is not None}
 
     def _settle(self) -> None:
-        """End rollouts that cannot finish: no generator is left, or they wait for a publication, which waits for them."""
+        """Stop generators on requests that another has answered, and end rollouts that cannot finish.
+
+        Those are all when no generator is left, and those that wait for a publication, which waits for them.
+        """
+        superseded = self._queue.superseded()
+        for replica in self.replicas if superseded else []:
+            if replica.holder in superseded:
+                replica.stop(superseded[replica.holder])
         if all(replica.out_of_restarts for replica in self.replicas):
             self._queue.fail(self._nobody_left())
         # Through shared memory, and from the model directory, one that starts again has weights at once.
@@ -220,9 +226,3 @@ class GeneratorPool:
         return "".join(
             f"; {replica.name} ({replica.state.value}) has {count}" for replica, count in held.items() if count
         )
-
-    def _stop_superseded(self) -> None:
-        held = self._queue.superseded()
-        for replica in self.replicas if held else []:
-            if replica.holder in held:
-                replica.stop(held[replica.holder])

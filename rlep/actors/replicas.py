@@ -71,6 +71,27 @@ class Rate:
             self._amounts.popleft()
 
 
+class Changes:
+    """Changes that somebody waits for; whoever makes one tells."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Have all who wait look again."""
+        self._event.set()
+
+    async def next(self) -> None:
+        """Wait for a change from now on."""
+        self._event.clear()
+        await self._event.wait()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until ``holds``, looking after every change."""
+        while not holds():
+            await self.next()
+
+
 class Replica(ABC):
     """One actor of a replica set, as the driver sees it."""
 

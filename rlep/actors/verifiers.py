@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.replicas import ActorStatus, Replica, ReplicaSet, RoleStatus, State
+from rlep.actors.replicas import ActorStatus, Changes, Replica, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost
@@ -58,7 +58,7 @@ def limits_of(config: VerifierConfig) -> Limits:
 class VerifierReplica(Replica):
     """The driver's side of one verifier."""
 
-    def __init__(self, name: str, cluster: Cluster, config: VerifierConfig, freed: Freed) -> None:
+    def __init__(self, name: str, cluster: Cluster, config: VerifierConfig, freed: Changes) -> None:
         """``freed``: told whenever it may take a call."""
         super().__init__(name)
         self._cluster, self._config, self._freed = cluster, config, freed
@@ -122,29 +122,12 @@ class VerifierReplica(Replica):
         return handle
 
 
-class Freed:
-    """Waits for a verifier to have room."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def tell(self) -> None:
-        """Have all who wait look again."""
-        self._event.set()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until ``holds``, looking whenever somebody tells."""
-        while not holds():
-            self._event.clear()
-            await self._event.wait()
-
-
 class VerifierPool:
     """All verifiers of a run behind the driver's ``Verifiers`` port."""
 
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
         self._cluster, self._config = cluster, config
-        self._freed = Freed()
+        self._freed = Changes()
         self._replicas = ReplicaSet("verifier", lambda name: VerifierReplica(name, cluster, config, self._freed))
         self._waiting = 0
 
