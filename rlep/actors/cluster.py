@@ -245,7 +245,7 @@ def _own_token() -> str:
 
 async def call(reference: Any, what: str, deadline_s: float) -> Any:
     """Await an actor's answer. Raises ``DeadlineExceeded``, ``ActorLost``, or what the actor's method raised."""
-    waiting = asyncio.ensure_future(_awaited(reference))
+    waiting = asyncio.ensure_future(_await(reference))
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
     try:
         async with asyncio.timeout(deadline_s):
@@ -260,7 +260,7 @@ async def call(reference: Any, what: str, deadline_s: float) -> Any:
         raise ActorLost(f"{what}: {_reason(error)}") from None
 
 
-async def _awaited(reference: Any) -> Any:
+async def _await(reference: Any) -> Any:
     return await reference
 
 

@@ -15,7 +15,7 @@ LONGEST_S = 1.0
 """No item waits longer."""
 
 
-async def gathered(stream: AsyncGenerator[list[T]]) -> AsyncGenerator[list[T]]:
+async def gather_items(stream: AsyncGenerator[list[T]]) -> AsyncGenerator[list[T]]:
     """Yield the items of ``stream`` in their order; those that come soon after a list wait a little for more.
 
     The last list comes when the stream ends: a rollout is not longer by it.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 
-from rlep.actors.gathering import gathered
+from rlep.actors.gathering import gather_items
 from rlep.actors.node_address import use_node_interface
 from rlep.actors.once import Once
 from rlep.core.types import Completion, Request, Sampling
@@ -61,7 +61,7 @@ class GeneratorActor:
     @ray.method(max_task_retries=0)  # a stream that broke is begun anew by whoever read it
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
         """Stream finished completions in small lists."""
-        async for finished in gathered(self._sampler.generate(requests, sampling)):
+        async for finished in gather_items(self._sampler.generate(requests, sampling)):
             yield finished
 
     async def abandon(self, request_ids: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ class GeneratorReplica(Replica):
             self.name,
             state,
             version=self.version,
-            in_flight=self._fleet.queue.leased(self.holder),
+            in_flight=self._fleet.queue.count_leased(self.holder),
             tokens_per_second=self._rate.per_second(),
             restarts=self.actor.restarts,
             error=shortfall if state == "placing" else self.error,
@@ -164,7 +164,9 @@ class GeneratorReplica(Replica):
             await asyncio.wait({self._life})
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self._changes.until(lambda: not queue.leased(self.holder) or self.state is GeneratorState.LOST)
+                await self._changes.until(
+                    lambda: not queue.count_leased(self.holder) or self.state is GeneratorState.LOST
+                )
         back = queue.give_back(self.holder)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.transfer_deadline_s), self._loading:
@@ -358,11 +360,11 @@ class GeneratorReplica(Replica):
         queue, holder, most = self._fleet.queue, self.holder, self._config.max_sequences
         while True:
             await self._changes.until(lambda: self.state is GeneratorState.SERVING)
-            await queue.changed(holder)
+            await queue.wait_for_work(holder)
             if self.state is not GeneratorState.SERVING:
                 continue
             slots = min(queue.share(self._fleet.serving()), most + most // WAITING)
-            free = slots - queue.leased(holder)
+            free = slots - queue.count_leased(holder)
             if free < max(1, slots // REFILL):
                 await self._changes.next()
             elif (taken := queue.take(holder, free)) is not None:
@@ -396,7 +398,7 @@ class GeneratorReplica(Replica):
     async def _stop(self, actor: ActorHandle[Any], holder: str, requests: Sequence[str]) -> None:
         with suppress(RlepError, RayError):
             await self._abandon(actor, requests)
-            self._fleet.queue.stopped(holder, requests)
+            self._fleet.queue.release(holder, requests)
         self._changes.tell()
 
     async def _abandon(self, actor: ActorHandle[Any], requests: Sequence[str]) -> None:

@@ -204,7 +204,7 @@ class GeneratorPool:
 
         Those are all when no generator is left, and those that wait for a publication, which waits for them.
         """
-        superseded = self._queue.superseded()
+        superseded = self._queue.take_superseded()
         for replica in self.replicas if superseded else []:
             if replica.holder in superseded:
                 replica.stop(superseded[replica.holder])
@@ -222,7 +222,7 @@ class GeneratorPool:
 
     def _holders(self) -> str:
         """Say who holds requests, for the error of a rollout that is late."""
-        held = {replica: self._queue.leased(replica.holder) for replica in self.replicas}
+        held = {replica: self._queue.count_leased(replica.holder) for replica in self.replicas}
         return "".join(
             f"; {replica.name} ({replica.state.value}) has {count}" for replica, count in held.items() if count
         )

@@ -68,7 +68,7 @@ def submit_job(
         | {name: os.environ[name] for name in PASSED_ON if name in os.environ},
     }
     try:
-        client = _client(where)
+        client = _connect(where)
         job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
     except AuthenticationError:
         raise PlacementError(f"the cluster at {where} refuses this token: {TOKEN_HINT}") from None
@@ -85,7 +85,7 @@ def submit_job(
     return 0 if status == JobStatus.SUCCEEDED else 1
 
 
-def _client(address: str) -> JobSubmissionClient:
+def _connect(address: str) -> JobSubmissionClient:
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:

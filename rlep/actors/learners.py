@@ -19,7 +19,7 @@ from rlep.actors.colocation import Colocated
 from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, RoleStatus, State
-from rlep.actors.supervised import close_actor, watched
+from rlep.actors.supervised import close_actor, watch_call
 from rlep.config.roles import ActorConfig, LearnerConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
@@ -231,7 +231,7 @@ class Learners:
         deadline, number = deadline_s or self._config.deadline_s, next(self._numbers)
         calls = {
             f"learner-{n}.{method}": asyncio.ensure_future(
-                watched(
+                watch_call(
                     rank,
                     rank.run.remote(number, method, *args),
                     f"learner-{n}",

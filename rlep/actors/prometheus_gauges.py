@@ -79,7 +79,7 @@ class PrometheusTracker:
                 if series := series_of(name):
                     self._put(series, value)
             self._put(Series(STEP, {}, "Training steps done [steps]"), step + 1)
-            self._progressed()
+            self._mark_progress()
             self._set()
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class PrometheusTracker:
             self._gauges[series.name] = self._new_gauge(series.name, series.help, ("run", *series.labels))
         self._values[series.name, tuple(series.labels.items())] = value
 
-    def _progressed(self) -> None:
+    def _mark_progress(self) -> None:
         series = Series(LAST_PROGRESS, {}, "Last step, or response or verdict of an evaluation [s since the epoch]")
         self._put(series, time.time())
 
@@ -101,7 +101,7 @@ class PrometheusTracker:
         evaluates = any(phase.name == "evaluate" for phase in phases)
         evaluated = sum(phase.done for phase in phases) if evaluates else 0
         if evaluates and evaluated != self._evaluated:
-            self._progressed()
+            self._mark_progress()
         self._evaluated = evaluated
 
     def _set(self) -> None:

@@ -52,10 +52,10 @@ def log_raylet_messages() -> None:
 
     rlep reports each loss itself, and a step's JSON is on standard output.
     """
-    worker.print_to_stdstream = _logged
+    worker.print_to_stdstream = _log_lines
 
 
-def _logged(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
+def _log_lines(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
     for line in data["lines"]:
         _log.info("raylet: %s", line)
 

@@ -32,7 +32,7 @@ GRACE_S = 20.0
 """Time an actor gets to close by itself before it is killed."""
 
 
-async def watched(
+async def watch_call(
     handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, heartbeat_timeout_s: float
 ) -> Any:
     """Await a call, as ``call`` does, while the actor's ``ping`` answers; raises what either of them raises."""
@@ -105,7 +105,7 @@ class Supervised:
             handle = await self.handle()
             reference = getattr(handle, method).remote(*args)
             try:
-                return await watched(
+                return await watch_call(
                     handle,
                     reference,
                     self.name,

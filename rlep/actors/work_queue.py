@@ -1,12 +1,12 @@
 """Requests that wait for a generator: taken in order under leases, handed back or re-dispatched, finished exactly once.
 
-method     consumes                  waits for                        unblocked by
-──────────────────────────────────────────────────────────────────────────────────────────────────────────
-changed    nothing                   a request that this worker       put, give_back, the end of a lease
-                                     may take
-take       late requests, then       nothing                          —
-           waiting ones
-finish     a lease, and the request  nothing                          —
+method         consumes                  waits for                        unblocked by
+──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+wait_for_work  nothing                   a request that this worker       put, give_back, the end of a lease
+                                         may take
+take           late requests, then       nothing                          —
+               waiting ones
+finish         a lease, and the request  nothing                          —
 
 put ─► waiting ─take─► leased ─finish─► answered          leased ─give_back─► waiting, at the head
                          └─ lease ends ─► late: another worker takes it too, the first answer counts
@@ -117,12 +117,12 @@ class WorkQueue:
         job.finished.put_nowait(completion)
         return True
 
-    def superseded(self) -> dict[str, list[str]]:
+    def take_superseded(self) -> dict[str, list[str]]:
         """Return worker → requests that it holds and another has answered since the last call: it may stop."""
         superseded, self._superseded = self._superseded, {}
         return superseded
 
-    def stopped(self, worker: str, identities: Iterable[str]) -> None:
+    def release(self, worker: str, identities: Iterable[str]) -> None:
         """Release requests that a worker stopped working on because another finished them."""
         for identity in identities:
             entry = self._leased.get(worker, {}).get(identity)
@@ -170,7 +170,7 @@ class WorkQueue:
         """Return the number of requests that one of ``workers`` should hold: an even part of all."""
         return -(-len(self._open) // max(workers, 1))
 
-    def leased(self, worker: str) -> int:
+    def count_leased(self, worker: str) -> int:
         """Count the requests that ``worker`` works on, those that another has answered meanwhile included."""
         return len(self._leased.get(worker, {}))
 
@@ -179,7 +179,7 @@ class WorkQueue:
         """Requests that no worker holds."""
         return len(self._pending)
 
-    async def changed(self, worker: str) -> None:
+    async def wait_for_work(self, worker: str) -> None:
         """Wait until there is a request that ``worker`` may take."""
         while self._offer(worker) is None:
             self._changed.clear()
