@@ -11,8 +11,8 @@ from pathlib import Path
 
 import typer
 
-from rlep.check.machine import Finding
-from rlep.cli.doctor import show_findings
+from rlep.check.finding import Finding
+from rlep.cli.check import show_findings
 from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, opening_of, question_rows, reading
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table
@@ -186,10 +186,10 @@ def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
         found = load_tokenizer(path).digest
     except ModelError:
         detail = f"{stated}; not compared, for model.path = {path} has no tokenizer"
-        return Finding("tokenizer", "note", detail, remedy), None
+        return Finding("tokenizer", "ok", detail, remedy), None
     if found != pool.tokenizer_digest:
         detail = f"{stated}; model.path = {path} has {found}: a run with this model refuses the pool"
-        return Finding("tokenizer", "note", detail, remedy), None
+        return Finding("tokenizer", "ok", detail, remedy), None
     return Finding("tokenizer", "ok", f"that of model.path = {path}"), vocabulary_size(path)
 
 
@@ -200,7 +200,7 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
         remedy = (
             "set model.path to the model that wrote the responses; a Python client states it as PoolClient(vocabulary=)"
         )
-        findings.append(Finding("vocabulary", "note", detail, remedy))
+        findings.append(Finding("vocabulary", "ok", detail, remedy))
     if found.records == found.counted:
         findings.append(
             Finding("counters", "ok", f"{counted(found.counted, 'trajectory')}, {found.quarantined} quarantined")
@@ -210,7 +210,7 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
         findings.append(
             Finding(
                 "counters",
-                "note",
+                "ok",
                 detail,
                 "harmless while somebody writes; else export the pool and import it under a new name",
             )
@@ -218,15 +218,17 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
     if not found.damaged:
         return [*findings, Finding("records", "ok", f"every checksum and content id matches{_below(vocabulary)}")]
     first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
-    level = "note" if found.removed == found.damaged else "wrong"
+    mended = found.removed == found.damaged
     remedy = (
         ""
-        if level == "note"
+        if mended
         else "rlep pool doctor --repair removes them; importing an earlier export brings those back that were whole in it"
     )
     return [
         *findings,
-        Finding("records", level, f"{found.damaged} damaged, {found.removed} removed: {first}", remedy),
+        Finding(
+            "records", "ok" if mended else "wrong", f"{found.damaged} damaged, {found.removed} removed: {first}", remedy
+        ),
     ]
 
 
