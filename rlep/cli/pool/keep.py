@@ -46,20 +46,15 @@ def verify(
         opening_of,
         question_rows,
         reading,
+        verifier_of,
     )
     from rlep.cli.progress import TerminalProgress
     from rlep.services.pool.maintenance.reverify import reverify
-    from rlep.services.verifier.grader import build_verifier
-    from rlep.services.verifier.jail import Limits
 
-    role = config.verifier
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(reading(config) if dry_run else changing(config))
-        limits = Limits(cpu_seconds=role.cpu_seconds)
-        verifier = stack.enter_context(
-            build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
-        )
+        verifier = stack.enter_context(verifier_of(config))
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)

@@ -150,23 +150,17 @@ def _import_records(config: Config, source: Path) -> Imported:
 
 
 def _import_texts(config: Config, source: Path) -> Imported:
-    from rlep.cli.pool.open import filling, opening_of, question_rows
+    from rlep.cli.pool.open import filling, opening_of, question_rows, verifier_of
     from rlep.cli.progress import TerminalProgress
     from rlep.core.errors import DataError
     from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
     from rlep.services.pool.files.texts import TextAnswers, import_texts
-    from rlep.services.verifier.grader import build_verifier
-    from rlep.services.verifier.jail import Limits
 
     tokenizer = load_tokenizer(config.model.path)
-    role = config.verifier
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
-        limits = Limits(cpu_seconds=role.cpu_seconds)
-        verifier = stack.enter_context(
-            build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
-        )
+        verifier = stack.enter_context(verifier_of(config))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)
         questions = (
