@@ -15,7 +15,7 @@ class Once:
         self._result: asyncio.Future[Any]
 
     async def __call__(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of ``work``, or of the work that was begun under this ``number`` before."""
+        """Return the result of ``work``, or of the work that was begun under this ``number`` before."""
         if number != self._number:
             self._number, self._result = number, asyncio.ensure_future(work())
             self._result.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
