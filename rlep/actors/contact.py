@@ -1,4 +1,4 @@
-"""How a run in progress is reached: a file in its directory, there as long as the run takes commands.
+"""The file by which a run in progress is reached, in its directory as long as the run takes commands.
 
 It holds no secret: a private cluster's token is in a separate file that only its owner reads. A run directory may come
 from anybody (an archive, a shared disk), and whoever answers at a Ray address runs code in the process that asks. So the
@@ -29,7 +29,7 @@ _LOOPBACK = re.compile(r"127\.0\.0\.1:[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """How to connect to a run."""
+    """Address and token of a run."""
 
     run: str
     address: str
@@ -47,7 +47,7 @@ def write_contact(directory: Path, contact: Contact) -> None:
 
 
 def read_contact(directory: Path) -> Contact | None:
-    """The contact of the run in ``directory``; None where no run takes commands there.
+    """Read the contact of the run in ``directory``; None where no run takes commands there.
 
     Raises ``ConfigError`` for a directory or file that is not this user's alone, a link, and what is no contact.
     """
@@ -108,7 +108,7 @@ def _is_text(value: object, name: str) -> bool:
 
 
 def remove_contact(directory: Path) -> None:
-    """The run takes no more commands."""
+    """Remove the file: the run takes no more commands."""
     (directory / CONTACT).unlink(missing_ok=True)
 
 

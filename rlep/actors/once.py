@@ -17,7 +17,7 @@ class Once:
         self._result: asyncio.Future[Any]
 
     async def __call__(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of ``work``, or of the work that was begun under this ``number`` before."""
+        """Return the result of ``work``, or of the work that was begun under this ``number`` before."""
         if number != self._number:
             self._number, self._result = number, silence(asyncio.ensure_future(work()))  # nobody may ask again
         return await asyncio.shield(self._result)

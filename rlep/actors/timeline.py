@@ -17,7 +17,7 @@ from rlep.metrics.spans import DRIVER, STEP, Span, StepBreakdown, breakdown_of, 
 MOST_SPANS = 50_000
 """The oldest go first; a step of 8 generators has some hundred."""
 WRITTEN_S, WRITTEN_SPANS = 30.0, 5_000
-"""How often a running run writes its newest spans, and how many: 50 ms of work."""
+"""Seconds between two writes of a running run's newest spans, and their number: 50 ms of work."""
 
 
 class Timeline:
@@ -52,11 +52,11 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What is recorded, in the order in which it ended."""
+        """Recorded spans, in the order in which they ended."""
         return tuple(self._spans)
 
     def last_step(self, actors: Collection[str] = ()) -> StepBreakdown | None:
-        """Where the last whole step's time went, worked out when it is first asked for; ``actors``: see ``breakdown_of``."""
+        """Return the last whole step's time by what it was spent on, worked out when it is first asked for."""
         step = self._step
         if self._breakdown is None and step is not None:
             newest = itertools.takewhile(lambda span: span.end > step.begin, reversed(self._spans))

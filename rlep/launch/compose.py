@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
-from rlep.actors.control import Control, Elastic, Role
+from rlep.actors.control import Control, Role
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
@@ -58,7 +57,7 @@ class RunActors:
         self.cluster = cluster
         self._stack = AsyncExitStack()
         self._starting: list[asyncio.Task[None]] = []
-        self._elastic: dict[Role, Elastic] = {}
+        self._elastic: dict[Role, GeneratorPool | VerifierPool] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
         self._sharing, self._shared = _shared(config, cluster)
 
@@ -93,15 +92,15 @@ class RunActors:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
-        self._sharing.join("generators", role.weights)
-        self._begin(role, role.start(base_version=base_version))
+        self._sharing.join("generators", role)
+        self._begin(role.close, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
 
     def verifiers(self) -> VerifierPool:
         """The verifier pool."""
         role = VerifierPool(self.cluster, self.config.verifier)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._elastic["verifiers"] = role
         return role
 
@@ -111,7 +110,7 @@ class RunActors:
         model, options = config.model.path.absolute(), learner_options(config)
         role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
         self._sharing.join("learner", role)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role
 
@@ -144,7 +143,7 @@ class RunActors:
             vocabulary=inputs.vocabulary,
         )
         role = PoolService(self.cluster, place, inputs.tokenizer.digest, options, actor)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role
 
@@ -159,7 +158,7 @@ class RunActors:
             if self.cluster.home is not None and "prometheus" in self.config.tracking.sinks:
                 write_targets(directory)
 
-        self._begin(role, start())
+        self._begin(role.close, start())
         self._stack.callback(remove_contact, directory)
         self._stack.callback(remove_targets, directory)
         trace, timeline = directory / "timeline.json", self.cluster.timeline
@@ -171,7 +170,7 @@ class RunActors:
         """Weight updates from the learner to the generators."""
         return WeightPublisher(
             learners,
-            generators.weights,
+            generators,
             probes_of(prompts),
             dtype=generator_dtype(self.config),
             deadline_s=self.config.learner.deadline_s,
@@ -191,8 +190,8 @@ class RunActors:
             TimeSharedWeights(weights, sharing),
         )
 
-    def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
-        self._stack.push_async_callback(role.close)
+    def _begin(self, close: Callable[[], Awaitable[None]], starting: Coroutine[object, object, None]) -> None:
+        self._stack.push_async_callback(close)
         self._starting.append(asyncio.create_task(starting))
 
 
@@ -203,12 +202,6 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
     if config.cluster.placement == "split":
         return sharing, None
     return sharing, Colocated(cluster, generator, learner, lambda: sharing.of("generators", wake=False))
-
-
-class Closing(Protocol):
-    """Anything with an asynchronous end."""
-
-    async def close(self) -> None: ...
 
 
 @asynccontextmanager
