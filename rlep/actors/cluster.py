@@ -41,6 +41,7 @@ from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.paths import private_directory
+from rlep.core.waiting import silence
 
 RAY_FILES = "r"
 """In ``Cluster.home``: Ray's own directory, which it opens to every user; no other user comes that far."""
@@ -245,8 +246,7 @@ def _own_token() -> str:
 
 async def call(reference: Any, what: str, deadline_s: float) -> Any:
     """Await an actor's answer. Raises ``DeadlineExceeded``, ``ActorLost``, or what the actor's method raised."""
-    waiting = asyncio.ensure_future(_await(reference))
-    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
+    waiting = silence(asyncio.ensure_future(_await(reference)))  # nobody may be left to await it
     try:
         async with asyncio.timeout(deadline_s):
             return await asyncio.shield(waiting)

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
+from rlep.core.files import replace_with
 from rlep.core.paths import check_own, read_own
 
 CONTACT = "contact.json"
@@ -113,7 +114,5 @@ def remove_contact(directory: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file of mode 600 that appears whole."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.touch(mode=0o600)
-    part.write_text(text)
-    part.replace(path)
+    with replace_with(path, private=True, shared=True) as part:
+        part.write_text(text)

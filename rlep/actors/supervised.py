@@ -24,6 +24,7 @@ from ray.exceptions import RayError
 from rlep.actors.cluster import Report, call
 from rlep.actors.replicas import ActorStatus, State
 from rlep.core.errors import ActorLost, DeadlineExceeded, RlepError
+from rlep.core.waiting import silence
 
 HEARTBEAT_S = 10.0
 """Time between two pings of an actor that is at work."""
@@ -36,8 +37,7 @@ async def watch_call(
     handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, heartbeat_timeout_s: float
 ) -> Any:
     """Await a call, as ``call`` does, while the actor's ``ping`` answers; raises what either of them raises."""
-    calling = asyncio.create_task(call(reference, f"{name}.{method}", deadline_s))
-    calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
+    calling = silence(asyncio.create_task(call(reference, f"{name}.{method}", deadline_s)))  # it may fail unlooked at
     try:
         while not (await asyncio.wait({calling}, timeout=min(HEARTBEAT_S, heartbeat_timeout_s)))[0]:
             await call(handle.ping.remote(), f"{name}'s heartbeat", heartbeat_timeout_s)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlep.core.files import replace_with
 from rlep.metrics.spans import DRIVER, STEP, Span, StepBreakdown, breakdown_of, chrome_trace
 
 MOST_SPANS = 50_000
@@ -66,9 +66,8 @@ class Timeline:
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
     """Write ``chrome_trace`` as a file that appears whole."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(chrome_trace(spans)))
-    part.replace(path)
+    with replace_with(path) as part:
+        part.write_text(json.dumps(chrome_trace(spans)))
 
 
 async def keep_trace(path: Path, timeline: Timeline, seconds: float = WRITTEN_S) -> None:

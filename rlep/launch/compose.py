@@ -36,6 +36,7 @@ from rlep.check.inputs import Inputs
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.types import Prompt
+from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
@@ -206,8 +207,7 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
 async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
-    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
+    connecting = silence(asyncio.ensure_future(asyncio.to_thread(cluster.connect)))  # nobody may be left to await it
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
