@@ -7,12 +7,12 @@ from functools import partial
 from rlep.config.schema import Config
 from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.context import Run
+from rlep.driver.live_replay import LiveReplay
 from rlep.driver.ports import Experience, LivePool, ReplaySource, Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import GroupsOf, mixed_groups, run_step
 from rlep.driver.train import TrainStep, rlep_step
 from rlep.driver.wings.bucket import with_bucket_questions
-from rlep.driver.wings.live_replay import LiveReplay
 from rlep.driver.wings.prefetch import PrefetchedRollouts
 from rlep.driver.wings.refill import refilled
 from rlep.driver.wings.replacing import replaced_groups

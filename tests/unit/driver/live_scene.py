@@ -12,9 +12,9 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.seeds import generator_for
 from rlep.core.types import AddReport, Completion, Prompt, Request, Sampling, Trajectory, Verdict
+from rlep.driver.live_replay import LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training
-from rlep.driver.wings.live_replay import LiveReplay
 from rlep.launch.wings import rollouts, train_step
 from tests.unit.driver.driver_fakes import (
     FakeGenerators,

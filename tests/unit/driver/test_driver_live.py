@@ -14,9 +14,9 @@ from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, MixingError, PoolError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Trajectory
+from rlep.driver.live_replay import FILE, LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import mixed
-from rlep.driver.wings.live_replay import FILE, LiveReplay
 from tests.unit.driver.driver_fakes import (
     Killed,
     World,
