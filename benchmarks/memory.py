@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from rlep.check.engine_options import learner_options
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.heap import return_freed_memory
@@ -42,7 +43,6 @@ from rlep.engines.learner import device_state, head
 from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.launch.engine_options import learner_options
 
 TOY = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "model"
 SMOL = {

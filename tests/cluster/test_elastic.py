@@ -20,10 +20,11 @@ from rlep.actors.control import Command, Drain, Look, RunClient, RunStatus, Scal
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.replicas import ActorStatus
 from rlep.actors.verifiers import VerifierPool
+from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
-from rlep.launch.compose import read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 

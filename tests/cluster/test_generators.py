@@ -18,11 +18,12 @@ from transformers import AutoModelForCausalLM
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.inputs import read_inputs
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Completion, Request, Sampling
-from rlep.launch.compose import RunActors, read_inputs, run_actors
+from rlep.launch.compose import RunActors, run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 

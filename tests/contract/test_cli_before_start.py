@@ -14,11 +14,11 @@ import ray
 from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
+from rlep.check.inputs import read_inputs
+from rlep.check.machine import findings_of
 from rlep.cli import app
-from rlep.cli.doctor import findings_of
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
-from rlep.launch.compose import read_inputs
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions

@@ -38,7 +38,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
     "driver": {"config", "data", "metrics", "algorithms"},
     "driver/wings": {"algorithms", "config", "driver", "metrics"},
+    "check": {
+        "actors",
+        "algorithms",
+        "config",
+        "data",
+        "driver",
+        "engines",
+        "engines/",
+        "metrics",
+        "services/",
+    },
     "launch": {
+        "check",
         "actors",
         "algorithms",
         "config",
@@ -51,7 +63,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "services/",
     },
-    "selftest": {"config", "driver", "engines", "engines/", "launch"},
     "quickstart": {"data"},
     "cli": set(),
     "cli/pool": set(),
@@ -72,9 +83,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_health": ("services/",),
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),
-    "torch.distributed": ("engines/", "selftest/learner_checks.py"),
-    "torch": ("engines/", "selftest/", "algorithms/loss", "algorithms/packing.py", "quickstart/base_model.py"),
-    "transformers": ("engines/", "selftest/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
+    "torch.distributed": ("engines/", "check/parts/learner_checks.py"),
+    "torch": ("engines/", "check/parts/", "algorithms/loss", "algorithms/packing.py", "quickstart/base_model.py"),
+    "transformers": ("engines/", "check/parts/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
 }
 """Third-party package -> where it may be imported, lazily or not."""
 
@@ -167,8 +178,8 @@ def test_only_the_engine_actors_and_the_self_test_use_cpu_acceleration() -> None
     assert outside == {
         "actors/generator_actor.py",
         "actors/learner_actor.py",
-        "selftest/generator_checks.py",
-        "selftest/learner_checks.py",
+        "check/parts/generator_checks.py",
+        "check/parts/learner_checks.py",
     }
 
 

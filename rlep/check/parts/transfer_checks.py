@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+from rlep.check.parts.generator_checks import started
+from rlep.check.parts.learner_checks import make_rank
+from rlep.check.parts.outcome import CheckFailed, CheckSkipped
+from rlep.check.parts.synthetic import Rig, halves, scored
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Int32Array
 from rlep.engines.learner.rank import LearnerRank
@@ -20,14 +24,12 @@ from rlep.engines.sampler.engine import Sampler
 from rlep.engines.sampler.setup import STOCK
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import WeightUpdate
-from rlep.selftest.generator_checks import started
-from rlep.selftest.learner_checks import make_rank
-from rlep.selftest.outcome import CheckFailed, CheckSkipped
-from rlep.selftest.synthetic import Rig, halves, scored
 
 LENGTHS = (30, 21, 15, 9)
 """Of the sequences that are compared, in tokens; cut where the context is shorter."""
-DYING = replace(STOCK, worker_extension="rlep.selftest.dying_worker.DyingWorkerExtension", start_call="die_in_transfer")
+DYING = replace(
+    STOCK, worker_extension="rlep.check.parts.dying_worker.DyingWorkerExtension", start_call="die_in_transfer"
+)
 Probed = tuple[Int32Array, Int32Array]
 """Prompt and response whose log-probs are compared."""
 

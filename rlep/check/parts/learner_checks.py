@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
+from rlep.check.parts.outcome import CheckFailed, CheckSkipped, call_all_apart
+from rlep.check.parts.synthetic import Rig, scored
 from rlep.core.types import Float32Array, SequenceBatch
 from rlep.engines.cpu import acceleration
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.selftest.outcome import CheckFailed, CheckSkipped, call_all_apart
-from rlep.selftest.synthetic import Rig, scored
 
 LENGTHS = (61, 40, 33, 17, 9, 3)
 """Ragged: tokens of the sequences in a row."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from rlep.check.before_start import memory_advice
+from rlep.check.engine_options import learner_options, sampler_options
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
 from rlep.engines.learner.options import LoraOptions
-from rlep.launch.before_start import memory_advice
-from rlep.launch.engine_options import learner_options, sampler_options
 from tests.unit.driver.driver_values import config_of
 
 

@@ -14,13 +14,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from rlep.check.engine_options import learner_options, sampler_options
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.types import Int32Array, SequenceBatch
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.tokenizer import TOKENIZER_FILES
-from rlep.launch.engine_options import learner_options, sampler_options
 
 LAYERS = 2
 SHARE = 0.4

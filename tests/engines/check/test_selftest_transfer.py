@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rlep.check.parts.outcome import CheckFailed, call_all_apart
+from rlep.check.parts.synthetic import Rig
+from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.weight_update import WeightUpdate
-from rlep.selftest.outcome import CheckFailed, call_all_apart
-from rlep.selftest.synthetic import Rig
-from rlep.selftest.transfer_checks import lost_member, weights
 
 pytestmark = pytest.mark.timeout(600)
 DEADLINE_S = 500.0
