@@ -43,11 +43,11 @@ from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.types import Prompt, SequenceBatch, prompt_id_of
 from rlep.data.prompts import PromptOrder, PromptReport, PromptSet
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import requests_for
-from rlep.launch.compose import RunActors, run_actors
-from rlep.launch.wings import rollouts, train_step
+from rlep.driver.step_metrics import step_metrics
+from rlep.launch.run_actors import RunActors, run_actors
+from rlep.launch.wings import choose_step, rollouts
 
 if TYPE_CHECKING:
     from benchmarks.parts.simulated import Devices, Lengths, Silent, Verifiers, simulated_generator, simulated_learner
@@ -145,10 +145,11 @@ async def make_steps(config: Config, actors: RunActors, steps: int) -> list[Made
             prompts = [train.prompts[index] for index in order.step(number)]
             with counted_puts() as put:
                 begun = time.process_time()
-                trained = await train_step(config, train)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                outcome = await choose_step(config)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                metrics = step_metrics(outcome)
                 used = time.process_time() - begun
-            found = {key: float(str(trained.metrics[f"time/{key}"])) for key in ("step", "generate")}
-            streamed = 12 * int(str(trained.metrics["rollout/tokens"]))  # id, log-prob, four characters
+            found = {key: float(str(metrics[f"time/{key}"])) for key in ("step", "generate")}
+            streamed = 12 * int(str(metrics["rollout/tokens"]))  # id, log-prob, four characters
             made.append(Made(found["step"], found["generate"], used, sum(put), streamed))
     finally:
         await trainers.rollouts.drop()

@@ -33,8 +33,8 @@ from rlep.core.types import (
     Verdict,
     prompt_id_of,
 )
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Advance, Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
+from rlep.driver.ports import Advance
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics

@@ -16,48 +16,19 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlep.config.schema import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.driver.ports import Learner
-from rlep.metrics.catalogue import MetricValue, present_name
+from rlep.driver.run_state import RunState
+from rlep.metrics.catalogue import present_name
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
 STALE_TRIES = 3
 """A file of a shared file system whose handle is stale is there again once it has been looked up anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """What a run needs beside the learner's state to resume exactly: order, draws and seeds follow from ``step``."""
-
-    step: int
-    """Steps done; the next step is number ``step``."""
-    data_digest: str
-    tokenizer_digest: str
-    pool_digest: str
-    """Content of the pool the replays come from; empty with M = 0."""
-    metric: str = ""
-    """``checkpoint.best`` when this was written."""
-    score: float | None = None
-    """That metric's value at this step; None where it has none."""
-    used: Mapping[str, int] = field(default_factory=dict)
-    """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
-    unrecorded: Mapping[str, MetricValue] = field(default_factory=dict)
-    """Metrics of the last step, where the run was interrupted before its evaluation: both are made up for."""
-    idle: int = 0
-    """Steps in a row that wanted replays, of which none reached the loss."""
-    compute: Mapping[str, int] = field(default_factory=dict)
-    """Tokens so far, by the fields of ``Compute``."""
-    solved: list[str] = field(default_factory=list)
-    """Prompts with a correct fresh response so far, by id."""
-    template_digest: str = ""
-    """Of what makes a prompt of a question; empty in a checkpoint of before this was recorded."""
-    untrained: int = 0
-    """Steps in a row without an update that had a gradient."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ steps); until then the same tokens are not inserted again.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from rlep.core.plural import counted
 from rlep.core.types import Trajectory
 from rlep.driver.ports import LivePool, ReplaySource
 from rlep.driver.replays import EVERY
-from rlep.driver.step_values import ScoredMiniBatch, Visit
+from rlep.driver.step import StepOutcome
+from rlep.driver.step_values import ScoredMiniBatch
 from rlep.metrics.catalogue import MetricValue
 
 FILE = "live.npz"
@@ -40,7 +41,7 @@ MARK = "live.json"
 
 
 class LiveReplay:
-    """The ``Experience`` port. One driver at a time writes its pool."""
+    """Replay from a run's own responses. One driver at a time writes its pool."""
 
     def __init__(self, config: Config, pool: LivePool, directory: Path, offline: ReplaySource | None = None) -> None:
         """``directory`` of the run; ``offline``: an experience pool that is drawn from as well."""
@@ -65,7 +66,7 @@ class LiveReplay:
     async def sample(
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
     ) -> Mapping[str, Sequence[Trajectory]]:
-        """See ``ReplaySource``: of V, joined with the offline pool's responses by content id."""
+        """Draw from V, joined with the offline pool's responses by content id."""
         if not self._started:
             return {}
         asked = prompt_ids if self._asked is None else [one for one in prompt_ids if one in self._asked]
@@ -94,22 +95,29 @@ class LiveReplay:
         picks = draw_aged(prompt_id, ages, count, decay=self._rule.age_decay, seed=seed, step=step)
         return [ids[pick] for pick in picks]
 
-    def questions(self, step: int, count: int, beside: Collection[str]) -> Sequence[str]:
-        """See ``Experience``: those with enough responses, by their successes at the latest visit."""
+    def questions(self, step: int, batch: Sequence[str]) -> Sequence[str]:
+        """Return the first prompts of ``batch`` and a share of others by their successes at the latest visit.
+
+        Only these others get replays in that step. Where too few have enough responses, more of ``batch`` stay.
+        """
+        rule = self._rule
+        kept = len(batch) - int(rule.ratio * len(batch))
+        beside = set(batch[:kept])
         known = {
             prompt_id: self._successes[prompt_id]
             for prompt_id, births in self._visible.items()
             if self._started
-            and len(births) >= self._rule.minimum
+            and len(births) >= rule.minimum
             and prompt_id not in beside
             and not self._retired(prompt_id)
         }
-        rule = self._rule
+        count = len(batch) - kept
         drawn = draw_questions(
             known, count, of=self._fresh, mean=rule.bucket_mean, std=rule.bucket_std, seed=self._seed, step=step
         )
         self._asked = frozenset(drawn)
-        return drawn
+        rest = [prompt_id for prompt_id in batch[kept:] if prompt_id not in self._asked]
+        return [*batch[:kept], *drawn, *rest[: count - len(drawn)]]
 
     async def _stored(self, prompt_ids: Sequence[str], seed: int, step: int) -> dict[str, dict[str, Trajectory]]:
         """Prompt id → content id → the offline pool's responses."""
@@ -134,11 +142,10 @@ class LiveReplay:
             for one, member in zip(ids, found[prompt_id], strict=True)
         }
 
-    async def learn(
-        self, step: int, trained: Sequence[ScoredMiniBatch], visits: Sequence[Visit]
-    ) -> dict[str, MetricValue]:
-        """Insert the successes of step ``step``, which is complete, and count what it says of its questions."""
-        inserted = await self._insert(step, successes(trained))
+    async def learn(self, outcome: StepOutcome, _: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
+        """Insert the successes of a step that is complete, and count what it says of its questions."""
+        step, visits = outcome.step.number, outcome.step.visits
+        inserted = await self._insert(step, successes(outcome.mini_batches))
         for one in visits:
             whole = one.successes == one.responses
             self._solved[one.prompt_id] = self._solved.get(one.prompt_id, 0) + 1 if whole else 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 from rlep.core.types import (
@@ -23,8 +22,7 @@ from rlep.core.types import (
     Verdict,
 )
 from rlep.driver.clock import Clock
-from rlep.driver.step_values import ScoredMiniBatch, Visit
-from rlep.metrics.catalogue import MetricValue
+from rlep.driver.tasks import Produced
 
 
 class Generators(Protocol):
@@ -96,28 +94,6 @@ class LivePool(Protocol):
         ...
 
 
-class Experience(ReplaySource, Protocol):
-    """What a run replays from while it fills it."""
-
-    def questions(self, step: int, count: int, beside: Collection[str]) -> Sequence[str]:
-        """At most ``count`` prompts of its choice, not ``beside`` others of the step; only they get its replays in that step."""
-        ...
-
-    async def learn(
-        self, step: int, trained: Sequence[ScoredMiniBatch], visits: Sequence[Visit]
-    ) -> dict[str, MetricValue]:
-        """Take in a step that is complete; its metrics. ``visits``: all prompts that were rolled out."""
-        ...
-
-    def write(self, directory: Path) -> None:
-        """Write its state into a checkpoint's directory."""
-        ...
-
-    async def restore(self, directory: Path | None, *, accept: bool) -> None:
-        """Go on from a checkpoint's directory, or from the beginning; ``accept`` goes on without lost responses."""
-        ...
-
-
 class Learner(Protocol):
     """All ranks as one: they fail together and are restored together."""
 
@@ -163,6 +139,10 @@ class Weights(Protocol):
         ...
 
 
+Advance = Callable[[int], None]
+"""Moves a bar on by a number of units."""
+
+
 class Progress(Protocol):
     """Progress bars; silent where there is no terminal."""
 
@@ -173,12 +153,6 @@ class Progress(Protocol):
         ...
 
 
-class Advance(Protocol):
-    """Moves a bar."""
-
-    def __call__(self, by: int = 1) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutBars:
     """The progress bars of a rollout, in responses."""
@@ -187,54 +161,19 @@ class RolloutBars:
     verify: Advance
 
 
-Spared = Mapping[str, int]
-"""Prompt id → how many of its G responses need not be generated, because replays take their place."""
-
-NONE_SPARED: Spared = MappingProxyType({})
-
-
-class Verified(Protocol):
-    """(prompt, its verified responses in sample order), as each prompt's verdicts arrive."""
-
-    def __aiter__(self) -> AsyncIterator[tuple[Prompt, list[Trajectory]]]: ...
-
-    async def aclose(self) -> None:
-        """End the rollout; its user calls this whatever happens."""
-        ...
+Verified = Produced[tuple[Prompt, list[Trajectory]]] | AsyncGenerator[tuple[Prompt, list[Trajectory]]]
+"""(prompt, its verified responses in sample order), as each prompt's verdicts arrive; its user calls ``aclose`` in any case."""
 
 
 class Rollouts(Protocol):
-    """The G verified responses to each prompt of a step."""
+    """Verified responses to the requests of a step."""
 
     def of(
-        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars, spared: Spared = NONE_SPARED
+        self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request], clock: Clock, shown: RolloutBars
     ) -> Verified:
-        """The rollout of step ``number``; ``clock`` gets the seconds of ``generate`` and ``verify``."""
+        """Begin the rollout of a step; ``clock`` gets the seconds of ``generate`` and ``verify``."""
         ...
 
     async def drop(self) -> None:
         """End every prefetched rollout: the run is over, or is restored from a checkpoint."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """Generators and verifiers: enough for evaluation and collection."""
-
-    generators: Generators
-    verifiers: Verifiers
-
-
-@dataclass(frozen=True, slots=True)
-class Trainers:
-    """What else a training step needs."""
-
-    learner: Learner
-    weights: Weights
-    rollouts: Rollouts
-    pool: ReplaySource | None
-    """None where nothing is replayed."""
-    failures: ReplaySource | None = None
-    """Failed responses; None where none are replayed."""
-    live: Experience | None = None
-    """``pool``, where the run also fills it (``replay.source``)."""

@@ -31,10 +31,14 @@ _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's token
 
 def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     """Everything ``metrics.jsonl`` records of a step, except evaluation and checkpoint times."""
-    groups = [group for one in outcome.mini_batches for group in one.groups]
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
     values: dict[str, MetricValue] = {f"time/{name}": seconds for name, seconds in outcome.step.clock.seconds.items()}
     values["weights/version"] = outcome.step.number
     values["weights/logprob_difference"] = outcome.logprob_difference
+    if outcome.supervised:
+        values["replay/trajectories"] = len(outcome.replays)
+        values["replay/tokens"] = sum(len(member.tokens) for member in outcome.replays)
+        return values | update_metrics(outcome.updates, supervised=True)
     values["selection/rounds"] = outcome.step.refills.rounds or 1
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:

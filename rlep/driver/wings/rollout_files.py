@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,16 +21,15 @@ import numpy as np
 
 from rlep.config.schema import Config
 from rlep.core.seeds import seed_for
-from rlep.core.types import Float32Array, Group, Prompt, Trajectory
+from rlep.core.types import Float32Array, Group, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.evaluate import Decode
 from rlep.driver.step import StepOutcome
+from rlep.metrics.catalogue import MetricValue
 from rlep.metrics.logs import EventLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MakeStep = Callable[[Step, Sequence[Prompt]], Awaitable[StepOutcome]]
 
 LAST_FILE_S = 60.0
 """Longest wait, at the end of a run or before a step is repeated, for a file that is being written."""
@@ -106,19 +105,17 @@ class RolloutFiles:
         self._next: int | None = None
         """The step that follows the last one, unless the run is restored."""
 
-    def kept(self, make: MakeStep) -> MakeStep:
-        """``make``, whose outcomes are written; files of steps that are done again are removed first."""
+    async def begin_step(self, step: Step) -> None:
+        """Remove the files of a step that is done again, and of later ones."""
+        if step.number != self._next:
+            await self.finished()
+            self._attempt(step.number, lambda: remove_from(self._directory, step.number))
 
-        async def step(number: Step, prompts: Sequence[Prompt]) -> StepOutcome:
-            if number.number != self._next:
-                await self.finished()
-                self._attempt(number.number, lambda: remove_from(self._directory, number.number))
-            outcome = await make(number, prompts)
-            self._next = number.number + 1
-            self._begin(outcome)
-            return outcome
-
-        return step
+    async def write_step(self, outcome: StepOutcome, _: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
+        """Begin to write the files of a step that is complete."""
+        self._next = outcome.step.number + 1
+        self._begin(outcome)
+        return {}
 
     async def __aenter__(self) -> Self:
         return self

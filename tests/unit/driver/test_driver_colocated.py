@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from rlep.core.errors import DeadlineExceeded, LearnerLost, WeightSyncError
-from rlep.driver.context import Run
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training
@@ -25,7 +24,7 @@ from rlep.driver.wings.colocated import (
     TimeSharedWeights,
     TimeSharing,
 )
-from rlep.launch.wings import train_step
+from rlep.launch.wings import choose_step
 from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import batch_bytes, config_of, prompt_set, prompts_of
 
@@ -109,7 +108,7 @@ async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[l
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     run, trainers = (scene.run, scene.trainers) if world is None else time_shared(scene, world)
     try:
-        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(scene.config, TRAIN)).run()
+        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, choose_step(scene.config)).run()
     finally:
         store.close()
     return [batch_bytes(batch) for batch in scene.learner.batches], scene.learner.state

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
@@ -75,12 +74,12 @@ class RunActors:
         """How many were asked for."""
         return len(self._starting)
 
-    async def started(self, advance: Callable[[], None] | None = None) -> None:
+    async def started(self, advance: Callable[[int], None] | None = None) -> None:
         """Wait until all roles that were asked for are up, ``advance`` being told of each; the first failure ends the wait."""
         for started in asyncio.as_completed(self._starting):
             await started
             if advance is not None:
-                advance()
+                advance(1)
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
@@ -93,14 +92,14 @@ class RunActors:
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
         self._sharing.join("generators", role.weights)
-        self._begin(role, role.start(base_version=base_version))
+        self._begin(role.close, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
 
     def verifiers(self) -> VerifierPool:
         """The verifier pool."""
         role = VerifierPool(self.cluster, self.config.verifier)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._elastic["verifiers"] = role
         return role
 
@@ -110,7 +109,7 @@ class RunActors:
         model, options = config.model.path.absolute(), learner_options(config)
         role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
         self._sharing.join("learner", role)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role
 
@@ -143,7 +142,7 @@ class RunActors:
             vocabulary=inputs.vocabulary,
         )
         role = PoolService(self.cluster, place, inputs.tokenizer.digest, options, actor)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role
 
@@ -158,7 +157,7 @@ class RunActors:
             if self.cluster.home is not None and "prometheus" in self.config.tracking.sinks:
                 write_targets(directory)
 
-        self._begin(role, start())
+        self._begin(role.close, start())
         self._stack.callback(remove_contact, directory)
         self._stack.callback(remove_targets, directory)
         trace, timeline = directory / "timeline.json", self.cluster.timeline
@@ -190,8 +189,8 @@ class RunActors:
             TimeSharedWeights(weights, sharing),
         )
 
-    def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
-        self._stack.push_async_callback(role.close)
+    def _begin(self, close: Callable[[], Awaitable[None]], starting: Coroutine[object, object, None]) -> None:
+        self._stack.push_async_callback(close)
         self._starting.append(asyncio.create_task(starting))
 
 
@@ -202,12 +201,6 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
     if config.cluster.placement == "split":
         return sharing, None
     return sharing, Colocated(cluster, generator, learner, lambda: sharing.of("generators", wake=False))
-
-
-class Closing(Protocol):
-    """Anything with an asynchronous end."""
-
-    async def close(self) -> None: ...
 
 
 @asynccontextmanager
