@@ -46,7 +46,7 @@ from rlep.data.prompts import PromptOrder, PromptReport, PromptSet
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import requests_for
 from rlep.driver.step_metrics import step_metrics
-from rlep.launch.run_actors import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from rlep.launch.wings import choose_step, rollouts
 
 if TYPE_CHECKING:

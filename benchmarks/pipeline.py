@@ -52,7 +52,7 @@ from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.run_actors import run_actors
+from rlep.launch.roles import run_actors
 from rlep.quickstart.task import build_task
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"

@@ -66,11 +66,11 @@ def train(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
-    from rlep.launch import train_command
+    from rlep.launch import train as launch
 
     config = load_config(files, overrides or ())
     with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
-        progress.result(f"model: {train_command.train(config, progress).model}")
+        progress.result(f"model: {launch.train(config, progress).model}")
 
 
 @app.command()
@@ -80,11 +80,11 @@ def collect(files: Files, overrides: Overrides = None, *, quiet: Quiet = False) 
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
-    from rlep.launch import collect_command
+    from rlep.launch import collect as launch
 
     config = load_config(files, overrides or ())
     with TerminalProgress(quiet=quiet) as progress:
-        progress.result(collect_command.collected_text(config, collect_command.collect(config, progress)))
+        progress.result(launch.collected_text(config, launch.collect(config, progress)))
 
 
 @app.command()
@@ -94,11 +94,11 @@ def sft(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_j
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.config.settings import load_config
-    from rlep.launch import train_command
+    from rlep.launch import train as launch
 
     config = load_config(files, overrides or ())
     with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
-        progress.result(f"model: {train_command.train(config, progress, supervised=True).model}")
+        progress.result(f"model: {launch.train(config, progress, supervised=True).model}")
 
 
 @app.command()
@@ -122,8 +122,8 @@ def evaluate(
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.tables import show_evaluation
-    from rlep.launch.evaluate_command import evaluate as run
-    from rlep.launch.evaluate_command import evaluated_model
+    from rlep.launch.evaluate import evaluate as run
+    from rlep.launch.evaluate import evaluated_model
 
     chosen = evaluated_model(model, data or (), config or (), overrides or ())
     with TerminalProgress() as progress:

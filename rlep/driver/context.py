@@ -10,7 +10,7 @@ from rlep.config.schema import Config
 from rlep.core.types import Group, Prompt
 from rlep.driver.clock import Clock
 from rlep.driver.ports import Generators, Learner, Progress, ReplaySource, Rollouts, Verifiers, Weights
-from rlep.driver.step_values import Visit
+from rlep.driver.values import Visit
 
 
 @dataclass(frozen=True, slots=True)

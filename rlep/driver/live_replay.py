@@ -31,7 +31,7 @@ from rlep.core.types import Trajectory
 from rlep.driver.ports import LivePool, ReplaySource
 from rlep.driver.replays import EVERY
 from rlep.driver.step import StepOutcome
-from rlep.driver.step_values import ScoredMiniBatch
+from rlep.driver.values import ScoredMiniBatch
 from rlep.metrics.catalogue import MetricValue
 
 FILE = "live.npz"

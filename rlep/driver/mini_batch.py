@@ -14,7 +14,7 @@ from rlep.algorithms.shaping import Shaping, rewards, status_rewards
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, Float64Array, Group, Int64Array
 from rlep.driver.context import Run
-from rlep.driver.step_values import MiniBatch, ScoredMiniBatch
+from rlep.driver.values import MiniBatch, ScoredMiniBatch
 
 
 def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:

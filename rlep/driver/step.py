@@ -20,8 +20,8 @@ from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batch, with_old_logprobs
 from rlep.driver.replays import drawn_replays, wanted_replays
 from rlep.driver.rollout import bars, training_requests
-from rlep.driver.step_values import ScoredMiniBatch, Visit
 from rlep.driver.tasks import together
+from rlep.driver.values import ScoredMiniBatch, Visit
 
 GroupsOf = Callable[[Step, Sequence[Prompt]], Awaitable[list[Group]]]
 """The mixed groups that a step trains on, from its prompts."""

@@ -24,7 +24,7 @@ from rlep.driver.context import Roles, Run
 from rlep.driver.crashes import ReportedCrashes, is_function
 from rlep.driver.ports import Generators, Progress, Verifiers
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.launch.run_actors import RunActors
+from rlep.launch.roles import RunActors
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.trackers import open_trackers
 

@@ -33,7 +33,7 @@ from rlep.driver import ports
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
-from rlep.launch.run_actors import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from rlep.metrics.spans import Span
 from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
 

@@ -20,7 +20,7 @@ from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.train import Training, TrainingData
-from rlep.launch.run_actors import run_actors
+from rlep.launch.roles import run_actors
 from rlep.launch.wings import rollouts
 from tests.small import BASE, PROMPTS, small_task
 

@@ -21,7 +21,7 @@ from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.run_actors import run_actors
+from rlep.launch.roles import run_actors
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import rlep.cli.quickstart as workflow
+import rlep.launch.collect as collecting
+import rlep.launch.train as training
 from rlep.actors.run_progress import StepReport
 from rlep.cli import app
 from rlep.config.schema import Config
-from rlep.launch import collect_command, train_command
 from rlep.launch.command import CommandProgress
 
 
@@ -27,9 +28,9 @@ def two_steps(config: Config, progress: CommandProgress, *, supervised: bool = F
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (train_command, workflow):
+    for place in (training, workflow):
         monkeypatch.setattr(place, "train", two_steps)
-    for place in (collect_command, workflow):
+    for place in (collecting, workflow):
         monkeypatch.setattr(place, "collect", two_steps)
         monkeypatch.setattr(place, "collected_text", lambda config, _: f"pool of {config.run.name}")
     monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html="report.html"))

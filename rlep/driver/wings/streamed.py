@@ -19,8 +19,8 @@ from rlep.driver.mini_batch import mini_batch, with_old_logprobs
 from rlep.driver.replays import drawn_replays
 from rlep.driver.rollout import bars, training_requests
 from rlep.driver.step import StepOutcome, mixed
-from rlep.driver.step_values import ScoredMiniBatch
 from rlep.driver.tasks import together
+from rlep.driver.values import ScoredMiniBatch
 
 
 async def streamed_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:

@@ -10,7 +10,7 @@ import pytest
 from rlep.config.settings import dump_config, load_config
 from rlep.core.errors import CheckpointError, ConfigError
 from rlep.driver.run_state import RunState
-from rlep.launch.evaluate_command import evaluated_model
+from rlep.launch.evaluate import evaluated_model
 
 METRIC = "evaluation/all/avg"
 

@@ -27,7 +27,7 @@ from rlep.launch.command import (
     wait_for_roles,
 )
 from rlep.launch.event_loop import run_async
-from rlep.launch.run_actors import run_actors
+from rlep.launch.roles import run_actors
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from rlep.launch.command import (
     wait_for_roles,
 )
 from rlep.launch.event_loop import run_async
-from rlep.launch.run_actors import run_actors
+from rlep.launch.roles import run_actors
 from rlep.launch.watch import Watch
 from rlep.launch.wings import choose_step, rollouts
 
