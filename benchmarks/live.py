@@ -50,7 +50,8 @@ from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.live_replay import FILE, LiveReplay
 from rlep.driver.replays import drawn_replays
 from rlep.driver.step import StepOutcome
-from rlep.driver.values import ScoredMiniBatch, Visit
+from rlep.driver.values import ScoredMiniBatch
+from rlep.methods.replay_method import Visit
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.storage.connection import connect
 from rlep.services.pool.values import UNCAPPED, PoolOptions, PoolPlace

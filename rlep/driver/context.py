@@ -10,7 +10,7 @@ from rlep.config.schema import Config
 from rlep.core.types import Group, Prompt
 from rlep.driver.clock import Clock
 from rlep.driver.ports import Generators, Learner, Progress, ReplaySource, Rollouts, Verifiers, Weights
-from rlep.driver.values import Visit
+from rlep.methods.replay_method import ReplayMethod, Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Trainers:
     """None where nothing is replayed."""
     failures: ReplaySource | None = None
     """Failed responses; None where none are replayed."""
+    method: ReplayMethod = field(default_factory=ReplayMethod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +76,7 @@ class Step:
     """Groups that it sampled and the step does not train on."""
     visits: list[Visit] = field(default_factory=list)
     """The prompts that were rolled out, in the order of their groups."""
+    accepting: int = 0
+    """Prompts whose fresh responses let replays into their group, whether or not any were stored."""
     candidate_tokens: int = 0
     """Prompt and response tokens of stored responses that were scored to choose among them."""

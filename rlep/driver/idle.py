@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from rlep.algorithms.selection import replayed_prompts
 from rlep.config.schema import Config
 from rlep.core.errors import MixingError, UpdateError
 from rlep.core.plural import counted
@@ -26,21 +23,19 @@ class IdleSteps:
     updates: int = 0
     """Steps in a row without an update that had a gradient."""
 
-    def add(self, config: Config, metrics: Mapping[str, MetricValue], wanted: int) -> IdleSteps:
-        """Count a step in that wanted so many replays a prompt.
+    def add(self, config: Config, metrics: Mapping[str, MetricValue], *, wanted: bool) -> IdleSteps:
+        """Count a step in; ``wanted``: some of its groups accepted replays.
 
         Raises:
             MixingError: ``replay.idle_steps`` is reached.
             UpdateError: ``update.idle_steps`` is reached.
         """
-        shares = np.flatnonzero(metrics.get("group/fresh_successes", ())) / config.rollout.fresh
-        some = wanted and replayed_prompts(shares, config.replay.below).any()
-        replays = self.replays + 1 if some and not metrics.get("loss/tokens/replay") else 0
+        replays = self.replays + 1 if wanted and not metrics.get("loss/tokens/replay") else 0
         updates = 0 if metrics.get("update/grad_norm_max") else self.updates + 1
         if 0 < config.replay.idle_steps <= replays:
             raise MixingError(
                 f"replay.count = {config.replay.count}, but no replay reached the loss in {replays} steps: see pool/hit, "
-                "group/replays and live/questions in metrics.jsonl. Who gets one is up to replay.minimum and start_accuracy; "
+                "group/replays and live/questions in metrics.jsonl. Who gets one is up to replay.minimum and replay.method; "
                 "replay.idle_steps = 0 goes on without any"
             )
         if 0 < config.update.idle_steps <= updates:

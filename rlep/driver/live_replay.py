@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlep.algorithms.selection import draw_aged, draw_questions, draw_uniform
+from rlep.algorithms.selection import draw_aged, draw_uniform
 from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
@@ -35,7 +35,7 @@ from rlep.driver.values import ScoredMiniBatch
 from rlep.metrics.catalogue import MetricValue
 
 FILE = "live.npz"
-"""Of a checkpoint: what V holds, what has left it, and the questions' counters."""
+"""Of a checkpoint: what V holds, and what has left it."""
 MARK = "live.json"
 """Of the run directory: the live pool is this run's."""
 
@@ -46,7 +46,6 @@ class LiveReplay:
     def __init__(self, config: Config, pool: LivePool, directory: Path, offline: ReplaySource | None = None) -> None:
         """``directory`` of the run; ``offline``: an experience pool that is drawn from as well."""
         self._rule, self._pool, self._mark, self._offline = config.replay, pool, directory / MARK, offline
-        self._fresh, self._seed = config.rollout.fresh, config.run.seed
         self._every, self._horizon = config.checkpoint.every, config.checkpoint.keep * config.checkpoint.every
         self._forget()
 
@@ -55,35 +54,24 @@ class LiveReplay:
         """Prompt id → content id → birth."""
         self._left: dict[str, tuple[str, int]] = {}
         """Content id → (prompt id, step after whose updates it left V)."""
-        self._solved: dict[str, int] = {}
-        """Prompt id → its latest visits in a row with nothing but correct responses."""
-        self._successes: dict[str, int] = {}
-        """Prompt id → correct ones of G responses at its latest visit; rounded where replays took the place of some."""
-        self._asked: frozenset[str] | None = None
-        """The prompts that get replays in this step; None: all."""
-        self._started = not self._rule.start_accuracy
 
     async def sample(
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
     ) -> Mapping[str, Sequence[Trajectory]]:
         """Draw from V, joined with the offline pool's responses by content id."""
-        if not self._started:
-            return {}
-        asked = prompt_ids if self._asked is None else [one for one in prompt_ids if one in self._asked]
-        drawn_from = [prompt_id for prompt_id in asked if not self._retired(prompt_id)]
-        stored = await self._stored(drawn_from, seed, step)
-        candidates = [sorted(self._visible.get(one, {}).keys() | stored.get(one, {}).keys()) for one in drawn_from]
+        stored = await self._stored(prompt_ids, seed, step)
+        candidates = [sorted(self._visible.get(one, {}).keys() | stored.get(one, {}).keys()) for one in prompt_ids]
         counts = [len(ids) if len(ids) >= self._rule.minimum else 0 for ids in candidates]
         if self._rule.age_decay:
             chosen = {
                 prompt_id: self._drawn_by_age(prompt_id, ids[:enough], count, seed, step)
-                for prompt_id, ids, enough in zip(drawn_from, candidates, counts, strict=True)
+                for prompt_id, ids, enough in zip(prompt_ids, candidates, counts, strict=True)
             }
         else:
-            picks, offsets = draw_uniform(drawn_from, counts, count, seed=seed, step=step)
+            picks, offsets = draw_uniform(prompt_ids, counts, count, seed=seed, step=step)
             chosen = {
                 prompt_id: [ids[pick] for pick in picks[offsets[at] : offsets[at + 1]]]
-                for at, (prompt_id, ids) in enumerate(zip(drawn_from, candidates, strict=True))
+                for at, (prompt_id, ids) in enumerate(zip(prompt_ids, candidates, strict=True))
             }
         fetched = await self._fetched(chosen)
         return {
@@ -95,29 +83,9 @@ class LiveReplay:
         picks = draw_aged(prompt_id, ages, count, decay=self._rule.age_decay, seed=seed, step=step)
         return [ids[pick] for pick in picks]
 
-    def questions(self, step: int, batch: Sequence[str]) -> Sequence[str]:
-        """Return the first prompts of ``batch`` and a share of others by their successes at the latest visit.
-
-        Only these others get replays in that step. Where too few have enough responses, more of ``batch`` stay.
-        """
-        rule = self._rule
-        kept = len(batch) - int(rule.ratio * len(batch))
-        beside = set(batch[:kept])
-        known = {
-            prompt_id: self._successes[prompt_id]
-            for prompt_id, births in self._visible.items()
-            if self._started
-            and len(births) >= rule.minimum
-            and prompt_id not in beside
-            and not self._retired(prompt_id)
-        }
-        count = len(batch) - kept
-        drawn = draw_questions(
-            known, count, of=self._fresh, mean=rule.bucket_mean, std=rule.bucket_std, seed=self._seed, step=step
-        )
-        self._asked = frozenset(drawn)
-        rest = [prompt_id for prompt_id in batch[kept:] if prompt_id not in self._asked]
-        return [*batch[:kept], *drawn, *rest[: count - len(drawn)]]
+    def stored(self) -> dict[str, int]:
+        """Return the live responses of each prompt that has ``replay.minimum`` of them."""
+        return {prompt_id: len(ids) for prompt_id, ids in self._visible.items() if len(ids) >= self._rule.minimum}
 
     async def _stored(self, prompt_ids: Sequence[str], seed: int, step: int) -> dict[str, dict[str, Trajectory]]:
         """Prompt id → content id → the offline pool's responses."""
@@ -143,23 +111,16 @@ class LiveReplay:
         }
 
     async def learn(self, outcome: StepOutcome, _: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
-        """Insert the successes of a step that is complete, and count what it says of its questions."""
-        step, visits = outcome.step.number, outcome.step.visits
+        """Insert the successes of a step that is complete."""
+        step = outcome.step.number
         inserted = await self._insert(step, successes(outcome.mini_batches))
-        for one in visits:
-            whole = one.successes == one.responses
-            self._solved[one.prompt_id] = self._solved.get(one.prompt_id, 0) + 1 if whole else 0
-            self._successes[one.prompt_id] = int(self._fresh * one.successes / one.responses + 0.5)
-        correct, responses = sum(one.successes for one in visits), sum(one.responses for one in visits)
-        self._started = self._started or correct >= self._rule.start_accuracy * responses > 0
         self._leave(step)
         if (step + 1) % self._every == 0:
             await self._trim(step + 1 - self._horizon)
         return {
             "live/inserted": inserted,
             "live/responses": sum(map(len, self._visible.values())),
-            "live/questions": sum(len(ids) >= self._rule.minimum for ids in self._visible.values()),
-            "live/retired": sum(map(self._retired, self._solved)),
+            "live/questions": len(self.stored()),
         }
 
     async def _insert(self, step: int, born: Iterable[Trajectory]) -> int:
@@ -198,26 +159,18 @@ class LiveReplay:
                 del self._left[content_id]
         await self._pool.remove(gone)
 
-    def _retired(self, prompt_id: str) -> bool:
-        return 0 < self._rule.retire_after <= self._solved.get(prompt_id, 0)
-
     def write(self, directory: Path) -> None:
         """Write what a checkpoint needs into its directory."""
         visible = [
             (prompt_id, one, birth) for prompt_id, births in self._visible.items() for one, birth in births.items()
         ]
         left = [(prompt_id, one, step) for one, (prompt_id, step) in self._left.items()]
-        questions = [(prompt_id, visits, self._successes[prompt_id]) for prompt_id, visits in self._solved.items()]
         np.savez(
             directory / FILE,
             visible_ids=np.array([(prompt_id, one) for prompt_id, one, _ in visible], dtype=np.bytes_).reshape(-1, 2),
             visible_births=np.array([birth for *_, birth in visible], dtype=np.int64),
             left_ids=np.array([(prompt_id, one) for prompt_id, one, _ in left], dtype=np.bytes_).reshape(-1, 2),
             left_steps=np.array([step for *_, step in left], dtype=np.int64),
-            question_ids=np.array([prompt_id for prompt_id, *_ in questions], dtype=np.bytes_),
-            question_visits=np.array([visits for _, visits, _ in questions], dtype=np.int64),
-            question_successes=np.array([successes for *_, successes in questions], dtype=np.int64),
-            started=np.array(self._started),
         )
 
     async def restore(self, directory: Path | None, *, accept: bool) -> None:
@@ -265,10 +218,6 @@ class LiveReplay:
                     self._visible.setdefault(prompt_id, {})[one] = int(birth)
                 for (prompt_id, one), step in zip(_texts(file["left_ids"]), file["left_steps"], strict=True):
                     self._left[one] = prompt_id, int(step)
-                counters = file["question_visits"], file["question_successes"]
-                for prompt_id, visits, correct in zip(_texts(file["question_ids"]), *counters, strict=True):
-                    self._solved[prompt_id], self._successes[prompt_id] = int(visits), int(correct)
-                self._started = bool(file["started"])
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{directory / FILE} cannot be read: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,8 @@ class RunState:
     """Of what makes a prompt of a question; empty in a checkpoint of before this was recorded."""
     untrained: int = 0
     """Steps in a row without an update that had a gradient."""
+    method: Mapping[str, Any] = field(default_factory=dict)
+    """State of the replay method, as JSON values."""
 
     def add_step(self, outcome: StepOutcome, *, keep_used: bool) -> RunState:
         """Return the state after one more step; its metrics are still to be added."""

@@ -14,14 +14,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.selection import replayed_prompts
 from rlep.core.types import Group, Prompt, Request, SequenceBatch, Trajectory, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batch, with_old_logprobs
 from rlep.driver.replays import drawn_replays, wanted_replays
 from rlep.driver.rollout import bars, training_requests
 from rlep.driver.tasks import together
-from rlep.driver.values import ScoredMiniBatch, Visit
+from rlep.driver.values import ScoredMiniBatch
+from rlep.methods.replay_method import Visit
 
 GroupsOf = Callable[[Step, Sequence[Prompt]], Awaitable[list[Group]]]
 """The mixed groups that a step trains on, from its prompts."""
@@ -87,7 +87,7 @@ async def rollout(step: Step, prompts: Sequence[Prompt], requests: Sequence[Requ
 
 
 def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
-    """Return the group of one prompt; without replays where the fresh ones succeed as often as ``replay.below``."""
+    """Return the group of one prompt; without replays where the method or ``replay.only_below`` does not accept them."""
     config = step.run.config
     replaced = len(replays) if config.replay.group == "replace" else 0
     correct, tokens = sum(member.correct for member in fresh), sum(len(member.tokens) for member in fresh)
@@ -95,7 +95,11 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
     own = {member.content_id for member in fresh}
     # A live replay may be a copy of a fresh response; stored ones of other runs are kept whatever they are.
     replays = [member for member in replays if member.birth < 0 or member.content_id not in own]
-    wanted = wanted_replays(step) if replayed_prompts([correct / max(len(fresh), 1)], config.replay.below)[0] else 0
+    bound = config.replay.only_below
+    below = bound is None or correct / max(len(fresh), 1) < bound
+    accepted = below and step.trainers.method.accepts(fresh)
+    step.accepting += accepted
+    wanted = wanted_replays(step) if accepted else 0
     return mix(
         prompt,
         fresh,

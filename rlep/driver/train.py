@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,13 +165,18 @@ class Training:
             await begin(step)
         outcome = await self._make(step, prompts)
         metrics = step_metrics(outcome)
+        metrics |= self._trainers.method.learn(number, step.visits)
         for follow in self._after:
             metrics |= await follow(outcome, metrics)
         since = generators.reissued - before
         metrics |= {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
         state = self._state.add_step(outcome, keep_used=config.replay.selection == "least-used")
+        # Through JSON: an undisturbed run goes on with what a continued one would read.
+        state = replace(state, method=json.loads(json.dumps(self._trainers.method.state())))
         metrics |= run_metrics(self._state, state, outcome)
-        idle = IdleSteps(state.idle, state.untrained).add(config, metrics, step.replays)
+        idle = IdleSteps(state.idle, state.untrained).add(
+            config, metrics, wanted=step.replays > 0 and step.accepting > 0
+        )
         for text in idle.notes(config, metrics):
             self._run.progress.note(f"step {number}: {text}")
         for index, update in enumerate(outcome.updates):
@@ -183,9 +189,14 @@ class Training:
         """Return a step by its number, and its prompts: a function of the run's seed."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
-        if self._live is not None and self._run.config.replay.questions == "bucket":
-            chosen = self._live.questions(step, [prompt.id for prompt in prompts])
-            prompts = [self._data.train.prompts[position[prompt_id]] for prompt_id in chosen]
+        stored = self._live.stored() if self._live else {}
+        chosen = self._trainers.method.questions(step, [prompt.id for prompt in prompts], stored)
+        if len({*chosen} & position.keys()) != len(prompts) or len(chosen) != len(prompts):
+            raise ConfigError(
+                f"replay.method = {self._run.config.replay.method!r}: questions() of step {step} returned "
+                f"{len({*chosen} & position.keys())} different training prompts, a step takes {len(prompts)}"
+            )
+        prompts = [self._data.train.prompts[position[prompt_id]] for prompt_id in chosen]
 
         def more(round_number: int, count: int, used: Sequence[Prompt]) -> list[Prompt]:
             taken = [position[prompt.id] for prompt in used]
@@ -252,6 +263,7 @@ class Training:
         if self._live is not None:
             accept = "pool" in self._run.config.checkpoint.accept
             await self._live.restore(checkpoint.path if checkpoint else None, accept=accept)
+        self._trainers.method.restore(state.method)
         self._state = self._kept = state
         self._last, self._clock = checkpoint, Clock()
         self._store.truncate_from(state.step, evaluated=not state.unrecorded)

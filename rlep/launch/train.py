@@ -42,7 +42,7 @@ from rlep.launch.command import (
 from rlep.launch.event_loop import run_async
 from rlep.launch.roles import run_actors
 from rlep.launch.watch import Watch
-from rlep.launch.wings import choose_step, rollouts
+from rlep.launch.wings import choose_method, choose_step, rollouts
 
 
 def train(config: Config, progress: CommandProgress, *, supervised: bool = False) -> Checkpoint:
@@ -109,7 +109,7 @@ async def _train(
         run = run_of(config, inputs, writers, report_crashes(config, verifiers, progress, store), progress)
         return await Training(
             run,
-            Trainers(trained, weights, rollouts(run, prompts), live or pool, failures),
+            Trainers(trained, weights, rollouts(run, prompts), live or pool, failures, choose_method(config)),
             TrainingData(prompts, inputs.held_out, digest, inputs.tokenizer.decode),
             store,
             sft_step if supervised else choose_step(config),

@@ -38,7 +38,7 @@ from rlep.driver.ports import Advance
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.train import MakeStep, Training, TrainingData
-from rlep.launch.wings import choose_step, rollouts
+from rlep.launch.wings import choose_method, choose_step, rollouts
 from tests.unit.driver.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 
@@ -317,7 +317,8 @@ class Scene:
     @property
     def trainers(self) -> Trainers:
         """Who trains, on policy."""
-        return Trainers(self.learner, self.weights, OnPolicyRollouts(self.run), self.pool, self.failures)
+        method, ways = choose_method(self.config), OnPolicyRollouts(self.run)
+        return Trainers(self.learner, self.weights, ways, self.pool, self.failures, method)
 
     def training(
         self,
