@@ -65,7 +65,8 @@ async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]
             begun = time.perf_counter()
             both = asyncio.gather(*_sides(rig, made, sampler, _offer(rig, made, probes, 1)), return_exceptions=True)
             try:
-                taken, *sent = await asyncio.wait_for(both, deadline_s)
+                async with asyncio.timeout(deadline_s):
+                    taken, *sent = await both
             except TimeoutError:
                 raise CheckFailed(
                     f"the generator was killed in a transfer, which had not ended after {deadline_s:.0f} s"
