@@ -122,10 +122,10 @@ def evaluate(
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.tables import show_evaluation
+    from rlep.launch.evaluate import choose_model
     from rlep.launch.evaluate import evaluate as run
-    from rlep.launch.evaluate import evaluated_model
 
-    chosen = evaluated_model(model, data or (), config or (), overrides or ())
+    chosen = choose_model(model, data or (), config or (), overrides or ())
     with TerminalProgress() as progress:
         for note in chosen.notes:
             progress.note(note)

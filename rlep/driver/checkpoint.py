@@ -130,7 +130,7 @@ class Checkpoints:
         return Checkpoint(final, state)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, and a sentence on each newer one that was passed over.
+        """Return the newest intact checkpoint, and a sentence on each newer one that was passed over.
 
         Raises ``StaleCheckpoint`` where it cannot be told whether one is intact.
         """
@@ -145,7 +145,7 @@ class Checkpoints:
         return None, refused
 
     def complete(self, steps: int) -> Checkpoint | None:
-        """The newest intact checkpoint where nothing is left to do after it: it has ``steps`` steps or more; or None."""
+        """Return the newest intact checkpoint if it has ``steps`` steps or more, so that nothing is left to do."""
         if not any(_step(path) >= steps for path in _found(self._directory)):
             return None  # without reading any file
         newest, _ = self.latest()
@@ -155,7 +155,7 @@ class Checkpoints:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full disk, or a directory that somebody removed, as a ``CheckpointError`` that says so."""
+    """Turn a full disk, or a removed directory, into a ``CheckpointError``."""
     try:
         yield
     except OSError as error:
@@ -163,7 +163,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``, every file compared with its digest.
+    """Return the checkpoint at ``path``, every file compared with its digest.
 
     Raises ``CheckpointError`` naming what differs, ``StaleCheckpoint`` naming the file after ``STALE_TRIES`` tries.
     """
@@ -201,7 +201,7 @@ def _unreadable(message: str, error: Exception) -> CheckpointError:
 
 
 def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, str]:
-    """The checkpoint with the largest value of metric ``best`` if one has it, else the newest; and which of both it is.
+    """Choose the checkpoint with the largest value of metric ``best`` if any has it, else the newest; and say which it is.
 
     Raises ``CheckpointError`` where none is intact, with a sentence on each; ``StaleCheckpoint`` where that cannot be told.
     """
@@ -219,19 +219,19 @@ def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, st
 
 
 def _found(directory: Path) -> list[Path]:
-    """The checkpoints, newest first."""
+    """Return the checkpoints, newest first."""
     return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)
 
 
 def _best(found: list[Path], metric: str | None) -> Path | None:
-    """The one with the largest value of ``metric``, of several the newest."""
+    """Return the checkpoint with the largest value of ``metric``, of several the newest."""
     scores = {path: _score(path, metric) for path in found} if metric else {}
     known = [path for path in found if scores.get(path) is not None]
     return max(known, key=lambda path: scores[path] or 0.0, default=None)
 
 
 def _score(path: Path, metric: str) -> float | None:
-    """The finite value of ``metric`` that a checkpoint was written with."""
+    """Return the finite value of ``metric`` that a checkpoint was written with."""
     try:
         state = RunState(**json.loads((path / _STATE).read_text()))
     except (OSError, ValueError, TypeError):

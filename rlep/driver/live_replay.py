@@ -59,12 +59,12 @@ class LiveReplay:
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
     ) -> Mapping[str, Sequence[Trajectory]]:
         """Draw from V, joined with the offline pool's responses by content id."""
-        stored = await self._stored(prompt_ids, seed, step)
-        candidates = [sorted(self._visible.get(one, {}).keys() | stored.get(one, {}).keys()) for one in prompt_ids]
+        stored = await self._read_offline(prompt_ids, seed, step)
+        candidates = [sorted(self._visible.get(name, {}).keys() | stored.get(name, {}).keys()) for name in prompt_ids]
         counts = [len(ids) if len(ids) >= self._rule.minimum else 0 for ids in candidates]
         if self._rule.age_decay:
             chosen = {
-                prompt_id: self._drawn_by_age(prompt_id, ids[:enough], count, seed, step)
+                prompt_id: self._draw_by_age(prompt_id, ids[:enough], count, seed, step)
                 for prompt_id, ids, enough in zip(prompt_ids, candidates, counts, strict=True)
             }
         else:
@@ -73,13 +73,14 @@ class LiveReplay:
                 prompt_id: [ids[pick] for pick in picks[offsets[at] : offsets[at + 1]]]
                 for at, (prompt_id, ids) in enumerate(zip(prompt_ids, candidates, strict=True))
             }
-        fetched = await self._fetched(chosen)
+        fetched = await self._fetch(chosen)
         return {
-            prompt_id: [fetched.get(one) or stored[prompt_id][one] for one in ids] for prompt_id, ids in chosen.items()
+            prompt_id: [fetched.get(content_id) or stored[prompt_id][content_id] for content_id in ids]
+            for prompt_id, ids in chosen.items()
         }
 
-    def _drawn_by_age(self, prompt_id: str, ids: Sequence[str], count: int, seed: int, step: int) -> list[str]:
-        ages = [step - self._visible[prompt_id][one] for one in ids]
+    def _draw_by_age(self, prompt_id: str, ids: Sequence[str], count: int, seed: int, step: int) -> list[str]:
+        ages = [step - self._visible[prompt_id][content_id] for content_id in ids]
         picks = draw_aged(prompt_id, ages, count, decay=self._rule.age_decay, seed=seed, step=step)
         return [ids[pick] for pick in picks]
 
@@ -87,27 +88,29 @@ class LiveReplay:
         """Return the live responses of each prompt that has ``replay.minimum`` of them."""
         return {prompt_id: len(ids) for prompt_id, ids in self._visible.items() if len(ids) >= self._rule.minimum}
 
-    async def _stored(self, prompt_ids: Sequence[str], seed: int, step: int) -> dict[str, dict[str, Trajectory]]:
-        """Prompt id → content id → the offline pool's responses."""
+    async def _read_offline(self, prompt_ids: Sequence[str], seed: int, step: int) -> dict[str, dict[str, Trajectory]]:
+        """Return prompt id → content id → the offline pool's responses."""
         if self._offline is None:
             return {}
         held = await self._offline.sample(prompt_ids, EVERY, seed=seed, step=step)
         return {prompt_id: {member.content_id: member for member in members} for prompt_id, members in held.items()}
 
-    async def _fetched(self, chosen: Mapping[str, Sequence[str]]) -> dict[str, Trajectory]:
-        """Content id → trajectory with its birth, of those in V."""
+    async def _fetch(self, chosen: Mapping[str, Sequence[str]]) -> dict[str, Trajectory]:
+        """Return content id → trajectory with its birth, of those in V."""
         wanted = {
             prompt_id: live
             for prompt_id, ids in chosen.items()
-            if (live := [one for one in ids if one in self._visible.get(prompt_id, {})])
+            if (live := [content_id for content_id in ids if content_id in self._visible.get(prompt_id, {})])
         }
         if not wanted:
             return {}
         found = await self._pool.fetch(wanted)
         return {
-            one: replace(member, metadata={**member.metadata, "birth": str(self._visible[prompt_id][one])})
+            content_id: replace(
+                member, metadata={**member.metadata, "birth": str(self._visible[prompt_id][content_id])}
+            )
             for prompt_id, ids in wanted.items()
-            for one, member in zip(ids, found[prompt_id], strict=True)
+            for content_id, member in zip(ids, found[prompt_id], strict=True)
         }
 
     async def learn(self, outcome: StepOutcome, _: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
@@ -125,9 +128,9 @@ class LiveReplay:
 
     async def _insert(self, step: int, born: Iterable[Trajectory]) -> int:
         new = {
-            one.content_id: one
-            for one in reversed([*born])  # of equal ones the first
-            if one.content_id not in self._left and one.content_id not in self._visible.get(one.prompt_id, {})
+            member.content_id: member
+            for member in reversed([*born])  # of equal ones the first
+            if member.content_id not in self._left and member.content_id not in self._visible.get(member.prompt_id, {})
         }
         report = await self._pool.add([*reversed(new.values())])
         for content_id, reason in report.refused:
@@ -144,11 +147,11 @@ class LiveReplay:
         for prompt_id, births in self._visible.items():
             if len(births) <= self._rule.per_question and min(births.values(), default=step) >= oldest:
                 continue
-            newest = sorted(births, key=lambda one: (-births[one], one))
-            for at, one in enumerate(newest):
-                if at >= self._rule.per_question or births[one] < oldest:
-                    self._left[one] = prompt_id, step
-                    del births[one]
+            newest = sorted(births, key=lambda content_id: (-births[content_id], content_id))
+            for at, content_id in enumerate(newest):
+                if at >= self._rule.per_question or births[content_id] < oldest:
+                    self._left[content_id] = prompt_id, step
+                    del births[content_id]
 
     async def _trim(self, before: int) -> None:
         """Remove what left V before a step: no checkpoint that is kept needs it."""
@@ -162,14 +165,16 @@ class LiveReplay:
     def write(self, directory: Path) -> None:
         """Write what a checkpoint needs into its directory."""
         visible = [
-            (prompt_id, one, birth) for prompt_id, births in self._visible.items() for one, birth in births.items()
+            (prompt_id, content_id, birth)
+            for prompt_id, births in self._visible.items()
+            for content_id, birth in births.items()
         ]
-        left = [(prompt_id, one, step) for one, (prompt_id, step) in self._left.items()]
+        left = [(prompt_id, content_id, step) for content_id, (prompt_id, step) in self._left.items()]
         np.savez(
             directory / FILE,
-            visible_ids=np.array([(prompt_id, one) for prompt_id, one, _ in visible], dtype=np.bytes_).reshape(-1, 2),
+            visible_ids=_pairs([names for *names, _ in visible]),
             visible_births=np.array([birth for *_, birth in visible], dtype=np.int64),
-            left_ids=np.array([(prompt_id, one) for prompt_id, one, _ in left], dtype=np.bytes_).reshape(-1, 2),
+            left_ids=_pairs([names for *names, _ in left]),
             left_steps=np.array([step for *_, step in left], dtype=np.int64),
         )
 
@@ -193,33 +198,40 @@ class LiveReplay:
             )
         self._mark.write_text(json.dumps({"replay": "live"}) + "\n")
         lost = {
-            one: prompt_id
+            content_id: prompt_id
             for prompt_id, births in self._visible.items()
-            for one in births
-            if one not in held.get(prompt_id, ())
+            for content_id in births
+            if content_id not in held.get(prompt_id, ())
         }
         if lost and not accept:
             raise CheckpointError(
                 f"the live pool lacks {len(lost)} of the {sum(map(len, self._visible.values()))} responses that checkpoint "
                 f'{directory} replays from; checkpoint.accept = ["pool"] goes on without them'
             )
-        for one, prompt_id in lost.items():
-            del self._visible[prompt_id][one]
+        for content_id, prompt_id in lost.items():
+            del self._visible[prompt_id][content_id]
         known = {prompt_id: {*births} for prompt_id, births in self._visible.items()}
-        for one, (prompt_id, _) in self._left.items():
-            known.setdefault(prompt_id, set()).add(one)
+        for content_id, (prompt_id, _) in self._left.items():
+            known.setdefault(prompt_id, set()).add(content_id)
         future = {prompt_id: sorted(ids - known.get(prompt_id, set())) for prompt_id, ids in held.items()}
         await self._pool.remove({prompt_id: ids for prompt_id, ids in future.items() if ids})
 
     def _read(self, directory: Path) -> None:
         try:
             with np.load(directory / FILE, allow_pickle=False) as file:
-                for (prompt_id, one), birth in zip(_texts(file["visible_ids"]), file["visible_births"], strict=True):
-                    self._visible.setdefault(prompt_id, {})[one] = int(birth)
-                for (prompt_id, one), step in zip(_texts(file["left_ids"]), file["left_steps"], strict=True):
-                    self._left[one] = prompt_id, int(step)
+                for (prompt_id, content_id), birth in zip(
+                    _texts(file["visible_ids"]), file["visible_births"], strict=True
+                ):
+                    self._visible.setdefault(prompt_id, {})[content_id] = int(birth)
+                for (prompt_id, content_id), step in zip(_texts(file["left_ids"]), file["left_steps"], strict=True):
+                    self._left[content_id] = prompt_id, int(step)
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(f"{directory / FILE} cannot be read: {error}") from error
+
+
+def _pairs(names: Sequence[Sequence[Any]]) -> NDArray[np.bytes_]:
+    """(prompt id, content id) as an array ``[N, 2]``."""
+    return np.array(names, dtype=np.bytes_).reshape(-1, 2)
 
 
 def _texts(ids: NDArray[np.bytes_]) -> list[Any]:
@@ -230,12 +242,12 @@ def _texts(ids: NDArray[np.bytes_]) -> list[Any]:
 def successes(trained: Sequence[ScoredMiniBatch]) -> list[Trajectory]:
     """The correct, finished fresh responses of a step, with the learner's log-probs at its start, float32."""
     found = []
-    for one in trained:
-        ends = np.cumsum(one.batch.response_lengths)
-        members = [member for group in one.groups for member in group.members]
-        for member, replayed, end in zip(members, one.batch.replayed, ends, strict=True):
+    for ready in trained:
+        ends = np.cumsum(ready.batch.response_lengths)
+        members = [member for group in ready.groups for member in group.members]
+        for member, replayed, end in zip(members, ready.batch.replayed, ends, strict=True):
             if not replayed and member.correct and member.finish_reason == "stop":
-                logprobs = one.current_logprobs[end - len(member.tokens) : end]
+                logprobs = ready.current_logprobs[end - len(member.tokens) : end]
                 source = replace(member.provenance, logprobs_dtype="float32")
                 found.append(replace(member, logprobs=logprobs, provenance=source, token_versions=None))
     return found

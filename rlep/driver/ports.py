@@ -1,4 +1,4 @@
-"""What the driver needs from other processes. The actors implement these ports; tests put fakes behind them."""
+"""Ports: all that the driver needs from other processes. Actors implement them; tests put fakes behind them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Generators(Protocol):
 
     @property
     def reissued(self) -> Reissued:
-        """How many requests were re-dispatched, and how many completions came twice."""
+        """Requests that were re-dispatched, and completions that came twice."""
         ...
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        """Exactly one completion per request, each as it finishes, in any order.
+        """Yield exactly one completion per request, each as it finishes, in any order.
 
         Requests are begun in their order, no more at a time than the engines hold.
         Raises ``DeadlineExceeded`` naming how many are missing, ``ActorLost`` when no generator is left.
@@ -48,17 +48,17 @@ class Verifiers(Protocol):
     """Graders of responses."""
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
-        """One verdict per completion, in order."""
+        """Return one verdict per completion, in order."""
         ...
 
 
 class ReplaySource(Protocol):
-    """Where a step's replays are drawn from."""
+    """Source of a step's replays."""
 
     async def sample(
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
     ) -> Mapping[str, Sequence[Trajectory]]:
-        """At most ``count`` trajectories per prompt; a pure function of (snapshot, seed, step, prompt id)."""
+        """Draw at most ``count`` trajectories per prompt; a pure function of (snapshot, seed, step, prompt id)."""
         ...
 
 
@@ -66,11 +66,11 @@ class ReplayPool(ReplaySource, Protocol):
     """The experience pool."""
 
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
-        """Store; idempotent."""
+        """Store trajectories; idempotent."""
         ...
 
     async def digest(self) -> str:
-        """A hash of the pool's present content."""
+        """Return a hash of the pool's present content."""
         ...
 
 
@@ -78,19 +78,19 @@ class LivePool(Protocol):
     """The pool of a run's own responses. Its user keeps the index; a mapping is from prompt id to content ids."""
 
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
-        """Store; idempotent."""
+        """Store trajectories; idempotent."""
         ...
 
     async def fetch(self, wanted: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[Trajectory]]:
-        """These, in this order; raises ``PoolError`` where one is not there."""
+        """Return these, in this order; raises ``PoolError`` where any is missing."""
         ...
 
     async def contents(self) -> Mapping[str, Sequence[str]]:
-        """All that it holds."""
+        """Return all that it holds."""
         ...
 
     async def remove(self, gone: Mapping[str, Sequence[str]]) -> int:
-        """Remove; idempotent. How many were there."""
+        """Remove these; idempotent. Returns how many were there."""
         ...
 
 
@@ -98,14 +98,14 @@ class Learner(Protocol):
     """All ranks as one: they fail together and are restored together."""
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
-        """Log-probs ``[R]`` of the response tokens at temperature 1.
+        """Return log-probs ``[R]`` of the response tokens at temperature 1.
 
         Under the present weights; with ``rollout`` under those before its first update, if the learner keeps them.
         """
         ...
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
-        """One optimizer step on whole groups with their old log-probs; ``rollout`` counts for the warm-up.
+        """Make one optimizer step on whole groups with their old log-probs; ``rollout`` counts for the warm-up.
 
         ``supervised`` minimises the cross-entropy of the responses instead.
         """

@@ -28,7 +28,7 @@ class RunState:
     metric: str = ""
     """``checkpoint.best`` when this was written."""
     score: float | None = None
-    """That metric's value at this step; None where it has none."""
+    """Value of ``metric`` at this step, if it has any."""
     used: Mapping[str, int] = field(default_factory=dict)
     """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
     unrecorded: Mapping[str, MetricValue] = field(default_factory=dict)
@@ -67,14 +67,14 @@ class RunState:
         """Return this state with the last step's metrics, whose line is still to be written."""
         return replace(self, unrecorded={name: plain(value) for name, value in metrics.items()})
 
-    def recorded(self, metrics: Mapping[str, MetricValue], best: str | None) -> RunState:
+    def record(self, metrics: Mapping[str, MetricValue], best: str | None) -> RunState:
         """Return this state after the last step's line was written; ``best`` is scored by it."""
         score = metrics.get(best) if best else None
         return replace(self, unrecorded={}, metric=best or "", score=score if isinstance(score, int | float) else None)
 
 
 def run_metrics(before: RunState, state: RunState, outcome: StepOutcome) -> dict[str, MetricValue]:
-    """Sums over the run after a step, and the prompts that it solved before and not now."""
+    """Return sums over the run after a step, and the count of prompts that it solved before and not now."""
     known = set(before.solved)
     return {
         **{f"compute/{name}_tokens": count for name, count in state.compute.items()},
@@ -84,7 +84,7 @@ def run_metrics(before: RunState, state: RunState, outcome: StepOutcome) -> dict
 
 
 def tokens_computed(outcome: StepOutcome) -> dict[str, int]:
-    """Tokens of a step that went through the model, prompts included; evaluations, retries and checks are not counted.
+    """Count the tokens of a step that went through the model, prompts included; evaluations, retries and checks are not counted.
 
     ``generated`` by the generators, ``scored`` by the learner without gradient (old and reference log-probs, candidates for
     ``replay.selection``), ``trained`` with gradient; sequences out of the loss are not computed.

@@ -14,7 +14,7 @@ from rlep.driver.step import StepOutcome
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SupervisedOutcome(StepOutcome):
-    """What one step of supervised fine-tuning did."""
+    """A complete step of supervised fine-tuning."""
 
     trained: tuple[SequenceBatch, ...] = ()
     imitated: tuple[Trajectory, ...] = ()
@@ -31,7 +31,7 @@ class SupervisedOutcome(StepOutcome):
 
 
 async def sft_step(step: Step, prompts: Sequence[Prompt]) -> SupervisedOutcome:
-    """Cross-entropy on up to M stored responses of each prompt, in the same mini-batches as phase 2."""
+    """Minimise the cross-entropy of up to M stored responses of each prompt, in the same mini-batches as phase 2."""
     clock, size = step.clock, step.run.config.update.prompts
     with clock.phase("step"):
         with clock.phase("replay"):

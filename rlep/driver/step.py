@@ -29,7 +29,7 @@ GroupsOf = Callable[[Step, Sequence[Prompt]], Awaitable[list[Group]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """What one step did."""
+    """A complete step."""
 
     step: Step
     mini_batches: tuple[ScoredMiniBatch, ...]

@@ -50,7 +50,7 @@ class Training:
     """One training run over an open run directory.
 
     A step is planned from the run's state, made by ``make``, and followed by the hooks ``after`` in their order; then the
-    state is replaced by the next one. What a checkpoint holds is that state, so restoring a run is taking it from there.
+    state is replaced by the next one. A checkpoint holds that state: a run is restored by taking it from there.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Training:
             step = self._state.step
             metrics = dict(self._state.unrecorded) | await self._evaluate(step)
             self._store.metrics.log(step - 1, metrics)
-            self._state = self._state.recorded(metrics, best)
+            self._state = self._state.record(metrics, best)
             written = await self._save() if step % every == 0 or step == steps else {}
         checkpoint = await self._store.checkpoints.finished() or self._last
         if checkpoint is None:
@@ -159,7 +159,7 @@ class Training:
     async def _step(self, number: int, more: Mapping[str, MetricValue]) -> None:
         """Make one step and replace the state by the one after it; ``more`` metrics join its own."""
         config, generators = self._run.config, self._run.roles.generators
-        step, prompts = self._planned(number)
+        step, prompts = self._plan(number)
         self._clock, before = step.clock, generators.reissued
         for begin in self._before:
             await begin(step)
@@ -185,7 +185,7 @@ class Training:
         metrics |= {"prompts/epoch": number // self._order.steps_per_epoch} | dict(more)
         self._state, self._clock = state.with_idle(idle).with_metrics(metrics), Clock()
 
-    def _planned(self, step: int) -> tuple[Step, list[Prompt]]:
+    def _plan(self, step: int) -> tuple[Step, list[Prompt]]:
         """Return a step by its number, and its prompts: a function of the run's seed."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
@@ -225,10 +225,10 @@ class Training:
         """Begin a checkpoint of the state; returns the time that took as the next step's metric."""
         begun, self._kept = time.perf_counter(), self._state
         write = self._live.write if self._live else lambda _: None
-        await self._store.checkpoints.save(self._trainers.learner, self._state, self._saved, write)
+        await self._store.checkpoints.save(self._trainers.learner, self._state, self._log_saved, write)
         return {"time/checkpoint": time.perf_counter() - begun}
 
-    def _saved(self, checkpoint: Checkpoint) -> None:
+    def _log_saved(self, checkpoint: Checkpoint) -> None:
         state, self._last = checkpoint.state, checkpoint
         self._store.events.log("checkpoint_saved", state.step, path=checkpoint.path.name, score=state.score)
 

@@ -39,13 +39,13 @@ class EvaluatedModel:
     data: tuple[Path, ...]
     """Held-out files: those given, else ``data.evaluation``."""
     notes: tuple[str, ...]
-    """What the user is told: which checkpoint was taken, and which held-out file is the training file."""
+    """Lines for the user: the checkpoint that was taken, and held-out files that are the training file."""
 
 
-def evaluated_model(
+def choose_model(
     directory: Path, data: Sequence[Path], files: Sequence[Path], overrides: Sequence[str]
 ) -> EvaluatedModel:
-    """The model in ``directory``; of a run, its best checkpoint if it kept one, else its last.
+    """Return the model in ``directory``; of a run, its best checkpoint if it kept one, else its last.
 
     A run is evaluated with its own config unless config files are given; overrides apply to either.
 

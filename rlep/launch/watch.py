@@ -1,4 +1,4 @@
-"""Observes a run's steps: their spans, the progress, and the actors at work."""
+"""Observer of a run's steps: their spans, the progress, and the actors at work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Watch:
     """Observer of a run's steps."""
 
     steps: int | None
-    """How many there will be; None where the run has none."""
+    """Steps of the whole run; None where the run has none."""
     phases: Callable[[], tuple[Phase, ...]]
     timeline: Timeline = field(default_factory=Timeline)
     roles: Callable[[], Sequence[RoleStatus]] = tuple
@@ -43,7 +43,7 @@ class Watch:
     """Steps of this process, repeated ones too."""
 
     def progress(self) -> RunProgress:
-        """Progress of the run."""
+        """Return the progress of the run."""
         return RunProgress(self.done, self.steps, self.phases(), self.seconds, self.replay)
 
     async def begin_step(self, step: Step) -> None:
@@ -65,14 +65,14 @@ class Watch:
         return dict(self.constant) | self.actors(self.roles())
 
     def report(self, step: Step, metrics: Mapping[str, MetricValue]) -> StepReport:
-        """What the user is shown of a step that has just ended."""
+        """Return the report of a step that has just ended, for the user."""
         config, done = step.run.config.run, step.number + 1
         elapsed = 0.0 if self.begun is None else self.clock() - self.begun
         left_s = elapsed / max(self.complete, 1) * (config.steps - done)
         return StepReport(config.name, done, config.steps, step.clock.seconds.get("step", 0.0), left_s, metrics)
 
     def actors(self, roles: Sequence[RoleStatus]) -> dict[str, MetricValue]:
-        """Actors alive, and restarts so far, by role."""
+        """Count actors alive, and restarts so far, by role."""
         alive = dict.fromkeys((role.role for role in roles), 0)
         for role in roles:
             alive[role.role] += sum(actor.state in ALIVE for actor in role.actors)

@@ -1,4 +1,4 @@
-"""``rollouts/`` of a run directory: what each step trained on, written by a thread while the next step runs.
+"""``rollouts/`` of a run directory: trajectories of each step, written by a thread while the next step runs.
 
 ``step-NNNNNN.parquet`` has a row for every trajectory, ``step-NNNNNN.tokens.parquet`` the texts, token ids and log-probs
 of ``rollouts.groups`` groups, and of those whose prompts ``rollouts.watch`` names. A file that is late or cannot be written
@@ -62,7 +62,7 @@ class RolloutRow:
     trained: bool
     """False: out of the loss (``mask_truncated``, ``drop_constant``)."""
     update: int
-    """Which optimizer update of the step."""
+    """Number of the optimizer update in the step."""
     policy_version: int
     """Version that the step trains."""
     oldest_version: int
@@ -157,12 +157,12 @@ class RolloutFiles:
 
 
 def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
-    """The groups of a step in their order."""
+    """Yield the groups of a step in their order."""
     number = 0
-    for update, one in enumerate(outcome.mini_batches):
-        logprobs = np.split(one.current_logprobs, np.cumsum(one.batch.response_lengths)[:-1])
+    for update, ready in enumerate(outcome.mini_batches):
+        logprobs = np.split(ready.current_logprobs, np.cumsum(ready.batch.response_lengths)[:-1])
         at = 0
-        for group in one.groups:
+        for group in ready.groups:
             parts = tuple(logprobs[at : at + len(group.members)])
             rows = tuple(
                 _row(
@@ -171,9 +171,9 @@ def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
                     group=number,
                     member=member,
                     replayed=member >= len(group.fresh),
-                    reward=float(one.rewards.scores[at + member]),
-                    advantage=float(one.batch.advantages[at + member]),
-                    trained=bool(one.batch.trained[at + member]),
+                    reward=float(ready.rewards.scores[at + member]),
+                    advantage=float(ready.batch.advantages[at + member]),
+                    trained=bool(ready.batch.trained[at + member]),
                     update=update,
                     policy_version=group.policy_version,
                 )
@@ -184,7 +184,7 @@ def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
 
 
 def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> RolloutRow:
-    """``place``: what the step knows of it, by the fields of ``RolloutRow``."""
+    """Return the row of a trajectory; ``place``: further fields of ``RolloutRow``, from its step."""
     verdict, sampled, versions = trajectory.verdict, trajectory.logprobs, trajectory.token_versions
     gaps = None if sampled is None else np.abs(logprobs - sampled)
     return RolloutRow(
@@ -214,7 +214,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
 def chosen_groups(
     groups: Sequence[WrittenGroup], count: int, *, seed: int, step: int, watch: Sequence[str] = ()
 ) -> list[WrittenGroup]:
-    """At most ``count`` groups and those of the prompts ``watch``, in the step's order.
+    """Choose at most ``count`` groups and those of the prompts ``watch``, in the step's order.
 
     Of ``count`` half is drawn by prompt, half are extremes of four kinds in turn; watched prompts change neither.
     """
@@ -226,35 +226,35 @@ def chosen_groups(
         if len(chosen) >= count:
             break
         chosen.setdefault(at)
-    watched = [at for at, one in enumerate(groups) if one.group.prompt.id in watch]
+    watched = [at for at, each in enumerate(groups) if each.group.prompt.id in watch]
     return [groups[at] for at in sorted({*chosen, *watched})]
 
 
-def _longest(one: WrittenGroup) -> float:
-    return max(row.tokens for row in one.rows)
+def _longest(written: WrittenGroup) -> float:
+    return max(row.tokens for row in written.rows)
 
 
-def _widest_gap(one: WrittenGroup) -> float:
-    return max((row.gap_max for row in one.rows if row.gap_max is not None), default=0.0)
+def _widest_gap(written: WrittenGroup) -> float:
+    return max((row.gap_max for row in written.rows if row.gap_max is not None), default=0.0)
 
 
-def _rescued(one: WrittenGroup) -> float:
-    """A replay is correct, and no fresh response."""
-    return float(any(m.correct for m in one.group.replays) and not any(m.correct for m in one.group.fresh))
+def _rescued(written: WrittenGroup) -> float:
+    """Tell whether a replay is correct, and no fresh response."""
+    return float(any(m.correct for m in written.group.replays) and not any(m.correct for m in written.group.fresh))
 
 
-def _all_wrong(one: WrittenGroup) -> float:
-    return float(not any(member.correct for member in one.group.members))
+def _all_wrong(written: WrittenGroup) -> float:
+    return float(not any(member.correct for member in written.group.members))
 
 
 _EXTREMES = (_longest, _widest_gap, _rescued, _all_wrong)
 
 
 def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
-    """A row for each trajectory."""
+    """Return a table with a row for each trajectory."""
     import pyarrow as pa
 
-    rows = [row for one in groups for row in one.rows]
+    rows = [row for written in groups for row in written.rows]
     kinds = {"int": pa.int32(), "str": pa.string(), "bool": pa.bool_(), "float": pa.float32()}
     columns: dict[str, Any] = {}
     for field in fields(RolloutRow):
@@ -264,13 +264,13 @@ def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
 
 
 def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
-    """A row for each trajectory of these groups: question, text, token ids and log-probs."""
+    """Return a table with a row for each trajectory of these groups: question, text, token ids and log-probs."""
     import pyarrow as pa
 
     held = [
-        (one.group.prompt, row, member, logprobs)
-        for one in groups
-        for row, member, logprobs in zip(one.rows, one.group.members, one.logprobs, strict=True)
+        (written.group.prompt, row, member, logprobs)
+        for written in groups
+        for row, member, logprobs in zip(written.rows, written.group.members, written.logprobs, strict=True)
     ]
     half = pa.list_(pa.float16())
     return pa.table(
