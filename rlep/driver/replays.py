@@ -9,18 +9,30 @@ import numpy as np
 from rlep.algorithms.packing import answer_batch
 from rlep.algorithms.selection import Candidate, ReplaySchedule, reasoning_digest, select
 from rlep.config.schema import Config
-from rlep.core.errors import MixingError
+from rlep.core.errors import ConfigError, MixingError
 from rlep.core.seeds import seed_for
 from rlep.core.types import Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.ports import ReplaySource
-from rlep.methods.replay_method import ReplayMethod
+from rlep.methods.replay_method import ReplayMethod, load_method
 
 EVERY = (1 << 31) - 1
 """More responses than a prompt can have: a sample of this size is all that the pool holds."""
 
 Replays = dict[str, Sequence[Trajectory]]
 """Prompt id → its replays."""
+
+
+def choose_method(config: Config) -> ReplayMethod:
+    """Return the replay method of a run. Raises ``ConfigError`` where ``replay.method`` names none."""
+    kind, name = load_method(config.replay.method), f'replay.method = "{config.replay.method}"'
+    if config.rollout.max_staleness and kind.questions is not ReplayMethod.questions:
+        raise ConfigError(f"{name} with rollout.max_staleness: later steps' prompts are not known yet")
+    if config.replay.group == "replace" and kind.accepts is not ReplayMethod.accepts:
+        raise ConfigError(
+            f'{name} with replay.group = "replace": who gets replays would be known only after all G responses are generated'
+        )
+    return kind(seed=config.run.seed, fresh=config.rollout.fresh, options=config.replay.options)
 
 
 def replays_at(config: Config, step: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rlep.check.before_start import check_cpus, check_place, pool_exists
-from rlep.check.inputs import Inputs
+from rlep.check.inputs import Inputs, Subject
+from rlep.check.pool_checks import pool_exists
+from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
 from rlep.core.errors import PoolError
 from rlep.core.plural import counted
@@ -13,7 +14,6 @@ from rlep.launch.command import (
     CommandProgress,
     actor_report,
     open_run,
-    read_and_check,
     report_crashes,
     run_of,
     starting_text,
@@ -27,7 +27,8 @@ from rlep.launch.watch import Watch
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
-    inputs = read_and_check(config, progress)
+    subject = Subject(config, "collect")
+    inputs = check_inputs(subject, progress.note)
     with open_run(config, inputs, "collect", progress) as store:
         if done := collected_before(store.path, train_set(inputs).prompts):
             if not pool_exists(config):
@@ -37,8 +38,7 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
                 )
             progress.note(f"nothing to do: all {done.coverage.questions} questions are collected")
             return done
-        check_cpus(config, learns=False)
-        check_place(config)
+        check_start(subject, progress.note)
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
 
 

@@ -1,4 +1,4 @@
-"""All that the commands have in common: reading inputs, opening the run directory, starting actors."""
+"""All that the commands have in common: opening the run directory, starting actors, their first lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Protocol
 from rlep.actors.cluster import Report
 from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
-from rlep.check.before_start import check_heads, check_output_head, check_verifier
 from rlep.check.engine_options import generator_dtype
-from rlep.check.inputs import Inputs, read_inputs
-from rlep.check.prompts_shown import prompt_notes, unknown_text
+from rlep.check.inputs import Inputs
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PlacementError, PoolError
 from rlep.core.plural import counted
@@ -46,24 +44,6 @@ class CommandProgress(Progress, Protocol):
     def stopping(self) -> None:
         """Say that the command was told to stop, and closes what it started."""
         ...
-
-
-def read_and_check(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
-    """Read the inputs; names rows to look at, and says where the evaluation is not held out."""
-    inputs = read_inputs(config, train=train)
-    check_heads(config)
-    check_verifier(config)
-    check_output_head(config)
-    sets = (inputs.train, inputs.evaluation)
-    for prompts in sets:
-        for line in [] if prompts is None else [*prompts.report.lines(), *unknown_text(prompts, inputs.tokenizer)]:
-            progress.note(line)
-    for line in prompt_notes(inputs.tokenizer, sets, chat_template=config.model.chat_template):
-        progress.note(line)
-    known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
-    if both := sum(prompt.id in known for prompt in inputs.held_out):
-        progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
-    return inputs
 
 
 def train_set(inputs: Inputs) -> PromptSet:

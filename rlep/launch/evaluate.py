@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.check.before_start import check_cpus
-from rlep.check.inputs import Inputs
+from rlep.check.inputs import Inputs, Subject
+from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_stored_config
 from rlep.core.errors import CheckpointError, ConfigError
@@ -20,7 +20,6 @@ from rlep.driver.run_directory import WRITTEN_LATER
 from rlep.launch.command import (
     REFUSALS,
     CommandProgress,
-    read_and_check,
     report_crashes,
     run_of,
     starting_text,
@@ -90,8 +89,9 @@ def evaluate(
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
     config = config.model_copy(update=sections)
-    inputs = read_and_check(config, progress, train=False)
-    check_cpus(config, learns=False)
+    subject = Subject(config, "evaluate")
+    inputs = check_inputs(subject, progress.note)
+    check_start(subject, progress.note)
     made = MadeDirectory(out)
     try:
         evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)

@@ -186,7 +186,7 @@ class RunActors:
         return (
             TimeSharedGenerators(generators, sharing),
             TimeSharedLearner(learners, sharing),
-            TimeSharedWeights(weights, sharing),
+            TimeSharedWeights(weights.offer, weights.take, sharing),
         )
 
     def _begin(self, close: Callable[[], Awaitable[None]], starting: Coroutine[object, object, None]) -> None:

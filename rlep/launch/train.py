@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 from rlep.actors.pool_actor import PoolService
-from rlep.check.before_start import (
-    check_cpus,
-    check_lora_targets,
-    check_minimum,
-    check_place,
-    check_pool,
-    check_watched,
-    covered_questions,
-    memory_advice,
-)
 from rlep.check.engine_options import generator_dtype
-from rlep.check.inputs import Inputs
+from rlep.check.fit_checks import memory_advice
+from rlep.check.inputs import Inputs, Subject
+from rlep.check.pool_checks import check_minimum, covered_questions
+from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, OutOfMemory
 from rlep.core.plural import counted
-from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.data.prompts import PromptSet
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.context import Trainers
 from rlep.driver.live_replay import LiveReplay
+from rlep.driver.replays import choose_method
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.driver.wings.rollout_files import RolloutFiles
-from rlep.engines.families import check_family
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 from rlep.launch.command import (
     CommandProgress,
     actor_report,
     open_run,
-    read_and_check,
     report_crashes,
     run_of,
     starting_text,
@@ -42,28 +34,21 @@ from rlep.launch.command import (
 from rlep.launch.event_loop import run_async
 from rlep.launch.roles import run_actors
 from rlep.launch.watch import Watch
-from rlep.launch.wings import choose_method, choose_step, rollouts
+from rlep.launch.wings import choose_step, rollouts
 
 
 def train(config: Config, progress: CommandProgress, *, supervised: bool = False) -> Checkpoint:
     """Train, from the start or from where the run stopped; returns the last checkpoint. ``supervised``: on replays alone."""
     if supervised:
         check_supervised(config)
-    inputs = read_and_check(config, progress)
-    check_family(config.model.path)
-    check_lora_targets(config)
-    prompts = train_set(inputs)
-    check_watched(config, prompts)
-    PromptOrder(len(prompts), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
-    with open_run(config, inputs, "sft" if supervised else "train", progress) as store:
+    subject = Subject(config, "sft" if supervised else "train")
+    inputs = check_inputs(subject, progress.note)
+    with open_run(config, inputs, subject.command, progress) as store:
         if done := store.checkpoints.complete(config.run.steps):
             store.events.log("run_finished", done.state.step)
             progress.note(f"nothing to do: all {config.run.steps} steps are done, {done.path}")
             return done
-        check_cpus(config, learns=True)
-        check_pool(config, inputs.tokenizer.digest, prompts)
-        if config.replay.source != "offline":
-            check_place(config)
+        check_start(subject, progress.note)
         try:
             return run_async(_train(config, inputs, store, progress, supervised=supervised), progress.stopping)
         except OutOfMemory as error:

@@ -51,7 +51,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "services/",
     },
     "launch": {
-        "methods",
         "check",
         "actors",
         "algorithms",

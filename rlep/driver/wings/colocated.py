@@ -9,7 +9,7 @@ The step does not know of it: a call to one side waits until the other side is i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar, cast
@@ -149,23 +149,21 @@ class TimeSharedLearner:
 Offer = TypeVar("Offer")
 
 
-class Handover(Protocol[Offer]):
-    """A weight update in two parts, one for each side."""
-
-    async def offer(self, version: int) -> Offer: ...
-
-    async def take(self, offer: Offer) -> float: ...
-
-
 class TimeSharedWeights(Generic[Offer]):
     """The ``Weights`` port: the learner writes the weights before it sleeps, the generators wake with them."""
 
-    def __init__(self, inner: Handover[Offer], sharing: TimeSharing) -> None:
-        self._inner, self._sharing = inner, sharing
+    def __init__(
+        self,
+        offer: Callable[[int], Awaitable[Offer]],
+        take: Callable[[Offer], Awaitable[float]],
+        sharing: TimeSharing,
+    ) -> None:
+        """``offer`` and ``take``: the two parts of a weight update, one for each side."""
+        self._offer, self._take, self._sharing = offer, take, sharing
 
     async def publish(self, version: int) -> float:
         """Let the learner offer the weights, then the generators take them."""
         async with self._sharing.of("learner"):
-            offer = await self._inner.offer(version)
+            offer = await self._offer(version)
         async with self._sharing.of("generators", wake=False):
-            return await self._inner.take(offer)
+            return await self._take(offer)

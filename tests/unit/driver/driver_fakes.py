@@ -35,10 +35,11 @@ from rlep.core.types import (
 from rlep.data.prompts import PromptSet
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.ports import Advance
+from rlep.driver.replays import choose_method
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.train import MakeStep, Training, TrainingData
-from rlep.launch.wings import choose_method, choose_step, rollouts
+from rlep.launch.wings import choose_step, rollouts
 from tests.unit.driver.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 

@@ -98,7 +98,8 @@ def time_shared(scene: Scene, world: Devices) -> tuple[Run, Trainers]:
     generators, learner = FakeSide(world, "generators"), FakeSide(world, "learner")
     sharing.join("generators", generators)
     sharing.join("learner", learner)
-    weights = TimeSharedWeights(Handover(scene, world, generators.wake), sharing)
+    handover = Handover(scene, world, generators.wake)
+    weights = TimeSharedWeights(handover.offer, handover.take, sharing)
     run = replace(scene.run, roles=Roles(TimeSharedGenerators(scene.generators, sharing), scene.verifiers))
     return run, Trainers(TimeSharedLearner(scene.learner, sharing), weights, OnPolicyRollouts(run), scene.pool)
 

@@ -11,7 +11,7 @@ import pytest
 from rlep.config.settings import load_config, parse_stored_config
 from rlep.core.errors import ConfigError
 from rlep.core.jsonl import read_lines
-from rlep.launch.wings import choose_method
+from rlep.driver.replays import choose_method
 from rlep.methods.exgrpo import ExGrpo
 from rlep.methods.replay_method import METHODS, ReplayMethod, Visit, load_method
 from tests.unit.driver.driver_fakes import Killed
