@@ -13,7 +13,7 @@ from pathlib import Path
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
-from rlep.actors.control import Control, Elastic, Role
+from rlep.actors.control import Control, Role
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
@@ -37,6 +37,7 @@ from rlep.check.inputs import Inputs
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.types import Prompt
+from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
@@ -56,7 +57,7 @@ class RunActors:
         self.cluster = cluster
         self._stack = AsyncExitStack()
         self._starting: list[asyncio.Task[None]] = []
-        self._elastic: dict[Role, Elastic] = {}
+        self._elastic: dict[Role, GeneratorPool | VerifierPool] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
         self._sharing, self._shared = _shared(config, cluster)
 
@@ -91,7 +92,7 @@ class RunActors:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
-        self._sharing.join("generators", role.weights)
+        self._sharing.join("generators", role)
         self._begin(role.close, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
@@ -169,7 +170,7 @@ class RunActors:
         """Return the publisher of weights from the learner to the generators."""
         return WeightPublisher(
             learners,
-            generators.weights,
+            generators,
             probes_of(prompts),
             dtype=generator_dtype(self.config),
             deadline_s=self.config.learner.deadline_s,
@@ -207,8 +208,7 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
 async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
     """Connect to a cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
-    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
+    connecting = silence(asyncio.ensure_future(asyncio.to_thread(cluster.connect)))  # nobody may be left to await it
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
