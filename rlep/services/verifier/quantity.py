@@ -14,6 +14,10 @@ _UNIT_NAMES = {
     "km/h": "kph kmh kmph", "m/s": "", "hz": "hertz", "n": "newton", "j": "joule", "w": "watt", "kw": "kilowatt",
     "v": "volt", "a": "ampere amp", "mol": "mole", "k": "kelvin", "unit": "", "acre": "", "hectare": "",
 }  # fmt: skip
+_BY_CASE = {"S": "siemens", "H": "henry", "G": "gauss", "M": "molar"} | {
+    f"M{unit}": f"M{unit}" for unit in ("W", "J", "V", "N", "g", "m", "s", "Hz", "Pa", "eV")
+}
+"""Symbols of units that are others in lower case."""
 _CANONICAL = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
 _PLAIN_LETTERS = "mshgl"
 """Single letters that count as a unit without ``\\text``, and only after a plain number and a space."""
@@ -22,7 +26,9 @@ _OTHER_WORDS = """
     either neither unless except plus minus power mod sin cos tan log ln exp pi root squared cubed factorial base percent
     pct percentage dozen hundred thousand million billion trillion half third quarter more less than least most about
     true false none null nan undefined correct incorrect right wrong guess infinity zero one two three four five six
-    seven eight nine ten halved doubled tripled quadrupled cut reduced increased decreased
+    seven eight nine ten tenth hundredth thousandth millionth halve fourth fifth sixth seventh eighth ninth twelfth lakh
+    crore gross score repeating recurring permille reciprocal inverse negated negative too much many few
+    halved doubled tripled quadrupled cut reduced increased decreased
 """
 _NOT_UNITS = frozenset(_OTHER_WORDS.split())
 
@@ -139,10 +145,12 @@ def _bare_unit(latex: str) -> Quantity | None:
 
 def canonical_unit(name: str, power: str | None) -> str | None:
     """``centimetres`` as ``cm``, ``square feet`` as ``ft^2``, an unknown noun in the singular; None for other words."""
+    if name.strip() in _BY_CASE:
+        return _BY_CASE[name.strip()] + (f"^{power}" if power else "")
     words = name.lower().replace("\\", " ").replace(".", " ").replace("-", " ").split()
     if not words or len(words) > 4 or not all(re.fullmatch(r"[a-z/$]+", word) for word in words):
         return None
-    if any(word in _NOT_UNITS for word in words):
+    if any(word in _NOT_UNITS or _singular(word) in _NOT_UNITS for word in words):
         return None
     if words[0] in ("square", "sq", "cubic", "cu") and len(words) > 1:
         power = "2" if words[0].startswith("sq") else "3"

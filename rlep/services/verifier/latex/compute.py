@@ -270,6 +270,8 @@ def _function(node: Node, point: SamplePoint) -> Value:
         if not isinstance(value, Matrix) or value.shape[0] != value.shape[1]:
             raise NoValue("the determinant of something else than a square matrix")
         return determinant(value.rows)
+    if node.name not in FUNCTION_RULES:
+        raise NoValue(f"{node.name} of several numbers")
     return FUNCTION_RULES[node.name]([scalar(part, point) for part in node.parts], point)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from rlep.services.verifier.latex.forms import (
 )
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, renamed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
-from rlep.services.verifier.latex.regions import same_region
+from rlep.services.verifier.latex.regions import complementary, same_region
 from rlep.services.verifier.latex.statements import Answer, Item, read
 from rlep.services.verifier.latex.tokens import Unreadable
 from rlep.services.verifier.latex.whole_numbers import same_family, with_counter_of
@@ -177,10 +178,10 @@ def _is_sequence(answer: Answer) -> bool:
 
 
 def _in_sequence(gold: Assignment, target: Answer) -> bool | None:
-    """Named values against values without names, in the order of the names or in the order that is written."""
+    """Named values against values without names, in the order of the names."""
     if not _is_sequence(target):
         return None
-    return _in_order(gold.in_order(), target.items) or _in_order(list(gold.values.values()), target.items)
+    return _in_order(gold.in_order(), target.items)
 
 
 def consistent(item: Item) -> bool:
@@ -313,9 +314,10 @@ def _same_function(gold: Node, rule: Node, target: Node, other_rule: Node) -> di
 
 def _is_function_of_its(node: Node, rule: Node) -> bool:
     """Whether a left side is a function of a letter that its right side has, as ``f(x)`` in ``f(x)=x^2``."""
-    if node.kind != "apply" or len(node.parts) != 2 or node.parts[1].kind != "name" or not node.parts[1].name.islower():
+    if node.kind != "apply" or len(node.parts) != 2 or node.parts[1].kind != "name":
         return False
-    return node.parts[1].name in unknowns(rule) or is_closed(rule)
+    head, letter = node.parts
+    return head.kind == "name" and "'" not in head.name and letter.name in unknowns(rule)
 
 
 def _is_identity(left: Node, right: Node | None) -> bool:
@@ -375,19 +377,27 @@ def same_value(gold: Node, target: Node) -> bool:
 
 def _same_cases(gold: Node, target: Node) -> bool:
     """Whether two functions have the same values under the same conditions, in any order; *otherwise* is what is left."""
-    return _paired(gold.parts, target.parts, lambda one, two: _same_case(one, two, otherwise=False)) or (
-        any(_OTHERWISE.search(case.name) for case in (*gold.parts, *target.parts))
-        and _paired(gold.parts, target.parts, lambda one, two: _same_case(one, two, otherwise=True))
-    )
+    one, two = _explicit(gold, target), _explicit(target, gold)
+    return _paired(one, two, _same_case)
 
 
-def _same_case(gold: Node, target: Node, *, otherwise: bool) -> bool:
+def _explicit(node: Node, other: Node) -> Sequence[Node]:
+    """The cases of a function; *otherwise* as the condition of the other function that covers what is left, if one does."""
+    rest = [case for case in node.parts if _OTHERWISE.search(case.name)]
+    if len(rest) != 1 or any(_OTHERWISE.search(case.name) for case in other.parts):
+        return node.parts
+    mine = [case.name for case in node.parts if case is not rest[0]]
+    for case in other.parts:
+        if complementary([*mine, case.name]):
+            return [replace(part, name=case.name) if part is rest[0] else part for part in node.parts]
+    return node.parts
+
+
+def _same_case(gold: Node, target: Node) -> bool:
     if not same_value(gold.parts[0], target.parts[0]):
         return False
-    if otherwise and any(_OTHERWISE.search(case.name) for case in (gold, target)):
-        return True
     try:
-        return gold.name.casefold() == target.name.casefold() or same(read(gold.name), read(target.name))
+        return gold.name == target.name or same(read(gold.name), read(target.name))
     except (Unknown, Unreadable):
         return False
 
