@@ -31,6 +31,11 @@ _OTHER_WORDS = """
     halved doubled tripled quadrupled cut reduced increased decreased
 """
 _NOT_UNITS = frozenset(_OTHER_WORDS.split())
+_NO_UNIT = re.compile(
+    r"\w+illion|(?!speed|seed|feed|breed|shed|bed|weed|reed|sled)\w{2,}ed|\w+(?:ible|eous|ious|less)|extraneous|[bmt]n|pp[mbt]"
+    r"|yocto|zepto|atto|femto|pico|nano|micro|milli|centi|deci|kilo|mega|giga|tera|peta"
+)
+"""Words that say something of a number: other scales, and that it does not count."""
 
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|textbf|textit|rm|operatorname|hbox)\s*"
 _RAISED = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
@@ -40,6 +45,7 @@ _DEGREE_UNIT = re.compile(rf"(.*\S)\s*\^\s*\{{?\s*\\circ\s*\}}?\s*(?:{_TEXT}\{{\
 _MONEY = re.compile(r"(-?)\s*(?:\\?\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£])\s*(.*)", re.DOTALL)
 _MONEY_AFTER = re.compile(r"(.*\d)\s*(?:\\?\$|[€£])\s*", re.DOTALL)
 _ALL_TEXT = re.compile(rf"{_TEXT}\{{([^{{}}\\]*\d[^{{}}\\]*)\}}")
+_BETWEEN = re.compile(rf"(,(?:\s*{_TEXT}\{{\s*(?:and|or)\s*\}})?|{_TEXT}\{{\s*(?:and|or)\s*\}}|\s(?:and|or)\s)")
 _BASE = re.compile(
     rf"[({{\s]*(?:{_TEXT}\{{)?\s*(-?[0-9a-zA-Z]+(?:\.[0-9a-zA-Z]+)?)[)}}\s]*_\s*[{{(\s]*(?:{_TEXT}\{{?)?[\s(]*"
     r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)[\s)}]*",
@@ -70,7 +76,7 @@ def read(latex: str) -> Quantity:
         base = _BASE_NAMES.get(name) or int(name)
         if 2 <= base <= 36 and _has_digits_of(match.group(1), base):
             return Quantity(match.group(1).upper(), None, base)
-    for split in (_money, _degrees, _text_unit, _bare_unit):
+    for split in (_list, _money, _degrees, _text_unit, _bare_unit):
         if (quantity := split(latex)) is not None:
             return quantity
     return Quantity(latex)
@@ -96,6 +102,17 @@ def _has_digits_of(digits: str, base: int) -> bool:
     except ValueError:
         return False
     return any(character.isdigit() for character in digits) or (base == 16 and len(digits) > 1)
+
+
+def _list(latex: str) -> Quantity | None:
+    """Numbers of which each has the same unit behind it."""
+    pieces = _BETWEEN.split(latex)
+    parts = [read(piece.strip()) for piece in pieces[::2]] if len(pieces) > 1 else []
+    units = {part.unit for part in parts}
+    if len(units) != 1 or None in units:
+        return None
+    joints = [*pieces[1::2], ""]
+    return Quantity("".join(part.body + joint for part, joint in zip(parts, joints, strict=True)), parts[0].unit)
 
 
 def _money(latex: str) -> Quantity | None:
@@ -150,7 +167,7 @@ def canonical_unit(name: str, power: str | None) -> str | None:
     words = name.lower().replace("\\", " ").replace(".", " ").replace("-", " ").split()
     if not words or len(words) > 4 or not all(re.fullmatch(r"[a-z/$]+", word) for word in words):
         return None
-    if any(word in _NOT_UNITS or _singular(word) in _NOT_UNITS for word in words):
+    if any(word in _NOT_UNITS or _singular(word) in _NOT_UNITS or _NO_UNIT.fullmatch(word) for word in words):
         return None
     if words[0] in ("square", "sq", "cubic", "cu") and len(words) > 1:
         power = "2" if words[0].startswith("sq") else "3"

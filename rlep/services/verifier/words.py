@@ -48,8 +48,9 @@ def phrase_of(latex: str) -> str | None:
     plain = len(longest) >= 4 or not words.isascii() or longest.lower() in _SHORT
     if not ((marked and len(longest) >= 2) or plain):
         return None
-    mixed = words == longest and not (words.islower() or words.isupper() or words.istitle())
-    return words if mixed and not marked else _folded(words)
+    spelled = words == longest and not (words.islower() or words.isupper() or words.istitle())
+    short = words == longest and not plain and not _WORD_LIKE.fullmatch(words.lower())
+    return words if spelled or short else _folded(words)
 
 
 def _folded(words: str) -> str:
@@ -94,7 +95,7 @@ def denies(answer: str, reference: str) -> bool:
     return bool(_DENIAL.search(answer)) and not _DENIAL.search(reference)
 
 
-_SHORT = frozenset({"yes", "no", "odd", "all", "both", "red", "one", "two", "six", "ten", "dne"})
+_SHORT = frozenset({"yes", "no", "odd", "all", "both", "red", "one", "two", "six", "ten", "dne", "up"})
 
 
 MEANINGS = {
@@ -109,13 +110,9 @@ MEANINGS = {
 
 
 def same_letters(one: str, other: str) -> bool:
-    """Whether both are nothing else than the same letters; their case does not matter where one of them is in ``\\text``."""
+    """Whether both are nothing else than the same letters."""
     bare = ["".join(_COMMAND.sub(r"\1", latex).split()) for latex in (one, other)]
-    if not all(letters.isascii() and letters.isalpha() for letters in bare):
-        return False
-    if _COMMAND.search(one) or _COMMAND.search(other):
-        bare = [letters.casefold() for letters in bare]
-    return bare[0] == bare[1]
+    return all(letters.isascii() and letters.isalpha() for letters in bare) and bare[0] == bare[1]
 
 
 def same_choices(gold: str, target: str) -> bool | None:

@@ -184,7 +184,7 @@ def _apply(node: Node, point: SamplePoint) -> Value:
     head, *arguments = node.parts
     values = [shown(evaluate(argument, point)) for argument in arguments]
     order = repr(head) if head.kind == "power" else head.name
-    return draw(point, "applied", order, *values) - 2  # of either sign, so that |f(x)| is not f(x)
+    return draw(point, "applied", order + node.name[1:], *values) - 2  # of either sign, so that |f(x)| is not f(x)
 
 
 def _derivative(node: Node, point: SamplePoint) -> Scalar:

@@ -86,15 +86,18 @@ def alternatives_of(answer: Answer) -> Alternatives | None:
         return None
     names = {repr(side) for side in sides}
     roots = {side.name.partition("_")[0] for side in sides if side is not None and "_" in side.name}
-    counted = (
-        len(roots) == 1 and len(names) == len(sides) and all(side is not None and "_" in side.name for side in sides)
-    )
+    counted = len(roots) == 1 and len(names) == len(sides) and all(map(_is_counted, sides))
     if len(names) > 1 and not counted:
         return None
     first = sides[0]
     assert first is not None
     name = next(iter(roots)) if counted else first.name if first.kind == "name" else repr(first)
     return Alternatives(name, tuple(Item((item.value,)) for item in answer.items), counted)
+
+
+def _is_counted(side: Node | None) -> bool:
+    """Whether a name has a number or a letter that counts as its index."""
+    return side is not None and re.fullmatch(r".+_\{?[\dn]\}?", side.name) is not None
 
 
 def in_one_form(gold: Answer, target: Answer) -> tuple[Answer, Answer]:

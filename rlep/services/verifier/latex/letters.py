@@ -44,6 +44,8 @@ _WHOLE = frozenset("kmnN")
 """Letters that are whole numbers by custom, where they are rounded."""
 _CONSTANT = re.compile(r"[CcKAB]|[Cc]_\{\d\}")
 """Letters of arbitrary constants."""
+_ADDED = frozenset({"C", "c", "K"})
+"""Letters of the constant that is added to an antiderivative."""
 _VARIABLES = frozenset("xtrsuz") | {"\\theta"}
 _PARAMETERS = frozenset("kr") | {"\\lambda", "\\omega", "\\mu"}
 """Letters that may stand beside the variable of a general solution."""
@@ -90,6 +92,8 @@ def _exchanges(gold: Node, target: Node) -> Iterator[dict[str, str]]:
     others = [side - {*wanted, *given, "e"} for side in sides]
     if not wanted or len(wanted) != len(given) or len(wanted) > _MOST_CONSTANTS or others[0] != others[1]:
         return
+    if {*wanted, *given} == {"C", "c"} and others[0] and others[0] <= _VARIABLES | {"y"}:
+        yield {given[0]: wanted[0]}
     if len(others[0] & _VARIABLES) != 1 or others[0] - _VARIABLES - _PARAMETERS:
         return
     numbered = all("_" in name for name in wanted)
@@ -98,6 +102,18 @@ def _exchanges(gold: Node, target: Node) -> Iterator[dict[str, str]]:
     for order in permutations(wanted):
         if list(order) != given:
             yield dict(zip(given, order, strict=True))
+
+
+def without_constant(gold: Node, target: Node) -> tuple[Node, Node] | None:
+    """Two antiderivatives in one variable without the constants that are added to them; None for anything else."""
+    parts = []
+    for node in (gold, target):
+        rest = tuple(part for part in node.parts if part.kind != "name" or part.name not in _ADDED)
+        if node.kind != "sum" or len(rest) != len(node.parts) - 1:
+            return None
+        parts.append(Node("sum", rest))
+    names = [unknowns(part) - {"e"} for part in parts]
+    return (parts[0], parts[1]) if names[0] == names[1] and len(names[0]) == len(names[0] & _VARIABLES) == 1 else None
 
 
 def _is_linear(node: Node, constants: list[str]) -> bool:
@@ -125,7 +141,7 @@ def _is_arbitrary(node: Node, name: str, other: str) -> bool:
     if node.kind == "sum":
         added = any(part.kind == "name" and part.name == name for part in node.parts)
         rest = [part for part in node.parts if name in unknowns(part)]
-        return added and len(rest) == 1 and {name, other} <= {"C", "c", "K"}
+        return added and len(rest) == 1 and {name, other} <= _ADDED
     names = {part.name for part in node.parts if part.kind == "name"}
     powers = [part for part in node.parts if part.kind == "power" and part.parts[0] == Node("name", (), "e")]
     return node.kind == "product" and name in names and any(unknowns(part.parts[1]) for part in powers)

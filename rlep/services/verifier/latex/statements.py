@@ -203,6 +203,9 @@ def _side(tokens: list[Token], *, last: bool) -> Node | None:
     try:
         if spelled(tokens[:4]) == "\\begin { c a" and spelled(tokens).startswith(_CASES):
             return _cases(tokens)
+        ratio = between(tokens, ":")
+        if len(ratio) > 2:
+            return Node("ratio", tuple(Parser(part).whole() for part in ratio))
         return Parser(tokens).whole()
     except Unreadable:
         if last or not is_name(spelled(tokens)):

@@ -51,6 +51,8 @@ def with_counter_of(gold: Answer, target: Answer) -> Answer:
     wanted, given = _counter(gold, target), _counter(target, gold)
     if not (gold.whole and wanted and given) or wanted == given:
         return target
+    if any(wanted in unknowns(side) for item in target.items for side in item.sides if side is not None):
+        return target
     names = {given: wanted}
     items = [replace(item, sides=tuple(side and renamed(side, names) for side in item.sides)) for item in target.items]
     return replace(target, items=tuple(items))
