@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from rlep.core.types import Float64Array
-from rlep.report.load import EvaluationPoint, MetricsRow, RunRecord, method_of
-from rlep.report.summary import BaselineReached, curve, percent
 from rlep.report.theme import Theme, empty, per_cent
+from rlep.view.record import PHASES, EvaluationPoint, MetricsRow, RunRecord, compute_at, method_of
+from rlep.view.summary import BaselineReached, curve, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
 
-PHASES = ("generate", "verify", "replay", "score", "update", "publish")
-"""Parts of a step in their order; ``time/<phase>`` each."""
 COLUMNS = 48
 """Most columns of a stack over steps: more are noise at this size."""
 
@@ -167,23 +165,6 @@ def _position(run: RunRecord, point: EvaluationPoint, over: Over) -> float | Non
     if over == "compute":
         return None if (tokens := compute_at(run, point.step)) is None else tokens / 1e6
     return float(point.step) if over == "steps" else point.wall_s / 60
-
-
-def compute_at(run: RunRecord, step: int) -> float | None:
-    """Compute of a run's first ``step`` steps; None where it was not recorded."""
-    if step == 0:
-        return 0.0 if any("compute/trained_tokens" in line.numbers for line in run.lines) else None
-    for line in run.lines:
-        if line.step == step - 1 and "compute/trained_tokens" in line.numbers:
-            return compute_of_line(line.numbers)
-    return None
-
-
-def compute_of_line(numbers: Mapping[str, float]) -> float:
-    """Generated + scored + 3 × trained tokens: a forward pass counts 1 a token, a forward and backward pass 3."""
-    return (
-        numbers["compute/generated_tokens"] + numbers["compute/scored_tokens"] + 3 * numbers["compute/trained_tokens"]
-    )
 
 
 def _swatch(colour: str, label: str) -> object:

@@ -26,9 +26,9 @@ from rlep.services.pool.rpc.served_census import census, pool_names
 from rlep.services.pool.values import PoolPlace
 from tests.services.conftest import MakeTrajectory
 from tests.services.pool.pool_servers import serving
-from tests.unit.console.console_scene import client_of, write_run
-from tests.unit.console.page_checks import Found, assert_harmless, page
-from tests.unit.console.pool_scene import asked, fill, opened
+from tests.unit.view.console_scene import client_of, write_run
+from tests.unit.view.page_checks import Found, assert_harmless, page
+from tests.unit.view.pool_scene import asked, fill, opened
 
 HELD = (0, 1, 2, 3, 5, 9)
 """Responses that the pool has for each of six questions."""
