@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlep.report.charts import AXES, accuracy, anatomy
+from rlep.report.accuracy_charts import AXES, accuracy, anatomy
 from rlep.report.charts_replay import coverage, coverage_text, gradient, groups, retention
 from rlep.report.page import Chart, page
 from rlep.report.theme import DARK, LIGHT, Theme, rc

@@ -11,9 +11,9 @@ from importlib.resources import files
 from statistics import fmean
 
 from rlep.core.plural import counted
+from rlep.view.last_steps import last_breakdown
 from rlep.view.record import PHASES, RunRecord
 from rlep.view.summary import Summary, percent
-from rlep.view.timeline import last_breakdown
 
 EXTRAS = ("evaluate", "checkpoint")
 """What happens between steps; ``time/<name>`` each."""

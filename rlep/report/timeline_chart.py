@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlep.report.theme import Theme, empty
+from rlep.view.last_steps import Bars, bars_of, last_breakdown, last_steps, tracks
 from rlep.view.record import RunRecord
-from rlep.view.timeline import Bars, bars_of, last_breakdown, last_steps, tracks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

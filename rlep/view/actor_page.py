@@ -9,8 +9,9 @@ from typing import Any
 
 from rlep.metrics.spans import DRIVER, Span, StepBreakdown, breakdown_of, busy_seconds, spans_of, steps_of
 from rlep.view.charts import Curve, picture
+from rlep.view.last_steps import STEPS, bars_of, tracks
 from rlep.view.record import PHASES
-from rlep.view.runs import (
+from rlep.view.run_files import (
     LONGEST_LINE,
     MOST_BYTES,
     RunPlace,
@@ -21,7 +22,6 @@ from rlep.view.runs import (
 )
 from rlep.view.steps import read_steps
 from rlep.view.templating import rendered
-from rlep.view.timeline import STEPS, bars_of, tracks
 
 RECENT = 20
 """Newest steps over which means are taken."""

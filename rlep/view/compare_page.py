@@ -9,7 +9,7 @@ from typing import Any
 
 from rlep.view.charts import Curve, picture
 from rlep.view.record import compute_of_line
-from rlep.view.runs import LONGEST_LINE, RunPlace, number_of, read_json, read_tail
+from rlep.view.run_files import LONGEST_LINE, RunPlace, number_of, read_json, read_tail
 from rlep.view.state import flat
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered

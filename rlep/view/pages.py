@@ -13,7 +13,7 @@ from rlep.view import rollouts
 from rlep.view.charts import Curve, picture
 from rlep.view.compare_page import CURVES, evaluation_points, source_of
 from rlep.view.rollouts import GroupView, Row
-from rlep.view.runs import (
+from rlep.view.run_files import (
     LONGEST_LINE,
     JsonObjects,
     RunPlace,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
-from rlep.view.runs import MOST_RUNS, RunPlace, number_of, read_json, read_tail
+from rlep.view.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail
 from rlep.view.steps import last_step
 
 LATEST_S = 120.0
