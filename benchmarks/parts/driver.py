@@ -71,7 +71,7 @@ class Generators:
 
     async def _work(self, name: str) -> None:
         while True:
-            await self._queue.changed(name)
+            await self._queue.wait_for_work(name)
             slots = min(SLOTS, self._queue.share(GENERATORS))
             taken = self._queue.take(name, max(1, slots // 4))
             if taken is None:

@@ -35,7 +35,7 @@ def console(
 ) -> None:
     """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. It changes nothing."""
     from rlep.core.errors import ConfigError
-    from rlep.view.serve import console_app
+    from rlep.view.app import console_app
 
     searched = directories or [Path("runs")]
     for directory in searched:

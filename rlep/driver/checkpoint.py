@@ -21,6 +21,8 @@ from pathlib import Path
 
 from rlep.config.schema import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
+from rlep.core.files import replace_with
+from rlep.core.waiting import silence
 from rlep.driver.ports import Learner
 from rlep.metrics.catalogue import MetricValue, present_name
 
@@ -109,8 +111,7 @@ class Checkpoints:
             part.mkdir(mode=0o700)
             more(part)
         await learner.save(part)
-        self._writing = asyncio.create_task(self._write(learner, part, state, saved))
-        self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finished`` raises it
+        self._writing = silence(asyncio.create_task(self._write(learner, part, state, saved)))  # ``finished`` raises
 
     async def finished(self) -> Checkpoint | None:
         """Wait until no checkpoint is being written; returns the last one begun here. Raises as ``save`` does."""
@@ -271,12 +272,8 @@ def _score(path: Path, metric: str) -> float | None:
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file that is on disk, whole, when this returns; an older one stays until then."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
-        file.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with replace_with(path) as part:
+        part.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def _commit(part: Path, final: Path, state: Mapping[str, object]) -> None:

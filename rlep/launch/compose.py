@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
-from rlep.actors.control import Control, Elastic, Role
+from rlep.actors.control import Control, Role
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
@@ -38,6 +37,7 @@ from rlep.check.inputs import Inputs
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.types import Prompt
+from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
@@ -57,7 +57,7 @@ class RunActors:
         self.cluster = cluster
         self._stack = AsyncExitStack()
         self._starting: list[asyncio.Task[None]] = []
-        self._elastic: dict[Role, Elastic] = {}
+        self._elastic: dict[Role, GeneratorPool | VerifierPool] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
         self._sharing, self._shared = _shared(config, cluster)
 
@@ -92,15 +92,15 @@ class RunActors:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
         role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
-        self._sharing.join("generators", role.weights)
-        self._begin(role, role.start(base_version=base_version))
+        self._sharing.join("generators", role)
+        self._begin(role.close, role.start(base_version=base_version))
         self._elastic["generators"] = role
         return role
 
     def verifiers(self) -> VerifierPool:
         """The verifier pool."""
         role = VerifierPool(self.cluster, self.config.verifier)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._elastic["verifiers"] = role
         return role
 
@@ -110,7 +110,7 @@ class RunActors:
         model, options = config.model.path.absolute(), learner_options(config)
         role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
         self._sharing.join("learner", role)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role
 
@@ -143,7 +143,7 @@ class RunActors:
             vocabulary=inputs.vocabulary,
         )
         role = PoolService(self.cluster, place, inputs.tokenizer.digest, options, actor)
-        self._begin(role, role.start())
+        self._begin(role.close, role.start())
         self._watched.append(role.status)
         return role
 
@@ -158,7 +158,7 @@ class RunActors:
             if self.cluster.home is not None and "prometheus" in self.config.tracking.sinks:
                 write_targets(directory)
 
-        self._begin(role, start())
+        self._begin(role.close, start())
         self._stack.callback(remove_contact, directory)
         self._stack.callback(remove_targets, directory)
         trace, timeline = directory / "timeline.json", self.cluster.timeline
@@ -170,7 +170,7 @@ class RunActors:
         """Weight updates from the learner to the generators."""
         return WeightPublisher(
             learners,
-            generators.weights,
+            generators,
             probes_of(prompts),
             dtype=generator_dtype(self.config),
             deadline_s=self.config.learner.deadline_s,
@@ -190,8 +190,8 @@ class RunActors:
             TimeSharedWeights(weights, sharing),
         )
 
-    def _begin(self, role: Closing, starting: Coroutine[object, object, None]) -> None:
-        self._stack.push_async_callback(role.close)
+    def _begin(self, close: Callable[[], Awaitable[None]], starting: Coroutine[object, object, None]) -> None:
+        self._stack.push_async_callback(close)
         self._starting.append(asyncio.create_task(starting))
 
 
@@ -204,18 +204,11 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
     return sharing, Colocated(cluster, generator, learner, lambda: sharing.of("generators", wake=False))
 
 
-class Closing(Protocol):
-    """Anything with an asynchronous end."""
-
-    async def close(self) -> None: ...
-
-
 @asynccontextmanager
 async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
     """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
-    connecting = asyncio.ensure_future(asyncio.to_thread(cluster.connect))
-    connecting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
+    connecting = silence(asyncio.ensure_future(asyncio.to_thread(cluster.connect)))  # nobody may be left to await it
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)

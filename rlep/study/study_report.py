@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from rlep.algorithms.evaluation import ks_for, pass_at_k
+from rlep.core.files import replace_with
 from rlep.core.types import Float64Array
 from rlep.study.study_plan import Study
 from rlep.study.study_results import SHORT, ArmRun, Point
@@ -157,6 +157,5 @@ def write_report(found: Found) -> Path:
 
 
 def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    with replace_with(path) as part:
+        part.write_bytes(content)

@@ -9,9 +9,10 @@ from typing import Any
 
 from rlep.metrics.spans import spans_of
 from rlep.view.charts import STEP, Axis, Curve, line_chart
+from rlep.view.last_steps import LastSteps, end_of
 from rlep.view.record import PHASES
 from rlep.view.run_charts import seconds_chart
-from rlep.view.runs import (
+from rlep.view.run_files import (
     LONGEST_LINE,
     MOST_BYTES,
     RunPlace,
@@ -22,7 +23,6 @@ from rlep.view.runs import (
 )
 from rlep.view.steps import read_steps
 from rlep.view.templating import rendered
-from rlep.view.timeline import LastSteps, end_of
 
 RECENT = 20
 """Newest steps over which means are taken."""

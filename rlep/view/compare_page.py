@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from rlep.view.charts import Axis, Curve, Look, line_chart
 from rlep.view.record import EvaluationPoint, compute_at, compute_of_line, read_evaluations
+from rlep.view.run_files import RunPlace, read_json
 from rlep.view.run_page import SECTIONS
-from rlep.view.runs import RunPlace, read_json
 from rlep.view.state import flat
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered

@@ -12,7 +12,7 @@ from rlep.core.errors import DataError
 from rlep.view import rollouts
 from rlep.view.charts import Axis, bar_chart
 from rlep.view.rollouts import GroupView, Row
-from rlep.view.runs import RunPlace, StepLine, or_note
+from rlep.view.run_files import RunPlace, StepLine, or_note
 from rlep.view.steps import read_steps
 from rlep.view.templating import figure, rendered
 

@@ -11,7 +11,7 @@ from rlep.services.pool.rpc.served_census import census
 from rlep.services.pool.values import PoolPlace
 from rlep.view import rollouts
 from rlep.view.pool_places import PoolPlaces, where
-from rlep.view.runs import RunPlace, or_note
+from rlep.view.run_files import RunPlace, or_note
 from rlep.view.templating import rendered
 
 SHOWN_QUESTIONS = 32

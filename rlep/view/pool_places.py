@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from rlep.core.errors import DataError
 from rlep.services.pool.rpc.served_census import pool_names
 from rlep.services.pool.values import LIVE, PoolPlace
-from rlep.view.runs import RunPlace, or_note, read_json
+from rlep.view.run_files import RunPlace, or_note, read_json
 
 
 class PoolPlaces:

@@ -10,7 +10,7 @@ from rlep.config.settings import as_override
 from rlep.view import rollouts
 from rlep.view.pool_pages import entries_of
 from rlep.view.pool_places import PoolPlaces
-from rlep.view.runs import RunPlace, list_of, read_json, section_of
+from rlep.view.run_files import RunPlace, list_of, read_json, section_of
 from rlep.view.templating import rendered
 
 MOST_WRITTEN = 20

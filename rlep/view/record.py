@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlep.core.errors import DataError
 from rlep.metrics.spans import Span, spans_of
-from rlep.view.runs import MOST_BYTES, RunPlace, number_of, read_json, read_tail, section_of
+from rlep.view.run_files import MOST_BYTES, RunPlace, number_of, read_json, read_tail, section_of
 from rlep.view.steps import StepTable, read_steps
 
 Role = Literal["baseline", "rlep", "control", "collection"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from rlep.view.charts import STEP, Axis, Curve, Drawing, bar_chart, line_chart
+from rlep.view.last_steps import end_of, last_breakdown
 from rlep.view.record import (
     LIVE,
     PHASES,
@@ -22,7 +23,6 @@ from rlep.view.record import (
 from rlep.view.run_charts import group_charts, lost_share, seconds_chart, weight_charts
 from rlep.view.summary import Summary, curve, percent, summary_of
 from rlep.view.templating import as_file, rendered
-from rlep.view.timeline import end_of, last_breakdown
 
 EXTRAS = ("evaluate", "checkpoint")
 """Work between steps; ``time/<name>`` each."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import DataError
 from rlep.core.parquet_pages import Pages, check_pages, columns_below
-from rlep.view.runs import RunPlace
+from rlep.view.run_files import RunPlace
 
 if TYPE_CHECKING:
     from pyarrow import ChunkedArray, DataType

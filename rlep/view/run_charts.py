@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlep.view.charts import STEP, Axis, Curve, Drawing, Key, Look, line_chart, ramp, stack_chart
 from rlep.view.record import PHASES, EvaluationPoint
-from rlep.view.runs import StepLine
+from rlep.view.run_files import StepLine
 from rlep.view.steps import StepTable
 from rlep.view.words import label_of, unit_of
 

@@ -13,7 +13,7 @@ from rlep.view import rollouts
 from rlep.view.charts import STEP, Axis, Curve, Drawing, Look, line_chart
 from rlep.view.record import PHASES, EvaluationPoint, headline_source, read_evaluations
 from rlep.view.run_charts import evaluation_curves, group_charts, metric_chart, replay_share, seconds_chart
-from rlep.view.runs import LONGEST_LINE, RunPlace, StepLine, number_of, read_json, read_tail
+from rlep.view.run_files import LONGEST_LINE, RunPlace, StepLine, number_of, read_json, read_tail
 from rlep.view.state import RunLine, flat, summary_of
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.view.record import EvaluationPoint, evaluation_of
-from rlep.view.runs import MOST_RUNS, RunPlace, read_json, read_tail
+from rlep.view.run_files import MOST_RUNS, RunPlace, read_json, read_tail
 from rlep.view.steps import last_step
 
 LATEST_S = 120.0

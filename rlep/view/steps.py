@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from pydantic_core import from_json
 
-from rlep.view.runs import LONGEST_LINE, MOST_BYTES, TAIL_BYTES, RunPlace, StepLine, number_of
+from rlep.view.run_files import LONGEST_LINE, MOST_BYTES, TAIL_BYTES, RunPlace, StepLine, number_of
 
 MOST_CELLS = 16 * 2**20
 """Numbers of all files that are kept, 8 bytes each; the files that were not asked for longest go first."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlep.view.charts import Axis, Curve, Drawing, line_chart
-from rlep.view.runs import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
+from rlep.view.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
 from rlep.view.state import summary_of
 from rlep.view.study_tables import arm_rows, comparison_rows, notes_of
 from rlep.view.templating import as_file, rendered

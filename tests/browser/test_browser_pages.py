@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 from starlette.routing import Match
 
-from rlep.view.serve import Console
+from rlep.view.app import Console
 from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths_of, unfold
 from tests.unit.view.console_scene import ATTACKS
 

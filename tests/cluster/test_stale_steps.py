@@ -31,7 +31,7 @@ STEPS, FRESH = 4, 16
 
 async def kill_one(generators: GeneratorPool) -> None:
     """End a generator's process as a machine would that is switched off."""
-    actor = next(worker.actor for worker in generators._workers if worker.actor is not None)
+    actor = next(replica.actor.living for replica in generators.replicas if replica.actor.living is not None)
     os.kill(await actor.ping.remote(), signal.SIGKILL)
 
 

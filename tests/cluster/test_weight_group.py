@@ -44,13 +44,13 @@ class Cast:
 
     async def pid(self, name: str) -> int:
         """Of a living generator."""
-        worker = next(worker for worker in self.generators._workers if worker.name == name)
-        assert worker.actor is not None
-        return int(await worker.actor.ping.remote())
+        replica = next(replica for replica in self.generators.replicas if replica.name == name)
+        assert replica.actor.living is not None
+        return int(await replica.actor.living.ping.remote())
 
     async def both_back(self) -> None:
         """Wait for the supervisor to start what was lost."""
-        await until(lambda: len(self.generators.weights.living()) == 2, "both generators")
+        await until(lambda: len(self.generators.living()) == 2, "both generators")
 
     async def rollout(self, label: str, victim: int | None = None) -> set[int]:
         """The policy versions of 8 prompts' answers, one per request; ``victim`` is killed after the first."""

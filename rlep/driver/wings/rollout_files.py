@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rlep.config.schema import Config
+from rlep.core.files import replace_with
 from rlep.core.seeds import seed_for
 from rlep.core.types import Float32Array, Group, Prompt, Trajectory
 from rlep.driver.context import Step
@@ -301,11 +301,12 @@ def write_whole(path: Path, parts: Sequence[pa.Table]) -> None:
     """One row group for each part; the file appears whole."""
     import pyarrow.parquet as pq
 
-    part = path.with_name(f".{path.name}.part")
-    with pq.ParquetWriter(part, parts[0].schema, compression="zstd", write_page_checksum=True) as file:
+    with (
+        replace_with(path) as part,
+        pq.ParquetWriter(part, parts[0].schema, compression="zstd", write_page_checksum=True) as file,
+    ):
         for table in parts:
             file.write_table(table)
-    os.replace(part, path)
 
 
 def remove_from(directory: Path, step: int) -> None:

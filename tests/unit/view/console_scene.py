@@ -14,7 +14,7 @@ from rlep.driver.train import Trained
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.launch.wings import train_step
 from rlep.services.pool.values import PoolPlace
-from rlep.view.serve import console_app
+from rlep.view.app import console_app
 from tests.unit.driver.driver_fakes import World, filled_pool, scene_of
 from tests.unit.driver.driver_values import TOKENIZER, config_of, prompt_set, prompts_of
 

@@ -9,8 +9,8 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
+from rlep.view.app import Console
 from rlep.view.gate import HEADERS, refused
-from rlep.view.serve import Console
 from tests.unit.view.console_scene import TOKEN, client_of
 
 

@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 
 from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
+from rlep.view.app import Console
 from rlep.view.charts import Curve, picture, thinned
 from rlep.view.compare_page import AXES, evaluation_points, positions
 from rlep.view.pages import histogram
-from rlep.view.runs import RunPlace, read_tail
-from rlep.view.serve import Console
+from rlep.view.run_files import RunPlace, read_tail
 from rlep.view.state import mark_of
 from rlep.view.steps import read_steps
 from rlep.view.templating import figure, shade

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from rlep.view.pages import evaluation, group, step
 from rlep.view.pool_pages import pool_of
 from rlep.view.pool_places import PoolPlaces
-from rlep.view.runs import RunPlace
+from rlep.view.run_files import RunPlace
 from tests.unit.view.page_checks import Found
 
 

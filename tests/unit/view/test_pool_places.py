@@ -10,7 +10,7 @@ import pytest
 
 from rlep.services.pool.values import PoolPlace
 from rlep.view.pool_places import PoolPlaces, where
-from rlep.view.runs import RunPlace
+from rlep.view.run_files import RunPlace
 
 REDIS = PoolPlace("redis://head:6379/0", Path(), "pool")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from rlep.metrics.catalogue import metric_for
 from rlep.report import page as page_module
-from rlep.report.charts import columns, seconds_by_phase
+from rlep.report.accuracy_charts import columns, seconds_by_phase
 from rlep.report.charts_replay import lost_share, ramp, replay_share, shares
 from rlep.report.theme import LIGHT
+
+from rlep.metrics.catalogue import metric_for
 from rlep.view.record import PHASES, MetricsRow, RunRecord, compute_at
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rlep.report import build_report
+from rlep.report.page import last_steps as rows_of
 
 from rlep.actors.timeline import write_trace
 from rlep.metrics.spans import Span
-from rlep.report import build_report
-from rlep.report.page import last_steps as rows_of
+from rlep.view.last_steps import bars_of, last_breakdown, last_steps, tracks
 from rlep.view.record import load_run
-from rlep.view.timeline import bars_of, last_breakdown, last_steps, tracks
 from tests.unit.view.report_values import write_run
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 from rlep.metrics.logs import EventLog
 from rlep.view import state
 from rlep.view.pages import overview
-from rlep.view.runs import RunPlace, find_runs
+from rlep.view.run_files import RunPlace, find_runs
 from rlep.view.state import LATEST_S, STEPS_A_CHANGE, complete_mark, mark_of, summary_of
 
 

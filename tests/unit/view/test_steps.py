@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlep.view import steps
-from rlep.view.runs import RunPlace
+from rlep.view.run_files import RunPlace
 from rlep.view.steps import last_step, read_steps
 
 

@@ -26,8 +26,8 @@ from rlep.view.compare_page import compare
 from rlep.view.gate import Gate
 from rlep.view.pool_places import PoolPlaces
 from rlep.view.prompt_page import prompt
+from rlep.view.run_files import RunPlace, find_runs, find_studies
 from rlep.view.run_page import RunQuery, overview, run
-from rlep.view.runs import RunPlace, find_runs, find_studies
 from rlep.view.state import mark_of
 from rlep.view.study_pages import studies, study
 from rlep.view.templating import rendered

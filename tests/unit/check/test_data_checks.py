@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlep.check.before_start import check_lora_targets, check_watched
+from rlep.check.data_checks import check_lora_targets, check_watched
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, ModelError
