@@ -12,11 +12,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rlep.report import build_report, summary
+from rlep.report.charts_replay import coverage_text
 
 from rlep.core.errors import DataError
 from rlep.metrics.logs import EvaluationsLog
-from rlep.report import build_report, summary
-from rlep.report.charts_replay import coverage_text
 from rlep.view.record import load_runs
 from tests.unit.view.report_values import evaluation, write_collection, write_run
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rlep.report import build_report, summary
 
 from rlep.algorithms.evaluation import RESAMPLES, paired
 from rlep.core.seeds import generator_for
-from rlep.report import build_report, summary
 from tests.unit.view.report_values import write_run
 
 N = 10

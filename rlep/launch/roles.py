@@ -44,7 +44,7 @@ from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, Poo
 
 
 def probes_of(prompts: Sequence[Prompt]) -> Probes:
-    """Fixed sequences for the log-prob check: the first prompts' own text, one half given, the other scored."""
+    """Return fixed sequences for the log-prob check: the first prompts' own text, one half given, the other scored."""
     chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
     return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
 
@@ -72,18 +72,18 @@ class RunActors:
 
     @property
     def roles(self) -> int:
-        """How many were asked for."""
+        """Number of roles that were asked for."""
         return len(self._starting)
 
-    async def started(self, advance: Callable[[], None] | None = None) -> None:
+    async def started(self, advance: Callable[[int], None] | None = None) -> None:
         """Wait until all roles that were asked for are up, ``advance`` being told of each; the first failure ends the wait."""
         for started in asyncio.as_completed(self._starting):
             await started
             if advance is not None:
-                advance()
+                advance(1)
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
-        """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
+        """Start vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
         config, options = self.config, sampler_options(self.config)
         shared = self._shared
         if base_version is not None:  # weights that never change, and no learner
@@ -98,14 +98,14 @@ class RunActors:
         return role
 
     def verifiers(self) -> VerifierPool:
-        """The verifier pool."""
+        """Start the verifier pool."""
         role = VerifierPool(self.cluster, self.config.verifier)
         self._begin(role.close, role.start())
         self._elastic["verifiers"] = role
         return role
 
     def learners(self) -> Learners:
-        """All learner ranks."""
+        """Start all learner ranks."""
         config = self.config
         model, options = config.model.path.absolute(), learner_options(config)
         role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
@@ -115,19 +115,19 @@ class RunActors:
         return role
 
     def pool(self, inputs: Inputs, *, read_only: bool) -> PoolService:
-        """The experience pool."""
+        """Open the experience pool."""
         options = PoolOptions(minimum=self.config.replay.minimum, read_only=read_only)
         return self._pool("pool", pool_place(self.config), inputs, options, cap=self.config.collection.cap)
 
     def live(self, inputs: Inputs) -> PoolService:
-        """The pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
+        """Open the pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
         holder = f"{secrets.token_hex(8)} the run in {self.config.run.directory.absolute()} on {platform.node()}"
         options = PoolOptions(minimum=1, precision="float32", holder=holder)
         place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
         return self._pool(LIVE_ACTOR_NAME, place, inputs, options, cap=UNCAPPED)
 
     def failures(self, inputs: Inputs, *, read_only: bool) -> PoolService:
-        """The pool of wrong responses beside it, for ``replay.failed``."""
+        """Open the pool of wrong responses beside it, for ``replay.failed``."""
         options = PoolOptions(minimum=1, read_only=read_only, holds="wrong")
         return self._pool(
             "failures", pool_place(self.config, FAILURES), inputs, options, cap=self.config.collection.failed
@@ -148,7 +148,7 @@ class RunActors:
         return role
 
     def control(self, progress: Callable[[], RunProgress] = RunProgress) -> Control:
-        """Commands from other processes, which find the run by a file in its directory; asked for after all roles."""
+        """Listen for commands from other processes, which find the run by a file in its directory; asked for after all roles."""
         role = Control(self.cluster, self._elastic, self._watched, progress)
         directory = self.config.run.directory
 
@@ -167,7 +167,7 @@ class RunActors:
         return role
 
     def weights(self, learners: Learners, generators: GeneratorPool, prompts: Sequence[Prompt]) -> WeightPublisher:
-        """Weight updates from the learner to the generators."""
+        """Return the publisher of weights from the learner to the generators."""
         return WeightPublisher(
             learners,
             generators,
@@ -180,14 +180,14 @@ class RunActors:
     def ports(
         self, generators: GeneratorPool, learners: Learners, weights: WeightPublisher
     ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
-        """What a training run is given: these, with time-sharing where they share devices."""
+        """Return these as a training run is given them: with time-sharing where they share devices."""
         if self._shared is None:
             return generators, learners, weights
         sharing = self._sharing
         return (
             TimeSharedGenerators(generators, sharing),
             TimeSharedLearner(learners, sharing),
-            TimeSharedWeights(weights, sharing),
+            TimeSharedWeights(weights.offer, weights.take, sharing),
         )
 
     def _begin(self, close: Callable[[], Awaitable[None]], starting: Coroutine[object, object, None]) -> None:
@@ -206,7 +206,7 @@ def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | 
 
 @asynccontextmanager
 async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
-    """A connected cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
+    """Connect to a cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
     cluster = Cluster(config.cluster, config.run.name, report)
     connecting = silence(asyncio.ensure_future(asyncio.to_thread(cluster.connect)))  # nobody may be left to await it
     logs: Path | None = config.run.directory / "logs"
