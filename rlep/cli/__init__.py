@@ -178,7 +178,7 @@ def quickstart(
 def report(
     runs: Runs, out: Annotated[Path, typer.Option(help="Directory for report.html and report.svg.")] = Path("report")
 ) -> None:
-    """Compare runs: one self-contained HTML page and a PNG."""
+    """Compare runs: one self-contained HTML page, and its first chart as SVG."""
     from rlep.cli.tables import show_summary
     from rlep.view.report import build_report
     from rlep.view.summary import summary

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlep.core.printable import marked
 from rlep.view.words import number
@@ -102,8 +102,8 @@ class Drawing:
     low: float = 0.0
     high: float = 1.0
     """Ends of the x axis, for the range that a reader drags."""
-    levels: Sequence[float] = field(default=())
-    """Heights of dashed horizontal lines."""
+    rings: Sequence[tuple[float, float]] = ()
+    """Points with a ring around them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,16 @@ class _Scale:
 
 
 def line_chart(
-    title: str, curves: Sequence[Curve], x: Axis, y: Axis, *, look: Look | None = None, caption: str = ""
+    title: str,
+    curves: Sequence[Curve],
+    x: Axis,
+    y: Axis,
+    *,
+    look: Look | None = None,
+    caption: str = "",
+    rings: Points = (),
 ) -> Drawing | None:
-    """Series over common axes; None without points."""
+    """Series over common axes, with rings around some points of theirs; None without points."""
     look = look or Look()
     drawn = [(at if one.colour is None else one.colour, one) for at, one in enumerate(curves)]
     inside = [(colour, one, thinned(_inside(one.points, look))) for colour, one in drawn]
@@ -154,7 +161,7 @@ def line_chart(
     x_ticks = [(across(value), text) for value, text in _labelled(ticks(min(xs), max(xs), inside=True)[2], x.unit)]
     return Drawing(
         title, marks, x_ticks, [(up(value), text) for value, text in _labelled(values, y.unit)],
-        x.label, y.label, keys, caption, json.dumps(hover), min(xs), max(xs),
+        x.label, y.label, keys, caption, json.dumps(hover), min(xs), max(xs), [(across(at), up(value)) for at, value in rings],
     )  # fmt: skip
 
 

@@ -188,7 +188,7 @@ def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) ->
     )
     results = sorted(_results(rows, earlier), key=lambda one: (-abs(one.change), one.prompt_id))
     with_status = {row["prompt_id"] for row in rows if query.status in ("", row["status"])}
-    chosen = [one for one in results if one.prompt_id in with_status and query.q.lower() in one.question.lower()]
+    chosen = [one for one in results if one.prompt_id in with_status and query.q.lower() in str(one.question).lower()]
     page = query.page
     return rendered(
         "evaluation.html",

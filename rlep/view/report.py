@@ -103,8 +103,12 @@ def accuracy_charts(
     method = method_of(runs)
     clock = "" if method == LIVE else " RLEP's clock does not contain what its pool cost."
     cost = f" Collecting it took {collection.wall_s / 60:.1f} minutes." if collection and collection.wall_s else ""
+    rings = (
+        f"Rings: the baseline's best evaluation, and {method}'s first that is not below it, where the difference there is "
+        "certain."
+    )
     axes = (
-        ("Held-out accuracy by step", STEP, "The band is the 95 % interval over questions."),
+        ("Held-out accuracy by step", STEP, f"The band is the 95 % interval over questions. {rings}"),
         (
             "Held-out accuracy by wall clock",
             Axis("minutes the run has worked"),
@@ -118,7 +122,14 @@ def accuracy_charts(
         ),
     )
     return [
-        line_chart(title, [_curve(run, found.data_source, over) for run in runs], axis, ACCURACY, caption=caption)
+        line_chart(
+            title,
+            [_curve(run, found.data_source, over) for run in runs],
+            axis,
+            ACCURACY,
+            caption=caption,
+            rings=_rings(found, over) if over < 2 else (),
+        )
         for over, (title, axis, caption) in enumerate(axes)
     ]
 
@@ -230,6 +241,17 @@ def _curve(run: RunRecord, source: str | None, over: int) -> Curve:
     band = [(at, row.low, row.high) for at, row in placed if main and row.low is not None and row.high is not None]
     colour = {"baseline": 7, "rlep": 1}.get(run.role)
     return Curve(run.label, [(at, row.avg) for at, row in placed], band, dashed=not main, colour=colour)
+
+
+def _rings(found: Summary, over: int) -> list[tuple[float, float]]:
+    """The baseline's peak, and where the other run reaches it if that is certain, over steps (0) or minutes (1)."""
+    at = found.crossing
+    if at is None:
+        return []
+    places = [((at.baseline_step, at.baseline_wall_s / 60)[over], at.peak)]
+    if at.certain and at.rlep is not None:
+        places.append(((at.rlep.step, at.rlep.wall_s / 60)[over], at.rlep.avg))
+    return places
 
 
 def _retention(runs: Sequence[RunRecord]) -> list[Drawing | None]:

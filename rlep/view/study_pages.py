@@ -71,6 +71,7 @@ def body_of(whole: Mapping[str, Any], plan: Mapping[str, Any], name: str, notes:
         "title": str(whole.get("name", section_of(plan, "study").get("name", name))),
         "budget": number_of(whole.get("budget", section_of(plan, "study").get("budget"))),
         "control": whole.get("best_control"),
+        "several": min(len(list_of(whole.get("seeds", section_of(plan, "study").get("seeds")))), 1000),
         "planned": _planned(plan),
         "arms": table(lambda: arm_rows(whole), "arms"),
         "seeds": table(lambda: seed_rows(whole), "seeds"),

@@ -102,6 +102,8 @@ def number(value: float | None, unit: str = "") -> str:
     """A value as a person would write it: ``40.6 %``, ``3.2 s``, ``1.31M``; a dash for none."""
     if value is None or math.isnan(value):
         return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
     if unit == "share":
         return f"{_plain(100 * value, 1)} %"
     if unit == "s":
