@@ -21,7 +21,7 @@ from rlep.core.errors import RlepError
 from rlep.services.pool.values import PoolPlace
 from rlep.view import pages, pool_pages
 from rlep.view.actor_page import actors
-from rlep.view.charts import Look
+from rlep.view.charts import ChartLook
 from rlep.view.compare_page import compare
 from rlep.view.gate import Gate
 from rlep.view.pool_places import PoolPlaces
@@ -208,12 +208,12 @@ def run_query_of(request: Request) -> RunQuery:
     )
 
 
-def look_of(request: Request) -> Look:
+def look_of(request: Request) -> ChartLook:
     """How charts are drawn."""
     asked = request.query_params
     smooth = real_in(asked.get("smooth", "")) or 0.0
     low, high = real_in(asked.get("low", "")), real_in(asked.get("high", ""))
-    return Look(min(max(smooth, 0.0), 0.999), asked.get("log") == "1", low, high)
+    return ChartLook(min(max(smooth, 0.0), 0.999), asked.get("log") == "1", low, high)
 
 
 def real_in(text: str) -> float | None:

@@ -51,7 +51,7 @@ STEP = Axis("step")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ChartLook:
     """How a reader wants charts drawn."""
 
     smooth: float = 0.0
@@ -127,12 +127,12 @@ def line_chart(
     x: Axis,
     y: Axis,
     *,
-    look: Look | None = None,
+    look: ChartLook | None = None,
     caption: str = "",
     rings: Points = (),
 ) -> Drawing | None:
     """Series over common axes, with rings around some points of theirs; None without points."""
-    look = look or Look()
+    look = look or ChartLook()
     drawn = [(at if one.colour is None else one.colour, one) for at, one in enumerate(curves)]
     inside = [(colour, one, thinned(_inside(one.points, look))) for colour, one in drawn]
     inside = [(colour, one, points) for colour, one, points in inside if points]
@@ -301,11 +301,11 @@ def _labelled(values: Sequence[float], unit: str) -> list[tuple[float, str]]:
     return list(zip(values, labels, strict=True))
 
 
-def _within(at: float, look: Look) -> bool:
+def _within(at: float, look: ChartLook) -> bool:
     return (look.low is None or at >= look.low) and (look.high is None or at <= look.high)
 
 
-def _inside(points: Points, look: Look) -> Points:
+def _inside(points: Points, look: ChartLook) -> Points:
     if look.low is None and look.high is None:
         return points
     return [point for point in points if _within(point[0], look)]
@@ -315,7 +315,7 @@ def _path(points: Points, across: _Scale, up: _Scale) -> str:
     return " ".join(f"{across(x)},{up(y)}" for x, y in points)
 
 
-def _band(curve: Curve, look: Look, across: _Scale, up: _Scale, style: str) -> list[Mark]:
+def _band(curve: Curve, look: ChartLook, across: _Scale, up: _Scale, style: str) -> list[Mark]:
     band = [(at, low, high) for at, low, high in curve.band if _within(at, look) and (low > 0 or not look.log)]
     if len(band) < 2:
         return []

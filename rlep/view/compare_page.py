@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from rlep.view.charts import Axis, Curve, Look, line_chart
+from rlep.view.charts import Axis, ChartLook, Curve, line_chart
 from rlep.view.record import EvaluationPoint, compute_at, compute_of_line, read_evaluations
 from rlep.view.run_files import RunPlace, read_json
 from rlep.view.run_page import SECTIONS
@@ -22,7 +22,9 @@ AXES: Mapping[str, str] = {
 _COMPUTE = ("compute/generated_tokens", "compute/scored_tokens", "compute/trained_tokens")
 
 
-def compare(chosen: Sequence[RunPlace], names: Sequence[str], over: str, metrics: Sequence[str], look: Look) -> str:
+def compare(
+    chosen: Sequence[RunPlace], names: Sequence[str], over: str, metrics: Sequence[str], look: ChartLook
+) -> str:
     """Runs over common axes, evaluations first, and the keys of their configs that differ."""
     over = over if over in AXES else "steps"
     tables = {place.name: read_steps(place)[0] for place in chosen}

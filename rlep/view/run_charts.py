@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlep.view.charts import STEP, Axis, Curve, Drawing, Key, Look, line_chart, ramp, stack_chart
+from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, Key, line_chart, ramp, stack_chart
 from rlep.view.record import PHASES, EvaluationPoint
 from rlep.view.run_files import StepLine
 from rlep.view.steps import StepTable
 from rlep.view.words import label_of, unit_of
 
 
-def metric_chart(title: str, table: StepTable, names: Sequence[str], look: Look) -> Drawing | None:
+def metric_chart(title: str, table: StepTable, names: Sequence[str], look: ChartLook) -> Drawing | None:
     """Metrics over the steps; the title of a single metric is its label."""
     known = [name for name in names if name in table.columns]
     if not known:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlep.metrics.catalogue import EVENTS
 from rlep.view import rollouts
-from rlep.view.charts import STEP, Axis, Curve, Drawing, Look, line_chart
+from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, line_chart
 from rlep.view.record import PHASES, EvaluationPoint, headline_source, read_evaluations
 from rlep.view.run_charts import evaluation_curves, group_charts, metric_chart, replay_share, seconds_chart
 from rlep.view.run_files import LONGEST_LINE, RunPlace, StepLine, number_of, read_json, read_tail
@@ -64,7 +64,7 @@ class RunQuery:
     """A severity, or all."""
     unfolded: bool = False
     """Whether the table of steps is open."""
-    look: Look = field(default_factory=Look)
+    look: ChartLook = field(default_factory=ChartLook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _sections(
     return [(section, several) for section, several in drawn.items() if several]
 
 
-def held_out_charts(evaluations: Sequence[EvaluationPoint], look: Look) -> list[Drawing | None]:
+def held_out_charts(evaluations: Sequence[EvaluationPoint], look: ChartLook) -> list[Drawing | None]:
     """Accuracy with its interval for each data source, and pass@k of the one that stands for all."""
     sources = sorted({one.data_source for one in evaluations})
     curves = [

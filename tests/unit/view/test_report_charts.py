@@ -12,7 +12,7 @@ import pytest
 
 from rlep.metrics.catalogue import metric_for
 from rlep.view import report
-from rlep.view.charts import STEP, Axis, Curve, Key, Look, columns, line_chart, ramp, smoothed, stack_chart, ticks
+from rlep.view.charts import STEP, Axis, ChartLook, Curve, Key, columns, line_chart, ramp, smoothed, stack_chart, ticks
 from rlep.view.record import PHASES, compute_at
 from rlep.view.run_charts import lost_share, replay_share, seconds_chart, shares_chart
 from rlep.view.steps import StepTable
@@ -111,7 +111,7 @@ def test_smoothing_has_no_bias_at_the_start() -> None:
 
 def test_a_chart_draws_what_its_reader_asks_for() -> None:
     curve = Curve("loss", [(float(at), 10.0**-at) for at in range(5)])
-    part = line_chart("Loss", [curve], STEP, Axis("nats"), look=Look(log=True, low=1, high=3))
+    part = line_chart("Loss", [curve], STEP, Axis("nats"), look=ChartLook(log=True, low=1, high=3))
     assert part is not None
     assert (part.low, part.high) == (1, 3)
     assert [label for _, label in part.y_ticks] == ["0.001", "0.01", "0.1"]
