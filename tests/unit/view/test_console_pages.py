@@ -52,9 +52,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_curves_table_has_the_numbers_of_metrics_jsonl(client: TestClient, runs: Path) -> None:
     found = Found(page(client, "/runs/runs~a")).rows
-    words = [row[1:] for row in found if row[:1] == ["Step ↓"]]
-    at = 1 + words[0].index("Correct fresh responses")
-    head = [row for row in found if row[:1] == ["Step ↓"]][0]
+    head = next(row for row in found if row[:1] == ["Step ↓"])
+    at = head.index("Correct fresh responses")
     shown = {row[0]: row[at] for row in found if len(row) == len(head) and row[0].isdecimal()}
     lines = read_lines(runs / "a" / "metrics.jsonl")
     assert shown == {str(line["step"]): figure(line["metrics"]["rollout/accuracy"], "share") for line in lines}
