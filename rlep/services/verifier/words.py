@@ -116,7 +116,7 @@ def same_letters(one: str, other: str) -> bool:
 
 
 def same_choices(gold: str, target: str) -> bool | None:
-    """Tell whether two answers choose the same letters: ``\\textbf{(B)}``, ``B`` or ``\\text{A, C}``; None where one is no choice.
+    """Tell whether two answers choose the same letters, ``\\textbf{(B)}``, ``B`` or ``\\text{A, C}``; None: one is no choice.
 
     A single letter from A to E of a reference may come in lower case. Letters that the reference lists
     in alphabetical order may come in any order, and two of A to E may stand side by side.

@@ -244,7 +244,7 @@ def _same_side_of_chain(one: Node | None, two: Node | None) -> bool:
 
 
 def _is_formula(side: Node, chain: Item) -> bool:
-    """Tell whether a side of a chain ending in a number is the formula of that number, as in ``S=ab=6``, and no second unknown."""
+    """Tell whether a side of a chain ending in a number is that number's formula, as in ``S=ab=6``, and no second unknown."""
     return is_closed(chain.value) and len(unknowns(side)) > 1
 
 
