@@ -45,7 +45,7 @@ _SCALE: dict[Over, float] = {"compute": 1e6, "step": 1.0, "seconds": 60.0}
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is of a study."""
+    """Results of a study as far as they are there."""
 
     study: Study
     runs: Mapping[Pipeline, ArmRun]
@@ -119,7 +119,7 @@ def comparisons(found: Found) -> list[Comparison]:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """What ``study.json`` holds."""
+    """Return the content of ``study.json``."""
     spec = found.study.study
     arms = []
     for arm in found.study.arm:
