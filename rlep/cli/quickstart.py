@@ -53,7 +53,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
 
 
 def task_overrides(task: TaskFiles) -> list[str]:
-    """What makes a run use the task's model and questions."""
+    """Return the overrides with which a run uses the task's model and questions."""
     return [
         f"model.path={_text(task.model_dir)}",
         f"data.train={_text(task.train)}",

@@ -49,7 +49,7 @@ def show_facts(name: str, title: str, facts: Sequence[tuple[str, str]]) -> None:
 
 
 def facts_table(name: str, title: str, facts: Sequence[tuple[str, str]]) -> Table:
-    """See ``show_facts``."""
+    """Return the table that ``show_facts`` prints."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(name), no_wrap=True)
     table.add_column(Text(title), overflow="fold")

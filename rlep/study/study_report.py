@@ -27,7 +27,7 @@ Endpoint = Literal["area", "final", "pass"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is of a study."""
+    """Results of a study as far as they are there."""
 
     study: Study
     runs: Mapping[Pipeline, ArmRun]
@@ -101,7 +101,7 @@ def comparisons(found: Found) -> list[Comparison]:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """What ``study.json`` holds."""
+    """Return the content of ``study.json``."""
     spec = found.study.study
     arms = []
     for arm in found.study.arm:

@@ -1,4 +1,4 @@
-"""What the files of an arm's runs say: its compute, and its held-out accuracy over it."""
+"""Results of an arm's runs from their files: its compute, and its held-out accuracy over it."""
 
 from __future__ import annotations
 
