@@ -39,7 +39,7 @@ def watch_run(run: str, *, address: str | None, every_s: float) -> None:
 
 
 def frame(status: RunStatus) -> Group:
-    """What the terminal shows."""
+    """Rows that the terminal shows."""
     lines = [heading(status), phases(status.progress), *last_step(status)]
     below = [*backlog(status), *errors(status)]
     return Group(*map(Text, lines), table_of(actor_rows(status)), *map(Text, below))
