@@ -23,6 +23,7 @@ from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.verifier import Verifier
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
@@ -342,15 +343,15 @@ def test_references_that_are_not_paid_as_their_own_answer_are_counted_and_named(
     ) in checked.stdout
 
 
-def test_a_verifier_that_fails_its_self_test_is_refused_with_the_response_and_the_key(
-    config: str, overrides: list[str]
+def test_a_verifier_that_fails_its_self_test_is_refused_with_the_response(
+    config: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = invoke("train", config, [*overrides, "verifier.cpu_seconds=0.0001"])
+    monkeypatch.setattr(Verifier, "self_test", (("1", r"\boxed{1}", "correct"), ("1", r"\boxed{2}", "correct")))
+    result = invoke("train", config, overrides)
     assert result.exit_code == 2
     assert result.stderr == (
-        r"error: verifier.profile = math: its self-test fails: for the reference '\\sqrt{2}+1', the response "
-        r"'\\boxed{1+\\sqrt{2}} Answer: \\sqrt{2}+1' is timeout, it should be correct; raise verifier.cpu_seconds"
-        + "\n"
+        r"error: verifier.profile = math: its self-test fails: for the reference '1', the response '\\boxed{2}' is wrong, "
+        "it should be correct\n"
     )
 
 
