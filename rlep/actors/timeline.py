@@ -38,11 +38,12 @@ class Timeline:
         finally:
             self.add(actor, what, begin, count)
 
-    @contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Record the block as a whole step, if it comes to its end."""
-        begin = self._clock()
-        yield
+    def now(self) -> float:
+        """Return the time of its clock."""
+        return self._clock()
+
+    def add_step(self, number: int, begin: float) -> None:
+        """Record a whole step that began at ``begin`` and ends now."""
         self.add(DRIVER, STEP, begin, number)
         self._step, self._breakdown = self._spans[-1], None
 

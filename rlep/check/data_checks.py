@@ -17,6 +17,7 @@ from rlep.core.plural import counted, named
 from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
 from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
 from rlep.driver.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
+from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
@@ -31,9 +32,10 @@ EXAMPLES = 3
 
 
 def options(subject: Subject) -> Iterator[Finding]:
-    """Check that generators and learners take their options."""
+    """Check that generators, learners and the replay method take their options."""
     config = subject.config
     check_options(config)
+    choose_method(config)
     steps = counted(config.run.steps, "step")
     yield Finding("configuration", "ok", f"{config.run.name}: {steps} of {counted(config.rollout.prompts, 'question')}")
 

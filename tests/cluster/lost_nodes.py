@@ -25,7 +25,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import LearnerLost, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 from tests.waiting import DEADLINE_S, until

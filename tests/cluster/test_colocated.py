@@ -31,11 +31,10 @@ from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.data.prompts import PromptSet
 from rlep.driver import ports
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
-from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from rlep.metrics.spans import Span
 from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
 from tests.waiting import until

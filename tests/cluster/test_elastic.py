@@ -24,7 +24,7 @@ from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 

@@ -23,7 +23,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Completion, Request, Sampling
-from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 

@@ -20,7 +20,7 @@ from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.errors import WeightsLost
 from rlep.core.types import Prompt, Request, Sampling
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.conftest import own_processes
 from tests.small import BASE, small_task
 from tests.waiting import until

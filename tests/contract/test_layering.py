@@ -14,12 +14,13 @@ PACKAGE = Path(__file__).parents[2] / "rlep"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "config": set(),
+    "methods": {"algorithms"},
+    "config": {"methods"},
     "data": set(),
     "metrics": set(),
-    "report": {"algorithms", "metrics"},
-    "study": {"algorithms", "config", "report"},
-    "console": {"config", "metrics", "report", "services/pool", "services/pool/rpc", "study"},
+    "report": {"algorithms", "metrics", "view"},
+    "study": {"algorithms", "config", "report", "view"},
+    "view": {"algorithms", "config", "metrics", "services/pool", "services/pool/rpc"},
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},
@@ -36,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines/sampler": {"engines", "engines/weights"},
     "engines/cpu": {"engines", "engines/learner", "engines/sampler"},
     "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
-    "driver": {"config", "data", "metrics", "algorithms"},
-    "driver/wings": {"algorithms", "config", "driver", "metrics"},
+    "driver": {"config", "data", "methods", "metrics", "algorithms"},
+    "driver/wings": {"algorithms", "config", "driver", "methods", "metrics"},
     "check": {
         "actors",
         "algorithms",
