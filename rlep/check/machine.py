@@ -1,4 +1,4 @@
-"""What this machine has, what is wrong with it for a given config, and how to fix it."""
+"""State of this machine: what it has, what is wrong with it for a given config, and how to fix it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def drivers(subject: Subject) -> Iterator[Finding]:
 
 
 def rdma(_: Subject) -> Iterator[Finding]:
-    """Where there is InfiniBand or RoCE, NCCL needs its library."""
+    """Check that NCCL has its library where there is InfiniBand or RoCE."""
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     if devices:
         found = find_library("ibverbs")

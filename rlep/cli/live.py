@@ -180,7 +180,7 @@ def run_cluster(run: str, address: str | None) -> Cluster:
 
 
 def _started_here() -> bool:
-    """Whether ``ray start`` has left a cluster's address here, by this user or root; private clusters leave none."""
+    """Tell whether ``ray start`` has left a cluster's address here, by this user or root; private clusters leave none."""
     path = Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster")  # noqa: S108 - its owner is checked
     try:
         return path.lstat().st_uid in (os.geteuid(), 0)

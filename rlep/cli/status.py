@@ -26,7 +26,7 @@ def view(status: RunStatus, *, step: bool = False) -> Group:
 
 
 def heading(status: RunStatus) -> str:
-    """Which run, how far, and the newest policy version served."""
+    """Title of a run's status: its name, its progress, and the newest policy version served."""
     versions = [actor.version for role in status.roles for actor in role.actors if actor.version is not None]
     progress = status.progress
     steps = "" if progress.done is None else f"{progress.done} of {counted(progress.steps or 0, 'step')} done, "
@@ -56,7 +56,7 @@ def actor_rows(status: RunStatus) -> list[dict[str, str]]:
 
 
 def backlog(status: RunStatus) -> list[str]:
-    """What waits for an actor."""
+    """Work that waits for an actor."""
     lines = []
     for role in status.roles:
         if role.role == "generator":

@@ -95,7 +95,7 @@ def read_shape(model: Path) -> ModelShape:
 
 
 def undivided(shape: ModelShape, workers: int) -> str:
-    """What of a model cannot be divided among tensor-parallel ``workers``; an empty string where all can.
+    """Describe what of a model cannot be divided among tensor-parallel ``workers``; an empty string where all can.
 
     Fewer key heads than workers are repeated.
     """
@@ -126,7 +126,7 @@ def linear_layers(model: Path) -> tuple[str, ...]:
 
 
 def same_weights(model: Path, name: str, other: str) -> bool:
-    """Whether two weights of a model directory are the same bytes; also where one of them is not in its files.
+    """Tell whether two weights of a model directory are the same bytes; also where one of them is not in its files.
 
     Raises:
         ModelError: a file cannot be read.

@@ -36,7 +36,7 @@ OTHER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What checks are given; it can be pickled."""
+    """Subject of the checks; it can be pickled."""
 
     config: Config
     model: Path
@@ -48,12 +48,12 @@ class Rig:
 
     @property
     def cuda(self) -> bool:
-        """Whether the learner is configured for GPUs."""
+        """The learner is configured for GPUs."""
         return self.config.learner.gpus > 0
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """What the learner computes in."""
+        """Type that the learner computes in."""
         return self.learner().policy.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""What every verifier has: a name and a version for its verdicts, counters, and the processes it must end."""
+"""Base of every verifier: a name and a version for its verdicts, counters, and the processes it must end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BaseVerifier(ABC):
 
     def __init__(self, name: str, version: str = VERSION, pool: WorkerPool | None = None) -> None:
         self.name = name
-        """Which verifier, e.g. ``math``; stored with each verdict."""
+        """Name of the verifier, e.g. ``math``; stored with each verdict."""
         self.version = version
         """Changes whenever a verdict may; stored with each verdict."""
         self._pool = pool
@@ -72,7 +72,7 @@ class BaseVerifier(ABC):
 
     @abstractmethod
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
-        """What ``grade_pairs`` returns and counts."""
+        """Grade the pairs for ``grade_pairs``, which counts the verdicts."""
 
     def stats(self) -> GradingStats:
         """Counters and latencies since this verifier was made."""

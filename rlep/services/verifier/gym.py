@@ -103,7 +103,7 @@ def answer_of(text: str) -> str | None:
 
 
 def is_readable(task: str, answer: str) -> bool:
-    """Whether the task's scorer may see an answer.
+    """Tell whether the task's scorer may see an answer.
 
     Some scorers hand it to sympy's parser, which runs it as Python; they see numbers and operators and, for calculus,
     one-letter names and elementary functions.
