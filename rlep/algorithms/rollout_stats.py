@@ -1,4 +1,4 @@
-"""What a step's groups hold, fresh and replayed apart, before the loss sees them."""
+"""Contents of a step's groups, fresh and replayed apart, before the loss sees them."""
 
 from __future__ import annotations
 

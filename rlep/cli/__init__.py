@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import io
+import json
 import os
-import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from rlep.cli.configs import Files, MaybeFiles, Overrides, config_app
+from rlep.cli.check import check
+from rlep.cli.configs import Files, Overrides, config_app
 from rlep.cli.console import console
+from rlep.cli.grade import grade
+from rlep.cli.live import AsJson, drain, scale, status, timeline
 from rlep.cli.pool import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app
-from rlep.core.printable import PrintableStream
+from rlep.cli.terminal import make_streams_printable
+from rlep.cli.top import top
 from rlep.core.versions import check_versions
 
 app = typer.Typer(
@@ -33,13 +37,8 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(study_app, name="study")
 app.command()(command_errors(console))
 
-ActorKind = Literal["generators", "verifiers"]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors and the result only.")]
 JsonSteps = Annotated[bool, typer.Option("--json", help="Print a JSON object for each step on standard output.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
-Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
-Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor has to finish its work.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
@@ -59,47 +58,46 @@ def options(*, show_version: ShowVersion = False) -> None:
     """Options of ``rlep`` itself."""
 
 
-def _start(
-    command: Literal["train", "collect", "sft"],
-    files: list[Path],
-    overrides: list[str] | None,
-    *,
-    quiet: bool = False,
-    as_json: bool = False,
-) -> None:
-    check_versions()
-    from rlep.cli.progress import TerminalProgress
-    from rlep.config.settings import load_config
-    from rlep.launch import runs
-
-    config = load_config(files, overrides or ())
-    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
-        if command == "collect":
-            progress.result(runs.collected_text(config, runs.collect(config, progress)))
-        else:
-            trained = {"train": runs.train, "sft": runs.sft}[command](config, progress)
-            progress.result(f"model: {trained.model}")
-
-
 @app.command()
 @command_errors
 def train(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_json: JsonSteps = False) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
-    _start("train", files, overrides, quiet=quiet, as_json=as_json)
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import train as launch
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
+        progress.result(f"model: {launch.train(config, progress).model}")
 
 
 @app.command()
 @command_errors
 def collect(files: Files, overrides: Overrides = None, *, quiet: Quiet = False) -> None:
     """Generate responses to every training question with model.path, and store the verified ones in the pool."""
-    _start("collect", files, overrides, quiet=quiet)
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import collect as launch
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress(quiet=quiet) as progress:
+        progress.result(launch.collected_text(config, launch.collect(config, progress)))
 
 
 @app.command()
 @command_errors
 def sft(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_json: JsonSteps = False) -> None:
     """Supervised fine-tuning on the pool, on the same learner: a control for replay."""
-    _start("sft", files, overrides, quiet=quiet, as_json=as_json)
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import train as launch
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
+        progress.result(f"model: {launch.train(config, progress, supervised=True).model}")
 
 
 @app.command()
@@ -123,10 +121,10 @@ def evaluate(
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.tables import show_evaluation
-    from rlep.launch.evaluated_model import evaluated_model
-    from rlep.launch.runs import evaluate as run
+    from rlep.launch.evaluate import choose_model
+    from rlep.launch.evaluate import evaluate as run
 
-    chosen = evaluated_model(model, data or (), config or (), overrides or ())
+    chosen = choose_model(model, data or (), config or (), overrides or ())
     with TerminalProgress() as progress:
         for note in chosen.notes:
             progress.note(note)
@@ -134,24 +132,7 @@ def evaluate(
     show_evaluation(report, as_json=as_json)
 
 
-@app.command()
-@command_errors
-def grade(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
-    profile: Annotated[
-        str,
-        typer.Option(
-            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN or python:module:function."
-        ),
-    ] = "math",
-    workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
-    correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
-) -> None:
-    """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
-    from rlep.cli.grade import grade_file
-
-    grade_file(file, profile, workers, out, correct_at=correct_at)
+app.command()(command_errors(grade))
 
 
 @app.command()
@@ -176,11 +157,12 @@ def quickstart(
 @app.command()
 @command_errors
 def report(
-    runs: Runs, out: Annotated[Path, typer.Option(help="Directory for report.html and report.png.")] = Path("report")
+    runs: Runs, out: Annotated[Path, typer.Option(help="Directory for report.html and report.svg.")] = Path("report")
 ) -> None:
-    """Compare runs: one self-contained HTML page and a PNG."""
+    """Compare runs: one self-contained HTML page, and its first chart as SVG."""
     from rlep.cli.tables import show_summary
-    from rlep.report import build_report, summary
+    from rlep.view.report import build_report
+    from rlep.view.summary import summary
 
     files = build_report(runs, out)
     show_summary(summary(runs))
@@ -197,31 +179,27 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Print what a run will do, in numbers, before anything starts, and whether it fits into GPUs of this memory."""
-    from rlep.cli.plan import show_plan
+    from rlep.cli.plan import lines, read_known
+    from rlep.cli.tables import show_facts
     from rlep.config.settings import load_config
+    from rlep.driver.plan_memory import GIB
+    from rlep.driver.run_plan import make_plan
 
-    show_plan(load_config(files, overrides or ()), gpu_memory=gpu_memory, as_json=as_json)
+    config = load_config(files, overrides or ())
+    made = make_plan(config, read_known(config), int(gpu_memory * GIB))
+    if as_json:
+        typer.echo(json.dumps(asdict(made), indent=2))
+        return
+    show_facts("plan", config.run.name, lines(made, config))
+    if made.fits is not None:
+        typer.echo(f"fits: {made.reason}" if made.fits else f"does not fit, because {made.reason}")
+    for sentence in made.missing:
+        typer.echo(f"missing: {sentence}")
+    if made.missing_cpus:
+        typer.echo(f"does not fit this machine: {made.missing_cpus}")
 
 
-@app.command()
-@command_errors
-def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
-    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens. Prints a remedy for each problem."""
-    from rlep.cli.doctor import examine
-    from rlep.config.settings import load_config
-
-    raise typer.Exit(examine(load_config(files or (), overrides or ())))
-
-
-@app.command()
-@command_errors
-def selftest(files: MaybeFiles = None, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
-    """Try the parts of a run on this machine, with two layers of the configured model's shape: some minutes, no download."""
-    check_versions()
-    from rlep.cli.selftest import each_check, show
-    from rlep.config.settings import load_config
-
-    raise typer.Exit(show(each_check(load_config(files or (), overrides or ())), as_json=as_json))
+app.command()(check)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -246,84 +224,12 @@ def submit(
     )
 
 
-@app.command()
-@command_errors
-def status(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
-    address: Address = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show every actor of a running run: state, policy version, requests in flight, speed, restarts, last error."""
-    from rlep.cli.live import show_status
-
-    show_status(run, address=address, as_json=as_json)
-
-
-@app.command()
-@command_errors
-def top(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
-    address: Address = None,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 1,
-) -> None:
-    """Show a running run continuously, until it ends, q or Ctrl-C: its actors, and the time of the last step.
-
-    If standard output is not a terminal, print one frame.
-    """
-    from rlep.cli.top import watch_run
-
-    watch_run(run, address=address, every_s=every)
-
-
-@app.command()
-@command_errors
-def timeline(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
-    address: Address = None,
-    out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
-) -> None:
-    """Write who did what in the last steps of a running run, as a Chrome trace for Perfetto; print the last step's times."""
-    from rlep.cli.live import save_timeline
-
-    save_timeline(run, out, address=address)
-
-
-@app.command()
-@command_errors
-def scale(
-    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="The role to scale.")],
-    count: Annotated[int, typer.Argument(metavar="N", min=1, help="The desired number.")],
-    run: RunName,
-    address: Address = None,
-    *,
-    grace: Grace = 60,
-) -> None:
-    """Set the number of generators or verifiers of a running run; the newest are drained first."""
-    from rlep.cli.live import change_count
-
-    change_count(run, role, count, address=address, grace_s=grace)
-
-
-@app.command()
-@command_errors
-def drain(
-    actor: Annotated[str, typer.Argument(metavar="ACTOR", help="A name from rlep status, e.g. generator-1.")],
-    run: RunName,
-    address: Address = None,
-    *,
-    grace: Grace = 60,
-) -> None:
-    """Drain one generator or verifier of a running run: it finishes its work, or returns it to the queue."""
-    from rlep.cli.live import drain_actor
-
-    drain_actor(run, actor, address=address, grace_s=grace)
+for watching in (status, top, timeline, scale, drain):
+    app.command()(command_errors(watching))
 
 
 def main() -> None:
     """Console entry: what commands print has no effect on a terminal but its own colours."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each attempt to connect; errors say what came of them
-    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
-        sys.stdout = PrintableStream(sys.stdout)
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = PrintableStream(sys.stderr)
+    make_streams_printable()
     app()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +16,11 @@ LONGEST_LIVE_NAME = 59
 class ReplayConfig(Section):
     """How successes from the experience pool are replayed."""
 
+    method: str = "rlep"
+    """Who decides on questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
+    ``python:module:Class``. A method brings values for the keys below; the ones set in the same file or later win."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
     count: Count = 0
     """M: replays mixed into each group. 0 is phase 1: the pool is not used, whatever else of this section is set."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -31,25 +35,12 @@ class ReplayConfig(Section):
     ] = "uniform"
     """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
     ``newest`` by the step they come from."""
-    questions: Literal["batch", "bucket"] = "batch"
-    """``batch``: the step's prompts, all of them get replays (paper). ``bucket``: a share of the step's prompts is drawn by how
-    often their latest responses were correct (ExGRPO), and only they get replays."""
-    ratio: float = Field(0.5, gt=0, lt=1)
-    """``questions = "bucket"``: that share."""
-    bucket_mean: float = Field(0.5, ge=0, le=1)
-    """Of a normal density over the share of correct responses: each bucket's weight."""
-    bucket_std: float = Field(0.125, gt=0)
-    """Its standard deviation."""
     per_question: Positive = 16
     """Live responses of a prompt that are kept: its newest."""
     max_age: Count = 0
     """Steps after which a live response is not replayed any more; 0: never."""
     age_decay: float = Field(0.0, ge=0)
     """τ in steps: a live response is drawn with weight e^(−age/τ), by ``selection = "uniform"``; 0: all alike."""
-    start_accuracy: float = Field(0.0, ge=0, le=1)
-    """No live replay before the first step with this share of correct fresh responses; once reached, it stays so."""
-    retire_after: Count = 0
-    """Visits in a row with nothing but correct fresh responses after which a prompt gets no live replays; 0: never."""
     idle_steps: Count = 100
     """End the run when replays were wanted, and none reached the loss, in so many steps in a row; 0: never."""
     minimum: Positive = 2
@@ -66,8 +57,6 @@ class ReplayConfig(Section):
     """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
     weight: float = Field(1.0, ge=0)
     """λ: factor of the policy term of replayed tokens."""
-    rescue_only: bool = False
-    """Replay only where no fresh response is correct."""
     start_step: Count = 0
     """Steps before the first replay."""
     failed: Count = 0
@@ -80,22 +69,19 @@ class ReplayConfig(Section):
             raise ValueError('no prompt is below it; replay.count = 0 replays for none, "none" for all')
         return value
 
-    @property
-    def below(self) -> float | None:
-        """Share of fresh successes under which a prompt is replayed; None: always."""
-        return sys.float_info.min if self.rescue_only else self.only_below
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.count or "count" not in self.model_fields_set:
             self._check()
         if not self.count:
             for name in ReplayConfig.model_fields.keys() - {"count", "minimum", "idle_steps"}:
-                object.__setattr__(self, name, ReplayConfig.model_fields[name].default)  # the model is frozen
+                object.__setattr__(
+                    self, name, ReplayConfig.model_fields[name].get_default(call_default_factory=True)
+                )  # the model is frozen
         return self
 
     def _check(self) -> None:
-        needing = ("source", "group", "require", "failed", "is_cap", "shaping", "rescue_only", "start_step")
+        needing = ("source", "group", "require", "failed", "is_cap", "shaping", "start_step")
         for name in (*needing, "weight"):
             if getattr(self, name) != ReplayConfig.model_fields[name].default and not self.count:
                 raise ConfigError(
@@ -103,15 +89,9 @@ class ReplayConfig(Section):
                     "replay.count=0 itself for none"
                 )
         self._check_source()
-        if self.rescue_only and self.only_below is not None:
+        if self.group == "replace" and self.only_below is not None:
             raise ConfigError(
-                f"replay.rescue_only = true and replay.only_below = {self.only_below}: the former is the latter with a bound "
-                "that only 0 is below; set one of them"
-            )
-        if self.group == "replace" and self.below is not None:
-            name = "rescue_only" if self.rescue_only else "only_below"
-            raise ConfigError(
-                f'replay.group = "replace" with replay.{name}: who gets replays would be known only after all G responses are '
+                'replay.group = "replace" with replay.only_below: who gets replays would be known only after all G responses are '
                 "generated"
             )
         if self.shaping and self.old_logprobs == "recompute":
@@ -127,12 +107,9 @@ class ReplayConfig(Section):
 
     def _check_source(self) -> None:
         live = f'replay.source = "{self.source}"'
-        for name in ("questions", "per_question", "max_age", "age_decay", "start_accuracy", "retire_after"):
+        for name in ("per_question", "max_age", "age_decay"):
             if self.source == "offline" and getattr(self, name) != ReplayConfig.model_fields[name].default:
                 raise ConfigError(f'replay.{name} is of live replays, but {live}; set "live" or "both"')
-        for name in ("ratio", "bucket_mean", "bucket_std"):
-            if self.questions == "batch" and getattr(self, name) != ReplayConfig.model_fields[name].default:
-                raise ConfigError(f'replay.{name} is of replay.questions = "bucket", but that is "batch"')
         if self.age_decay and (self.source != "live" or self.selection != "uniform"):
             raise ConfigError(
                 f'replay.age_decay = {self.age_decay} with replay.source = "{self.source}" and replay.selection = '
@@ -150,8 +127,8 @@ class ReplayConfig(Section):
             raise ConfigError(f"replay.{name} needs an offline pool, but {live}")
 
 
-def check_live(replay: ReplayConfig, *, url: str, run_name: str, max_staleness: int) -> None:
-    """What live replay needs of the pool's address, the run's name and the rollouts. Raises ``ConfigError``."""
+def check_live(replay: ReplayConfig, *, url: str, run_name: str) -> None:
+    """Raise ``ConfigError`` for a pool address or a run name that live replay cannot use."""
     source = f'replay.source = "{replay.source}"'
     if replay.source == "offline":
         return
@@ -159,7 +136,3 @@ def check_live(replay: ReplayConfig, *, url: str, run_name: str, max_staleness: 
         raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
     if len(run_name) > LONGEST_LIVE_NAME:
         raise ConfigError(f"{source} with run.name = {run_name}: at most {LONGEST_LIVE_NAME} characters")
-    if replay.questions == "bucket" and max_staleness:
-        raise ConfigError(
-            'replay.questions = "bucket" with rollout.max_staleness: later steps\' prompts are not known yet'
-        )

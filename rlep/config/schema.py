@@ -285,7 +285,7 @@ class Config(Section):
             raise ConfigError("model.system_prompt needs model.chat_template = true")
         if self.reward.correct <= self.reward.otherwise:
             raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        check_live(self.replay, url=self.pool.url or "", run_name=self.run.name, max_staleness=rollout.max_staleness)
+        check_live(self.replay, url=self.pool.url or "", run_name=self.run.name)
         check_loss(self)
         check_best(self)
         self._check_replaced()

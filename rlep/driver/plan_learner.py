@@ -10,7 +10,7 @@ from rlep.driver.model_shape import LINEAR_LAYERS, ModelShape, width_of
 
 HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
-"""What the output head holds of its logits, by device (see ``engines/learner/head.py``)."""
+"""Bytes of logits that the output head holds, by device (see ``engines/learner/head.py``)."""
 
 KEPT_KEYS, KEPT_BLOCK = 512, 32
 """The accelerated attention keeps probabilities over so many keys, in blocks of so many rows (see ``engines/cpu/causal.py``)."""
@@ -88,7 +88,7 @@ def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
 def layer_activation_bytes(
     shape: ModelShape, width: int, kernels: AttentionKernels, longest: int, *, frozen: bool = False
 ) -> int:
-    """What autograd keeps of one layer for one token, in sequences of ``longest`` tokens.
+    """Return the bytes autograd keeps of one layer for one token, in sequences of ``longest`` tokens.
 
     Norms are computed in float32: each keeps its input and the normalised values, in half precision beside them a rounded
     copy, and the output. Attention keeps queries, keys, values and its output; where it is computed sequence by sequence, keys

@@ -3,50 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from rlep.algorithms.evaluation import ks_for, pass_at_k
-from rlep.core.errors import DataError
-from rlep.core.plural import counted
+from rlep.core.files import replace_with
 from rlep.core.types import Float64Array
-from rlep.report.build import Panel, picture, svg
-from rlep.report.page import Chart, document, figure, table
-from rlep.report.samples import Samples
-from rlep.report.theme import DARK, LIGHT, Theme, per_cent
 from rlep.study.study_plan import Study
 from rlep.study.study_results import SHORT, ArmRun, Point
 from rlep.study.study_runner import Failed, Pipeline
 from rlep.study.study_statistics import Paired, holm, paired
+from rlep.view.study_pages import study_file
 
 if TYPE_CHECKING:
-    from matplotlib.figure import FigureBase
+    pass
 
 Endpoint = Literal["area", "final", "pass"]
-Over = Literal["compute", "step", "seconds"]
-Of = Literal["accuracy", "pass@n"]
-_LABELS: dict[Over, str] = {
-    "compute": "million tokens: generated + scored + 3 × trained",
-    "step": "training steps of all phases",
-    "seconds": "minutes that the runs have worked",
-}
-PANELS: tuple[tuple[Of, Over], ...] = (
-    *(("accuracy", over) for over in ("compute", "step", "seconds")),
-    ("pass@n", "compute"),
-)
-_SCALE: dict[Over, float] = {"compute": 1e6, "step": 1.0, "seconds": 60.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What there is of a study."""
+    """Results of a study as far as they are there."""
 
     study: Study
     runs: Mapping[Pipeline, ArmRun]
@@ -120,7 +101,7 @@ def comparisons(found: Found) -> list[Comparison]:
 
 
 def summary(found: Found) -> dict[str, Any]:
-    """What ``study.json`` holds."""
+    """Return the content of ``study.json``."""
     spec = found.study.study
     arms = []
     for arm in found.study.arm:
@@ -166,178 +147,15 @@ def _pass_at(point: Point, k: int) -> Float64Array:
 
 
 def write_report(found: Found) -> Path:
-    """Write ``study.json``, ``study.html`` and ``study.png`` into the study's directory; returns the page's path."""
+    """Write ``study.json`` and ``study.html`` into the study's directory; returns the page's path."""
     directory = found.study.study.directory
     directory.mkdir(parents=True, exist_ok=True)
-    whole = summary(found)
+    whole = json.loads(json.dumps(summary(found)))  # as it is read again
     _write(directory / "study.json", json.dumps(whole, indent=1).encode() + b"\n")
-    panels = [
-        Panel(f"Held-out {of} over {over}", _caption(found, over), partial(curves, found=found, over=over, of=of))
-        for of, over in PANELS
-    ]
-    _write(directory / "study.png", picture(panels))
-    charts = [Chart(one.title, one.caption, svg(one, LIGHT), svg(one, DARK)) for one in panels]
-    _write(directory / "study.html", _page(found, whole, charts).encode())
+    _write(directory / "study.html", study_file(whole, found.study.model_dump(mode="json")).encode())
     return directory / "study.html"
 
 
-def read_report(path: Path) -> dict[str, Any]:
-    """A ``study.json``, checked as far as its tables need. Raises ``DataError``."""
-    try:
-        whole = json.loads(path.read_bytes())
-        arm_rows(whole), comparison_rows(whole), notes_of(whole)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        raise DataError(f"{path} has no arms and comparisons as a study.json has them: {error!r:.200}") from None
-    return dict(whole)
-
-
 def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
-
-
-def _caption(found: Found, over: Over) -> str:
-    text = "Means over questions and seeds; thin lines are the seeds, dashed ones controls. Earlier phases and collections count."
-    return f"{text} The line is the budget." if over == "compute" else text
-
-
-def curves(figure: FigureBase, theme: Theme, found: Found, over: Over, of: Of) -> None:
-    """Accuracy or pass@n of every arm; each evaluation holds until the next one."""
-    axes, budget = figure.subplots(), found.study.study.budget
-    colours = iter((theme.baseline, theme.rlep, *theme.controls) * len(found.study.arm))
-    for arm in found.study.arm:
-        style, colour = "--" if arm.control else "-", next(colours)
-        drawn = [
-            (
-                [getattr(point, over) / _SCALE[over] for point in run.within(budget)],
-                [_value(point.samples, of) for point in run.within(budget)],
-            )
-            for run in found.of(arm.name).values()
-        ]
-        for x, y in drawn:
-            axes.step(x, y, where="post", color=colour, linestyle=style, linewidth=0.7, alpha=0.45)
-        if drawn and len({len(x) for x, _ in drawn}) == 1:  # the seeds were evaluated at the same steps
-            means = np.mean(drawn, axis=0)
-            axes.step(*means, where="post", color=colour, linestyle=style, linewidth=2, label=arm.name)
-    if over == "compute":
-        axes.axvline(budget / _SCALE[over], color=theme.faint, linewidth=1)
-    axes.set_title(f"Held-out {of} over {over}")
-    axes.set_xlabel(_LABELS[over])
-    per_cent(axes, "correct responses" if of == "accuracy" else "questions with a correct response")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right")
-
-
-def _value(samples: Samples, of: Of) -> float:
-    return float((samples.accuracy if of == "accuracy" else samples.best).mean())
-
-
-def _page(found: Found, whole: Mapping[str, Any], charts: Sequence[Chart]) -> str:
-    title, spec = found.study.study.name, found.study.study
-    notes = notes_of(whole)
-    seeds = len(spec.seeds)
-    chance = f"p: all sign patterns of {seeds} seeds, at least {2 / 2**seeds:.3g}; " if seeds > 1 else ""
-    body = [
-        f"<h1>{escape(title)}</h1>",
-        f'<p class="lead">All arms at {spec.budget / 1e6:g} million tokens: generated + scored + 3 × trained.</p>',
-        '<ul class="status">' + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>" if notes else "",
-        "<h2>Arms</h2>",
-        table(arm_rows(whole)),
-        "<h2>Differences</h2>",
-        table(comparison_rows(whole)),
-        '<p class="note">Area: mean accuracy over compute. Intervals: bootstrap over seeds, then questions, 95 %. '
-        f"{chance}Holm's correction over the arms, against the control that is best at the endpoint.</p>",
-        '<div class="charts">' + "".join(map(figure, charts)) + "</div>",
-    ]
-    return document(title, body)
-
-
-def notes_of(whole: Mapping[str, Any]) -> list[str]:
-    """Parts of a study that are missing or cannot be told from it, in words."""
-    notes = [
-        f"{arm['name']}, seed {seed}: failed at {why['phase']}: {why['reason']}"
-        for arm in whole["arms"]
-        for seed, why in arm["failed"].items()
-    ]
-    notes += [
-        f"{arm['name']}, seed {seed}: its phases took {row['compute'] / whole['budget']:.2f} of the budget; its last accuracy is "
-        "taken for the rest"
-        for arm in whole["arms"]
-        for seed, row in arm["seeds"].items()
-        if row["short"]
-    ]
-    return [*notes, *map(str, whole["notes"]), *single_seed(whole)]
-
-
-def single_seed(whole: Mapping[str, Any]) -> list[str]:
-    """A sentence where two arms have one seed in common, which tells nothing of another."""
-    alone = sum(len(row["paired"]["by_seed"]) == 1 for row in whole["comparisons"])
-    if not alone:
-        return []
-    some = (
-        "every difference is"
-        if alone == len(whole["comparisons"])
-        else f"{counted(alone, 'difference')} of one seed are"
-    )
-    return [f"{some} that of two runs: one seed has no interval over seeds and no p; two or more in study.seeds have"]
-
-
-def arm_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row for each arm: means over its seeds."""
-    rows, between = [], _between(whole)
-    for arm in whole["arms"]:
-        found = [*arm["seeds"].values()]
-
-        def mean(name: str, scale: float = 100, digits: int = 1, found: Sequence[Mapping[str, float]] = found) -> str:
-            return mean_of([row[name] for row in found], scale, digits)
-
-        rows.append(
-            {
-                "arm": arm["name"] + (" (control)" if arm["control"] else ""),
-                "seeds": f"{len(found)}" + (f", {len(arm['failed'])} failed" if arm["failed"] else ""),
-                "area %": mean("area"),
-                "final %": mean("final"),
-                **{f"pass@{k} %": mean_of([row["pass_at"][k] for row in found]) for k in between},
-                "pass@n %": mean("pass"),
-                "distinct": mean("distinct", 1, 2),
-                "lost": mean("lost", 1, 1),
-                "tuned": json.dumps(arm["tuned"]) if "tuned" in arm else "",
-            }
-        )
-    return rows
-
-
-def mean_of(values: Sequence[float], scale: float = 100, digits: int = 1) -> str:
-    """A cell; empty without values."""
-    return f"{scale * np.mean(values):.{digits}f}" if values else ""
-
-
-def _between(whole: Mapping[str, Any]) -> list[str]:
-    """Every k above 1 and below n that all runs have; none where an older version wrote them."""
-    found = [set(row.get("pass_at", ())) for arm in whole["arms"] for row in arm["seeds"].values()]
-    return sorted(set.intersection(*found) - {"1"}, key=int)[:-1] if found else []
-
-
-def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
-    """A row for each comparison, in points; without interval and p where it has one seed."""
-    rows = []
-    for row in whole["comparisons"]:
-        found, several = row["paired"], len(row["paired"]["by_seed"]) > 1
-        rows.append(
-            {
-                "endpoint": "pass@n" if row["endpoint"] == "pass" else row["endpoint"],
-                "arm": row["arm"],
-                "against": row["control"],
-                "difference": f"{100 * found['mean']:+.2f}",
-                "95 %": f"{100 * found['low']:+.2f} … {100 * found['high']:+.2f}" if several else "one seed",
-                "by seed": ", ".join(f"{100 * one:+.2f}" for one in found["by_seed"]),
-                "p": f"{found['p']:.3g}" if several else "–",
-                "p (Holm)": "" if row["p_holm"] is None or not several else f"{row['p_holm']:.3g}",
-            }
-        )
-    return rows
+    with replace_with(path) as part:
+        part.write_bytes(content)

@@ -14,12 +14,12 @@ PACKAGE = Path(__file__).parents[2] / "rlep"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "config": set(),
+    "methods": {"algorithms"},
+    "config": {"methods"},
     "data": set(),
     "metrics": set(),
-    "report": {"algorithms", "metrics"},
-    "study": {"algorithms", "config", "report"},
-    "console": {"config", "metrics", "report", "services/pool", "services/pool/rpc", "study"},
+    "study": {"algorithms", "config", "view"},
+    "view": {"algorithms", "config", "metrics", "services/pool", "services/pool/rpc"},
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage"},
@@ -36,8 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines/sampler": {"engines", "engines/weights"},
     "engines/cpu": {"engines", "engines/learner", "engines/sampler"},
     "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
-    "driver": {"config", "data", "metrics", "algorithms"},
-    "driver/wings": {"algorithms", "config", "driver", "metrics"},
+    "driver": {"config", "data", "methods", "metrics", "algorithms"},
+    "driver/wings": {"algorithms", "config", "driver", "methods", "metrics"},
     "check": {
         "actors",
         "algorithms",
@@ -60,7 +60,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engines",
         "engines/",
         "metrics",
-        "report",
         "services/",
     },
     "quickstart": {"data"},
@@ -99,7 +98,7 @@ HEAVY = {
     "sympy",
     "reasoning_gym",
     "transformers",
-    "matplotlib",
+    "latex2mathml",
     "pyarrow",
 }
 

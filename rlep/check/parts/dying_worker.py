@@ -15,7 +15,7 @@ TAKEN = 2
 
 
 class DyingWorkerExtension(WorkerExtension):
-    """What vLLM mixes into a worker that is to die."""
+    """Class that vLLM mixes into a worker that is to die."""
 
     def die_in_transfer(self) -> None:
         """Have the kernel kill this process after some of the weights of the next transfer, whatever the transport."""

@@ -36,7 +36,7 @@ OTHER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What checks are given; it can be pickled."""
+    """Subject of the checks; it can be pickled."""
 
     config: Config
     model: Path
@@ -48,12 +48,12 @@ class Rig:
 
     @property
     def cuda(self) -> bool:
-        """Whether the learner is configured for GPUs."""
+        """The learner is configured for GPUs."""
         return self.config.learner.gpus > 0
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """What the learner computes in."""
+        """Type that the learner computes in."""
         return self.learner().policy.dtype
 
     @property
@@ -115,7 +115,9 @@ def build_model(source: Path, target: Path) -> None:
     """
     tokenizer = [source / name for name in (*TOKENIZER_FILES, *OTHER_FILES) if (source / name).is_file()]
     if not (source / "config.json").is_file() or not tokenizer:
-        raise ModelError(f"the self-test takes the model's shape from {source}: it needs config.json and the tokenizer")
+        raise ModelError(
+            f"the parts are tried with the model's shape from {source}, which lacks config.json or the tokenizer"
+        )
     disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)

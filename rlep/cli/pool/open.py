@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlep.check.pool_place import pool_place
@@ -14,9 +14,8 @@ from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.rpc.places import hosted, on_server
+from rlep.services.pool.rpc.places import on_server, opened
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
@@ -28,7 +27,7 @@ def reading(config: Config, tokenizer_digest: str | None = None) -> Iterator[Poo
     """The pool, never written to. Raises ``PoolError`` where there is none; nothing is made."""
     _check_directory(config)
     options = PoolOptions(read_only=True, minimum=config.replay.minimum, deadline=config.pool.deadline_s)
-    with _opened(config, tokenizer_digest, options) as pool:
+    with opened(pool_place(config), tokenizer_digest=tokenizer_digest, options=options) as pool:
         yield pool
 
 
@@ -37,7 +36,7 @@ def changing(config: Config) -> Iterator[Pool]:
     """The pool, which must be there, to be changed: of whatever tokenizer it is."""
     with reading(config) as found:  # stays open, so that an embedded server is not started twice
         options = PoolOptions(minimum=min(config.replay.minimum, found.cap), deadline=config.pool.deadline_s)
-        with _opened(config, found.tokenizer_digest, options) as pool:
+        with opened(pool_place(config), tokenizer_digest=found.tokenizer_digest, options=options) as pool:
             yield pool
 
 
@@ -56,23 +55,8 @@ def filling(
         cap = cap or config.collection.cap
     minimum = min(config.replay.minimum, cap)
     options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, vocabulary=vocabulary)
-    with _opened(config, tokenizer_digest, options) as pool:
+    with opened(pool_place(config), tokenizer_digest=tokenizer_digest, options=options) as pool:
         yield pool
-
-
-@contextmanager
-def _opened(config: Config, tokenizer_digest: str | None, options: PoolOptions) -> Iterator[Pool]:
-    """The pool in its Redis itself; an embedded one is served meanwhile."""
-    place = pool_place(config)
-    with ExitStack() as stack:
-        if place.url is None:
-            stack.enter_context(hosted(place))
-            redis = EmbeddedRedis(place.directory)
-        url, password_file = (place.url, None) if place.url is not None else (redis.url, redis.password_file)
-        pool = Pool.open(
-            url, place.name, tokenizer_digest=tokenizer_digest, password_file=password_file, options=options
-        )
-        yield stack.enter_context(pool)
 
 
 def _check_directory(config: Config) -> None:
@@ -124,7 +108,7 @@ def question_rows(
     with bars.phase("read", None, "rows") as advance:
         for path in paths:
             for row in read_rows(path, candidates=candidates):
-                advance()
+                advance(1)
                 if not row.question.strip() or not row.reference:
                     continue
                 prompt_id = prompt_id_of(row.question, row.reference)

@@ -1,4 +1,4 @@
-"""One path to a pool, whatever its address: the same draws, additions, refusals and durability by a server on a socket or a port."""
+"""One path to a pool: the same draws, additions, refusals and durability by a server on a socket or on a port."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
@@ -60,7 +61,7 @@ class Side:
 
 
 def session(side: Side, workers: int = 2) -> GroupSession:
-    return GroupSession(side, side, (), "float32", GroupOptions("gloo", workers, 5.0))
+    return GroupSession(cast(Any, side), cast(Any, side), (), "float32", GroupOptions("gloo", workers, 5.0))
 
 
 async def test_each_generator_gets_the_ranks_after_the_learner_and_the_group_is_kept() -> None:

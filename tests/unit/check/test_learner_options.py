@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlep.check.before_start import memory_advice
 from rlep.check.engine_options import learner_options, sampler_options
+from rlep.check.fit_checks import memory_advice
 from rlep.config.settings import parse_config
 from rlep.core.errors import ConfigError
 from rlep.engines.learner.options import LoraOptions

@@ -13,8 +13,9 @@ from rlep.cli import app
 from rlep.core.errors import ConfigError, DataError
 from rlep.study.conduct import found_in
 from rlep.study.study_plan import phases_of, read_study
-from rlep.study.study_report import comparisons, read_report, summary, write_report
+from rlep.study.study_report import comparisons, summary, write_report
 from rlep.study.study_results import read_arm
+from rlep.view.study_tables import read_report
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
 pytestmark = pytest.mark.slow
@@ -89,7 +90,7 @@ def test_stopped_and_continued_it_is_the_same_study(tmp_path: Path, after: int) 
         conducted(study_file(tmp_path / "stopped"), run)
     assert run.stopped
     page = write_report(conducted(tmp_path / "stopped" / "study.toml", MadeUp()))
-    for name in ("study.json", "study.html", "study.png"):
+    for name in ("study.json", "study.html"):
         assert page.with_name(name).read_bytes() == whole.with_name(name).read_bytes()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 from rlep.core.errors import ConfigError
 from rlep.core.paths import private_directory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, socket_path
+from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.access import is_loopback
 from rlep.services.pool.storage.connection import connect, until_deadline
-from rlep.services.pool.values import PoolPlace
+from rlep.services.pool.values import PoolOptions, PoolPlace
 
 if TYPE_CHECKING:
     from rlep.services.pool.rpc.client import PoolClient
@@ -99,6 +100,24 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
             with connected(place, deadline=redis.deadline) as client:
                 client.names()  # where another process owns the directory, its server
             yield
+
+
+@contextmanager
+def opened(place: PoolPlace, *, tokenizer_digest: str | None, options: PoolOptions) -> Iterator[Pool]:
+    """Open the pool in its Redis itself, for commands that clients of a server do not have; an embedded one is served meanwhile.
+
+    Raises like ``hosted`` and ``Pool.open``.
+    """
+    with ExitStack() as stack:
+        url, password_file = place.url, None
+        if url is None:
+            stack.enter_context(hosted(place))
+            redis = EmbeddedRedis(place.directory)
+            url, password_file = redis.url, redis.password_file
+        pool = Pool.open(
+            url, place.name, tokenizer_digest=tokenizer_digest, password_file=password_file, options=options
+        )
+        yield stack.enter_context(pool)
 
 
 def _token(file: Path) -> str:

@@ -1,0 +1,236 @@
+"""Checks of a configuration and of what it names: model, questions, references, verifier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from rlep.actors.verifiers import limits_of
+from rlep.check.engine_options import check_options
+from rlep.check.finding import Finding
+from rlep.check.inputs import Subject, fingerprint
+from rlep.check.prompts_shown import prompt_notes, unknown_text
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
+from rlep.core.plural import counted, named
+from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
+from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
+from rlep.driver.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
+from rlep.driver.replays import choose_method
+from rlep.engines.families import CPU_HEAD_SIZES, check_family
+from rlep.engines.tokenizer import context_length
+from rlep.engines.weights.weight_update import ties_head
+from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.verifier import PROFILES
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+TIED = "tie_word_embeddings"
+EXAMPLES = 3
+"""References that are named."""
+
+
+def options(subject: Subject) -> Iterator[Finding]:
+    """Check that generators, learners and the replay method take their options."""
+    config = subject.config
+    check_options(config)
+    choose_method(config)
+    steps = counted(config.run.steps, "step")
+    yield Finding("configuration", "ok", f"{config.run.name}: {steps} of {counted(config.rollout.prompts, 'question')}")
+
+
+def model(subject: Subject) -> Iterator[Finding]:
+    """Check the model's directory, its tokenizer, and that engines and learner take its shape."""
+    config = subject.config
+    path, _ = config.model.path, subject.tokenizer
+    check_context(config)
+    check_divided(config)
+    fingerprint(path)
+    check_heads(subject)
+    check_output_head(config)
+    if subject.learns:
+        check_family(path)
+        check_lora_targets(config)
+    yield Finding("model", "ok", str(path))
+
+
+def training_data(subject: Subject) -> Iterator[Finding]:
+    """Check the training questions, and that there are enough for a step."""
+    prompts = subject.train
+    if prompts is None:
+        return
+    config = subject.config
+    if subject.learns:
+        check_watched(config, prompts)
+        PromptOrder(len(prompts), config.rollout.prompts, config.run.seed)
+    yield Finding("training data", "ok", str(prompts.report))
+
+
+def evaluation_data(subject: Subject) -> Iterator[Finding]:
+    """Check the held-out questions."""
+    prompts = subject.evaluation
+    if prompts is None:
+        yield Finding("evaluation data", "skipped", "data.evaluation is empty")
+        return
+    yield Finding("evaluation data", "ok", str(prompts.report))
+
+
+def verifier(subject: Subject) -> Iterator[Finding]:
+    """Check that the verifier passes its self-test, and that it would pay every reference given as the answer.
+
+    A reference of a math profile that says nothing is only told of: every response to it is wrong. Others refuse it.
+    """
+    profile, references = subject.config.verifier.profile, _references(subject)
+    try:
+        with _configured_verifier(subject.config) as built:
+            built.check()
+            faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
+            unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
+            undecided = _undecided(built, references) if is_function(profile) else ""
+    except ConfigError as error:
+        raise ConfigError(f"verifier.profile = {profile}: {error}") from None
+    if faults and profile not in PROFILES:
+        raise DataError(_told(profile, faults, len(references)))
+    if undecided:
+        remedy = "try it with `rlep grade`; training ends where a step's responses have no verdict at all"
+        yield Finding("verifier", "wrong", f"the references as responses: {undecided}", remedy)
+    elif unpaid := faults | unpaid:
+        remedy = "no response to these questions is ever correct: mend the references, or leave the rows out"
+        yield Finding("references", "wrong", _told(profile, unpaid, len(references)), remedy)
+    else:
+        graded = f", which can grade against {counted(len(references), 'reference')}" if references else ""
+        yield Finding("verifier", "ok", f"{profile}{graded}")
+
+
+def _configured_verifier(config: Config) -> BaseVerifier:
+    options = config.verifier
+    return build_verifier(options.profile, limits=limits_of(options), correct_at=options.correct_at)
+
+
+def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:
+    """Map each reference that is not paid for although it is given as the answer itself, in any known form, to the reason."""
+    pairs = [(reference, text, False) for reference in references for text in verifier.stated(reference)]
+    reasons: dict[str, str] = {}
+    paid: set[str] = set()
+    for (reference, *_), verdict in zip(pairs, verifier.grade_pairs(pairs), strict=True):
+        reasons.setdefault(reference, f"given as the answer itself, it is {verdict.status}")
+        if verdict.status == "correct":
+            paid.add(reference)
+    return {reference: reason for reference, reason in reasons.items() if reference not in paid}
+
+
+def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:
+    """Say so if the user's function decides on none of the first references, given as responses; else an empty string."""
+    shown = references[:LEAST_QUESTIONS]
+    verdicts = verifier.grade_pairs([(reference, reference, False) for reference in shown])
+    counts = Counter[str](verdict.status for verdict in verdicts)
+    if not counts or {*counts} - {*UNDECIDED}:
+        return ""
+    return undecided_text(verifier.name, counts, verdicts[0].reason.partition("\n")[0])
+
+
+def _told(profile: str, faults: Mapping[str, str], references: int) -> str:
+    examples: dict[str, list[str]] = {}
+    for reference, reason in list(faults.items())[:EXAMPLES]:
+        examples.setdefault(reason, []).append(repr(reference[:NAMED_CHARACTERS]))
+    return (
+        f"{len(faults):,} of {counted(references, 'reference')} cannot be graded against with verifier.profile = {profile}, "
+        "e.g. " + "; ".join(f"{', '.join(shown)}: {reason}" for reason, shown in examples.items())
+    )
+
+
+def input_notes(subject: Subject) -> list[str]:
+    """Return what a user should know of the questions: rows without use, unknown text, thinking, data that is not held out."""
+    sets = [found for found in (subject.train, subject.evaluation) if found is not None]
+    lines = [line for found in sets for line in (*found.report.lines(), *unknown_text(found, subject.tokenizer))]
+    lines += prompt_notes(subject.tokenizer, sets, chat_template=subject.config.model.chat_template)
+    train, held_out = subject.train, subject.evaluation
+    known = {prompt.id for prompt in train.prompts} if train else set()
+    if held_out and (both := sum(prompt.id in known for prompt in held_out.prompts)):
+        lines.append(f"{both} of {counted(len(held_out), 'evaluation question')} are training questions too")
+    return lines
+
+
+def check_context(config: Config) -> None:
+    """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
+    context = context_length(config.model.path)
+    if prompt + response > context:
+        raise ModelError(
+            f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
+            f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
+        )
+
+
+def check_divided(config: Config) -> None:
+    """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
+    workers, model = config.generator.tensor_parallel, config.model.path
+    if workers > 1 and (part := undivided(read_shape(model), workers)):
+        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
+
+
+def check_heads(subject: Subject) -> None:
+    """Raise ``ModelError`` where the model's attention heads have a size that vLLM does not compute on CPUs."""
+    if subject.config.generator.gpus or subject.shape is None:
+        return
+    size = subject.shape.head_dim
+    if size not in CPU_HEAD_SIZES:
+        raise ModelError(
+            f"{subject.config.model.path} has attention heads of {size} values; vLLM on CPUs computes those of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or GPUs"
+        )
+
+
+def check_output_head(config: Config) -> None:
+    """Raise ``ModelError`` if the files hold another output head than config.json and the family say, or none at all."""
+    model = config.model.path
+    try:
+        tied = ties_head(model)
+    except ModelError:  # vLLM serves more families than transformers knows
+        return
+    if tied and not same_weights(model, HEAD, EMBEDDING):
+        raise ModelError(
+            f"{model}: by config.json {TIED} is true, and the safetensors hold an {HEAD} that is not the embedding: set {TIED} "
+            "to false there to use that head, or remove the weight"
+        )
+    if not tied and has_weight(model, EMBEDDING) and not has_weight(model, HEAD):
+        raise ModelError(
+            f"{model}: by config.json {TIED} is false, and the safetensors hold no {HEAD}: set {TIED} to true there if the "
+            "embedding is the output head, or add the weight"
+        )
+
+
+def check_lora_targets(config: Config) -> None:
+    """Raise ``ConfigError`` where an adapter is asked for on a layer that the model does not have."""
+    if not config.learner.lora_rank:
+        return
+    present = linear_layers(config.model.path)
+    unknown = sorted({*config.learner.lora_targets} - {*present, "all-linear"})
+    if present and unknown:
+        raise ConfigError(
+            f"learner.lora_targets: no linear layer of {config.model.path} is called {', '.join(unknown)}; "
+            f"there are {', '.join(present)}, and all-linear for all of them"
+        )
+
+
+def check_watched(config: Config, prompts: PromptSet) -> None:
+    """Raise ``ConfigError`` where ``rollouts.watch`` names a prompt that is not among ``prompts``."""
+    known = {prompt.id for prompt in prompts.prompts}
+    unknown = [watched for watched in config.rollouts.watch if watched not in known]
+    if unknown:
+        ids = named([repr(prompt_id[:NAMED_CHARACTERS]) for prompt_id in unknown])
+        raise ConfigError(
+            f"rollouts.watch: no training question has the id {ids}; ids are in the column prompt_id of rollouts/ "
+            "and on the pages of `rlep console`"
+        )
+
+
+def _references(subject: Subject) -> list[str]:
+    """Return each reference once; none of questions that cannot be read, of which their own check tells."""
+    references: dict[str, None] = {}
+    for evaluated in (False, True):
+        with suppress(RlepError):
+            prompts = subject.evaluation if evaluated else subject.train
+            references |= dict.fromkeys(prompt.reference for prompt in prompts.prompts) if prompts else {}
+    return list(references)

@@ -1,0 +1,227 @@
+"""The composition root: from a config to running actors behind the driver's ports."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlep.actors.cluster import Cluster, Report, unreported
+from rlep.actors.colocation import Colocated
+from rlep.actors.contact import remove_contact, write_contact
+from rlep.actors.control import Control, Role
+from rlep.actors.generators import GeneratorPool
+from rlep.actors.learner_actor import Probes
+from rlep.actors.learners import Learners
+from rlep.actors.pool_actor import PoolHost
+from rlep.actors.prometheus_gauges import remove_targets, write_targets
+from rlep.actors.ray_watch import ended_by, watch_node
+from rlep.actors.replicas import RoleStatus
+from rlep.actors.run_progress import RunProgress
+from rlep.actors.timeline import keep_trace, write_trace
+from rlep.actors.verifiers import VerifierPool, check_nodes
+from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.engine_options import (
+    PROBES,
+    generator_dtype,
+    group_options,
+    learner_options,
+    sampler_options,
+)
+from rlep.check.inputs import Inputs
+from rlep.check.pool_place import pool_place
+from rlep.config.schema import Config
+from rlep.core.types import Prompt
+from rlep.core.waiting import silence
+from rlep.driver import ports
+from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
+from rlep.services.pool.rpc.async_client import AsyncPoolClient
+from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
+
+
+def probes_of(prompts: Sequence[Prompt]) -> Probes:
+    """Return fixed sequences for the log-prob check: the first prompts' own text, one half given, the other scored."""
+    chosen = [prompt.tokens for prompt in prompts if len(prompt.tokens) > 1][:PROBES]
+    return [(tokens[: len(tokens) // 2], tokens[len(tokens) // 2 :]) for tokens in chosen]
+
+
+class RunActors:
+    """The actors of one command; entered once, closed in the reverse order whatever happens."""
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        self.config = config
+        self.cluster = cluster
+        self._stack = AsyncExitStack()
+        self._starting: list[asyncio.Task[None]] = []
+        self._elastic: dict[Role, GeneratorPool | VerifierPool] = {}
+        self._watched: list[Callable[[], RoleStatus]] = []
+        self._pool_host: PoolHost | None = None
+        self._sharing, self._shared = _shared(config, cluster)
+
+    async def __aenter__(self) -> RunActors:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self._stack.aclose()
+
+    @property
+    def roles(self) -> int:
+        """Number of roles that were asked for."""
+        return len(self._starting)
+
+    async def started(self, advance: Callable[[int], None] | None = None) -> None:
+        """Wait until all roles that were asked for are up, ``advance`` being told of each; the first failure ends the wait."""
+        for started in asyncio.as_completed(self._starting):
+            await started
+            if advance is not None:
+                advance(1)
+
+    def generators(self, *, base_version: int | None = None) -> GeneratorPool:
+        """Start vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
+        config, options = self.config, sampler_options(self.config)
+        shared = self._shared
+        if base_version is not None:  # weights that never change, and no learner
+            options, shared = replace(options, on_update="wait", sleeps=False), None
+        if shared is not None:
+            self._stack.callback(shared.close)  # when all actors in it have ended
+        model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
+        role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
+        self._sharing.join("generators", role)
+        self._begin(role.close, role.start(base_version=base_version))
+        self._elastic["generators"] = role
+        return role
+
+    def verifiers(self) -> VerifierPool:
+        """Start the verifier pool."""
+        role = VerifierPool(self.cluster, self.config.verifier)
+        self._begin(role.close, role.start())
+        self._elastic["verifiers"] = role
+        return role
+
+    def learners(self) -> Learners:
+        """Start all learner ranks."""
+        config = self.config
+        model, options = config.model.path.absolute(), learner_options(config)
+        role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
+        self._sharing.join("learner", role)
+        self._begin(role.close, role.start())
+        self._watched.append(role.status)
+        return role
+
+    def pool(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
+        """Open the experience pool."""
+        name, cap = self.config.pool.name, self.config.collection.cap
+        return self._pool(name, inputs, cap=None if read_only else cap, read_only=read_only)
+
+    def live(self, inputs: Inputs) -> AsyncPoolClient:
+        """Open the pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
+        holder = f"{secrets.token_hex(8)} the run in {self.config.run.directory.absolute()} on {platform.node()}"
+        options = {"minimum": 1, "precision": "float32"}
+        return self._pool(self.config.run.name + LIVE, inputs, options, cap=UNCAPPED, holder=holder)
+
+    def failures(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
+        """Open the pool of wrong responses beside it, for ``replay.failed``."""
+        name, cap = self.config.pool.name + FAILURES, self.config.collection.failed
+        return self._pool(name, inputs, {"minimum": 1}, cap=None if read_only else cap, read_only=read_only)
+
+    def _pool(
+        self, name: str, inputs: Inputs, options: Mapping[str, Any] | None = None, **opening: Any
+    ) -> AsyncPoolClient:
+        """Return a client, opened once the run's server is up."""
+        config = self.config
+        if self._pool_host is None:
+            self._pool_host = PoolHost(self.cluster, replace(pool_place(config), name=name), config.pool.deadline_s)
+            self._begin(self._pool_host.close, self._pool_host.start())
+            self._watched.append(self._pool_host.status)
+        host = self._pool_host
+        known = {"minimum": config.replay.minimum, "writer": config.run.name, "vocabulary": inputs.vocabulary}
+        client = host.client(name, **known | dict(options or {}))
+
+        async def start() -> None:
+            await host.started()
+            await client.open(tokenizer_digest=inputs.tokenizer.digest, **opening)
+
+        self._begin(client.close, start())
+        return client
+
+    def control(self, progress: Callable[[], RunProgress] = RunProgress) -> Control:
+        """Listen for commands from other processes, which find the run by a file in its directory; asked for after all roles."""
+        role = Control(self.cluster, self._elastic, self._watched, progress)
+        directory = self.config.run.directory
+
+        async def start() -> None:
+            await role.start()
+            write_contact(directory, self.cluster.contact)
+            if self.cluster.home is not None and "prometheus" in self.config.tracking.sinks:
+                write_targets(directory)
+
+        self._begin(role.close, start())
+        self._stack.callback(remove_contact, directory)
+        self._stack.callback(remove_targets, directory)
+        trace, timeline = directory / "timeline.json", self.cluster.timeline
+        self._stack.callback(lambda: write_trace(trace, timeline.spans))
+        self._stack.callback(asyncio.ensure_future(keep_trace(trace, timeline)).cancel)
+        return role
+
+    def weights(self, learners: Learners, generators: GeneratorPool, prompts: Sequence[Prompt]) -> WeightPublisher:
+        """Return the publisher of weights from the learner to the generators."""
+        return WeightPublisher(
+            learners,
+            generators,
+            probes_of(prompts),
+            dtype=generator_dtype(self.config),
+            deadline_s=self.config.learner.deadline_s,
+            group=group_options(self.config),
+        )
+
+    def ports(
+        self, generators: GeneratorPool, learners: Learners, weights: WeightPublisher
+    ) -> tuple[ports.Generators, ports.Learner, ports.Weights]:
+        """Return these as a training run is given them: with time-sharing where they share devices."""
+        if self._shared is None:
+            return generators, learners, weights
+        sharing = self._sharing
+        return (
+            TimeSharedGenerators(generators, sharing),
+            TimeSharedLearner(learners, sharing),
+            TimeSharedWeights(weights.offer, weights.take, sharing),
+        )
+
+    def _begin(self, close: Callable[[], Awaitable[None]], starting: Coroutine[object, object, None]) -> None:
+        self._stack.push_async_callback(close)
+        self._starting.append(asyncio.create_task(starting))
+
+
+def _shared(config: Config, cluster: Cluster) -> tuple[TimeSharing, Colocated | None]:
+    generator, learner = config.generator, config.learner
+    # The longest work of a side: a rollout during which a generator restarts, or one update.
+    sharing = TimeSharing(config.rollout.deadline_s + generator.start_deadline_s + learner.deadline_s)
+    if config.cluster.placement == "split":
+        return sharing, None
+    return sharing, Colocated(cluster, generator, learner, lambda: sharing.of("generators", wake=False))
+
+
+@asynccontextmanager
+async def run_actors(config: Config, report: Report = unreported) -> AsyncIterator[RunActors]:
+    """Connect to a cluster with nothing on it yet; its logs are kept in the run directory when the block fails."""
+    cluster = Cluster(config.cluster, config.run.name, report)
+    connecting = silence(asyncio.ensure_future(asyncio.to_thread(cluster.connect)))  # nobody may be left to await it
+    logs: Path | None = config.run.directory / "logs"
+    try:
+        await asyncio.shield(connecting)
+        await check_nodes(cluster, config.verifier)
+        with watch_node(config.cluster.head_deadline_s):
+            async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
+                yield entered
+        logs = None
+    finally:
+        await asyncio.wait({connecting})  # a thread cannot be stopped, and what it has begun is to be ended
+        await asyncio.to_thread(cluster.close, logs)

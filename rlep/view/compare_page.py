@@ -1,0 +1,105 @@
+"""Runs beside each other: curves over steps, time or compute, and the settings that differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rlep.view.charts import Axis, ChartLook, Curve, line_chart
+from rlep.view.record import EvaluationPoint, compute_at, compute_of_line, read_evaluations
+from rlep.view.run_files import RunPlace, read_json
+from rlep.view.run_page import SECTIONS
+from rlep.view.state import flat
+from rlep.view.steps import StepTable, read_steps
+from rlep.view.templating import rendered
+from rlep.view.words import label_of, unit_of
+
+AXES: Mapping[str, str] = {
+    "steps": "steps",
+    "time": "minutes of work",
+    "compute": "million tokens: generated + scored + 3 × trained",
+}
+_COMPUTE = ("compute/generated_tokens", "compute/scored_tokens", "compute/trained_tokens")
+
+
+def compare(
+    chosen: Sequence[RunPlace], names: Sequence[str], over: str, metrics: Sequence[str], look: ChartLook
+) -> str:
+    """Runs over common axes, evaluations first, and the keys of their configs that differ."""
+    over = over if over in AXES else "steps"
+    tables = {place.name: read_steps(place)[0] for place in chosen}
+    evaluated = {place.name: read_evaluations(place)[0] for place in chosen}
+    sources = sorted({row.data_source for rows in evaluated.values() for row in rows})
+    x = Axis(AXES[over])
+    drawn = [
+        line_chart(
+            f"{source}: held-out accuracy",
+            [_evaluation_curve(name, rows, source, tables[name], over) for name, rows in evaluated.items()],
+            x,
+            Axis("correct samples, mean over questions", "share"),
+            look=look,
+        )
+        for source in sources
+    ]
+    known = sorted({name for table in tables.values() for name in [*table.columns] if "[" not in name})
+    usual = [name for charts in SECTIONS.values() for _, several in charts for name in several]
+    for metric in dict.fromkeys([*(one for one in metrics if one in known), *usual, "time/step"]):
+        curves = [Curve(name, points(table, metric, over)) for name, table in tables.items()]
+        drawn.append(
+            line_chart(label_of(metric), curves, x, Axis(unit_of(metric) or "value", unit_of(metric)), look=look)
+        )
+    configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
+    keys = sorted({key for one in configs for key in one})
+    return rendered(
+        "compare.html",
+        chosen=[place.name for place in chosen],
+        names=names,
+        over=over,
+        axes=AXES,
+        look=look,
+        metrics=[name for name in metrics if name in known],
+        known=known,
+        pictures=[one for one in drawn if one],
+        differences=[
+            (key, [one.get(key) for one in configs]) for key in keys if len({one.get(key) for one in configs}) > 1
+        ],
+    )
+
+
+def _evaluation_curve(name: str, rows: Sequence[EvaluationPoint], source: str, table: StepTable, over: str) -> Curve:
+    found = sorted(
+        evaluation_points([row for row in rows if row.data_source == source], table, over), key=lambda one: one[0]
+    )
+    band = [(at, row.low, row.high) for at, row in found if row.low is not None and row.high is not None]
+    return Curve(name, [(at, row.avg) for at, row in found], band)
+
+
+def evaluation_points(
+    rows: Sequence[EvaluationPoint], table: StepTable, over: str
+) -> list[tuple[float, EvaluationPoint]]:
+    """(position, evaluation) of every one whose position the run recorded."""
+    found = []
+    for row in rows:
+        compute = compute_at(table, row.step) if over == "compute" else None
+        at = {"steps": float(row.step), "time": row.wall_s / 60}.get(over, None if compute is None else compute / 1e6)
+        if at is not None:
+            found.append((at, row))
+    return found
+
+
+def points(table: StepTable, metric: str, over: str) -> tuple[tuple[float, float], ...]:
+    """(position, value) of the steps that have one."""
+    pairs = zip(positions(table, over), table.columns.get(metric, ()), strict=False)
+    return tuple((at, value) for at, value in pairs if not math.isnan(at) and not math.isnan(value))
+
+
+def positions(table: StepTable, over: str) -> Sequence[float]:
+    """Where each step stands on an axis; NaN where the run did not record it."""
+    if over == "steps":
+        return table.steps
+    if over == "time":
+        return [seconds / 60 for seconds in table.wall_s]
+    if not all(name in table.columns for name in _COMPUTE):
+        return [math.nan] * len(table)
+    columns = zip(*(table.columns[name] for name in _COMPUTE), strict=False)
+    return [compute_of_line(dict(zip(_COMPUTE, several, strict=True))) / 1e6 for several in columns]

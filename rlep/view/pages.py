@@ -1,0 +1,277 @@
+"""Pages of a step, a group and an evaluation."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlep.core.errors import DataError
+from rlep.view import rollouts
+from rlep.view.charts import Axis, bar_chart
+from rlep.view.rollouts import GroupView, Row
+from rlep.view.run_files import RunPlace, StepLine, or_note
+from rlep.view.steps import read_steps
+from rlep.view.templating import figure, rendered
+
+A_PAGE = 100
+MOST_WORDS = 1500
+"""Of a response that is compared: the time of a comparison grows with the square."""
+FILTERS: Mapping[str, Callable[[GroupView], bool]] = {
+    "all": lambda one: True,
+    "taught": lambda one: one.mass > 0,
+    "rescued": lambda one: one.rescued,
+    "wrong": lambda one: one.all_wrong,
+}
+ORDERS: Mapping[str, Callable[[GroupView], float]] = {
+    "short": lambda one: one.shortest,
+    "long": lambda one: -one.tokens,
+    "gap": lambda one: -one.gap,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What the address of such a page asks for."""
+
+    page: int = 0
+    show: str = "all"
+    q: str = ""
+    """Text that questions or responses must have."""
+    status: str = ""
+    """Status that a response must have; empty: any."""
+    pair: tuple[int, int] | None = None
+    """Members of a group whose texts are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionResult:
+    """A question in two evaluations: correct samples of all, and of those that both have."""
+
+    prompt_id: str
+    question: str
+    correct: int
+    samples: int
+    before: int | None
+    """Correct ones of ``shared`` in the evaluation before; None where there was none."""
+    now: int
+    """Correct ones of ``shared``."""
+    shared: int
+    """Samples that both have, by number: they have the same seeds, so that only the policy differs."""
+
+    @property
+    def change(self) -> int:
+        """Correct ones more than in the evaluation before; 0 where there was none."""
+        return 0 if self.before is None else self.now - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A trajectory of a group, with its text where that was written."""
+
+    row: Row
+    text: Row | None
+
+    @property
+    def tokens(self) -> Iterator[tuple[int, float | None]]:
+        """(token id, log-prob) of the first 4,096."""
+        if self.text is None:
+            return iter(())
+        return zip((self.text["token_ids"] or ())[:4096], (self.text["logprobs"] or ())[:4096], strict=False)
+
+
+def step(place: RunPlace, number: int, query: Query) -> str:
+    """The groups of a step: which of them taught."""
+    groups, notes = or_note(lambda: rollouts.read_groups(place, number))
+    try:
+        questions = rollouts.read_questions(place, number)
+    except DataError as error:
+        questions = {}
+        notes.append(str(error))
+    show = query.show
+    chosen = [one for one in groups if FILTERS.get(show, FILTERS["all"])(one)]
+    if query.status:
+        chosen = [one for one in chosen if any(row["status"] == query.status for row in one.rows)]
+    if query.q:
+        matching, missing = or_note(lambda: sorted(rollouts.groups_with(place, number, query.q)))
+        chosen = [one for one in chosen if one.number in matching]
+        notes += missing
+    if show in ORDERS:
+        chosen.sort(key=ORDERS[show])
+    rewards = [row["reward"] for one in groups for row in one.rows if math.isfinite(row["reward"])]
+    return rendered(
+        "step.html",
+        run=place.name,
+        step=number,
+        steps=_beside(number, rollouts.steps_with(place, "rollouts")),
+        show=show if show in FILTERS or show in ORDERS else "all",
+        choices=[*FILTERS, *ORDERS],
+        q=query.q,
+        status=query.status,
+        statuses=sorted({str(row["status"]) for one in groups for row in one.rows}),
+        groups=chosen[query.page * A_PAGE : (query.page + 1) * A_PAGE],
+        questions=questions,
+        found=len(chosen),
+        total=len(groups),
+        sampled=_sampled(place, number),
+        page=query.page,
+        last=max(0, (len(chosen) - 1) // A_PAGE),
+        rewards=bar_chart(
+            "Rewards of the step",
+            [(_range(low, high), float(count), "c0") for low, high, count in histogram(rewards)],
+            Axis("reward"),
+            Axis("trajectories"),
+        ),
+        notes=notes,
+    )
+
+
+def _sampled(place: RunPlace, number: int) -> StepLine | None:
+    """The step's numbers, where dynamic sampling dropped groups of it: they have no rows."""
+    table, _ = read_steps(place)
+    at = next((at for at, step in enumerate(table.steps) if step == number), None)
+    line = None if at is None else table.line(at)
+    if line is None or not (dropped := line.numbers.get("selection/discarded")):
+        return None
+    # older versions counted in rollout/… what was kept
+    whole = "selection/accuracy" in line.numbers or line.numbers.get("rollout/prompts") == dropped
+    return line if whole else None
+
+
+def group(place: RunPlace, number: int, which: int, query: Query) -> str:
+    """Every response of a group, fresh beside replayed."""
+    groups, notes = or_note(lambda: rollouts.read_groups(place, number))
+    found = next((one for one in groups if one.number == which), None)
+    if found is None and not notes:
+        raise DataError(f"step {number} has no group {which}")
+    texts, missing = or_note(lambda: rollouts.read_texts(place, number, which))
+    by_member = {row["member"]: row for row in texts}
+    if not texts and not missing:
+        missing = ["the texts of this group were not written: see rollouts.groups and rollouts.watch"]
+    rows = found.rows if found else ()
+    members = [Member(row, by_member.get(row["member"])) for row in rows if query.status in ("", row["status"])]
+    ends = (min(by_member, default=0), max(by_member, default=0))
+    pair = query.pair if query.pair and set(query.pair) <= by_member.keys() else ends
+    return rendered(
+        "group.html",
+        run=place.name,
+        step=number,
+        group=which,
+        groups=_beside(which, [one.number for one in groups]),
+        prompt=found.rows[0]["prompt_id"] if found else None,
+        question=texts[0]["question"] if texts else None,
+        seen=texts[0]["prompt"] if texts else None,
+        texts=sorted(by_member),
+        pair=pair,
+        difference=word_difference(*(str(by_member[one]["text"]) for one in pair)) if query.pair == pair else [],
+        status=query.status,
+        statuses=sorted({str(row["status"]) for row in rows}),
+        reference=texts[0]["reference"] if texts else None,
+        halves=[
+            ("Fresh responses", [one for one in members if not one.row["replayed"]]),
+            ("Replays", [one for one in members if one.row["replayed"]]),
+        ],
+        notes=[*notes, *missing],
+    )
+
+
+def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) -> str:
+    """The questions of an evaluation: those whose answers changed first; of one question every sample."""
+    held = rollouts.steps_with(place, "samples")
+    before = next((one for one in held if one < number), None)
+    rows, notes = or_note(lambda: rollouts.read_samples(place, number))
+    earlier, more = or_note(lambda: rollouts.read_samples(place, before)) if before is not None else ([], [])
+    samples, damage = (
+        or_note(lambda: rollouts.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
+    )
+    results = sorted(_results(rows, earlier), key=lambda one: (-abs(one.change), one.prompt_id))
+    with_status = {row["prompt_id"] for row in rows if query.status in ("", row["status"])}
+    chosen = [one for one in results if one.prompt_id in with_status and query.q.lower() in str(one.question).lower()]
+    page = query.page
+    return rendered(
+        "evaluation.html",
+        run=place.name,
+        step=number,
+        steps=_beside(number, held),
+        before=before,
+        results=chosen[page * A_PAGE : (page + 1) * A_PAGE],
+        q=query.q,
+        status=query.status,
+        statuses=sorted({str(row["status"]) for row in rows}),
+        flipped=sum(one.change != 0 for one in results),
+        shared=max((one.shared for one in results), default=0),
+        total=len(results),
+        page=page,
+        last=max(0, (len(chosen) - 1) // A_PAGE),
+        asked=asked,
+        samples=samples[:A_PAGE],
+        notes=[*notes, *more, *damage],
+    )
+
+
+def word_difference(before: str, after: str) -> list[tuple[str, str]]:
+    """("same" | "out" | "in", text) from one text to another, word by word, of the first ``MOST_WORDS`` words of each."""
+    left, right = (re.findall(r"\s+|[^\s]+", text)[:MOST_WORDS] for text in (before, after))
+    found = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, left, right).get_opcodes():
+        if kind == "equal":
+            found.append(("same", "".join(left[a:b])))
+            continue
+        found += [(name, "".join(words)) for name, words in (("out", left[a:b]), ("in", right[c:d])) if words]
+    return found
+
+
+def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, float, int]]:
+    """(from, to, how many) of equal widths; the last one has its end in it."""
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    width = (high - low) / bins
+    if not width:
+        return [(low, high, len(values))]
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, int((value - low) / width))] += 1
+    return [(low + at * width, low + (at + 1) * width, count) for at, count in enumerate(counts)]
+
+
+def _range(low: float, high: float) -> str:
+    return f"{figure(low)} to {figure(high)}" if low < high else figure(low)
+
+
+def _results(rows: Sequence[Row], earlier: Sequence[Row]) -> list[QuestionResult]:
+    before, now = _correct(earlier), _correct(rows)
+    texts = {row["prompt_id"]: row["question"] for row in rows}
+    found = []
+    for name, samples in now.items():
+        held = before.get(name, {})
+        shared = held.keys() & samples.keys()
+        found.append(
+            QuestionResult(
+                name,
+                texts[name],
+                sum(samples.values()),
+                len(samples),
+                sum(held[one] for one in shared) if shared else None,
+                sum(samples[one] for one in shared),
+                len(shared),
+            )
+        )
+    return found
+
+
+def _correct(rows: Sequence[Row]) -> dict[str, dict[int, bool]]:
+    """Question → sample → whether it is correct."""
+    found: dict[str, dict[int, bool]] = {}
+    for row in rows:
+        found.setdefault(row["prompt_id"], {})[row["sample"]] = row["status"] == "correct"
+    return found
+
+
+def _beside(number: int, held: Sequence[int]) -> tuple[int | None, int | None]:
+    """The numbers before and after."""
+    return max((one for one in held if one < number), default=None), min(
+        (one for one in held if one > number), default=None
+    )

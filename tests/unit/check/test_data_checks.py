@@ -1,0 +1,105 @@
+"""What is refused before any actor starts."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rlep.check.data_checks import check_lora_targets, check_output_head, check_watched
+from rlep.config.schema import Config
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError, ModelError
+from tests.small import BASE
+from tests.unit.driver.driver_values import prompt_set
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Weights of one layer in two files."""
+    layer = "model.layers.0"
+    save_file({f"{layer}.self_attn.q_proj.weight": np.zeros((4, 4))}, tmp_path / "a.safetensors")
+    others = {f"{layer}.mlp.up_proj.weight": np.zeros((8, 4)), f"{layer}.input_layernorm.weight": np.zeros(4)}
+    others |= {f"{layer}.self_attn.q_proj.bias": np.zeros(4), "model.embed_tokens.weight": np.zeros((10, 4))}
+    save_file(others, tmp_path / "b.safetensors")
+    return tmp_path
+
+
+def config_of(model: Path, targets: str, rank: int = 4) -> Config:
+    return load_config(
+        [BASE], [f'model.path="{model}"', f"learner.lora_rank={rank}", f"learner.lora_targets={targets}"]
+    )
+
+
+@pytest.mark.parametrize("targets", ['["all-linear"]', '["q_proj"]', '["up_proj", "q_proj"]'])
+def test_adapters_on_layers_that_are_there(targets: str, model: Path) -> None:
+    check_lora_targets(config_of(model, targets))
+
+
+def test_a_target_that_no_layer_has_is_refused_and_those_there_are_named(model: Path) -> None:
+    wrong = config_of(model, '["q_proj", "query", "input_layernorm", "embed_tokens"]')
+    with pytest.raises(ConfigError, match="is called embed_tokens, input_layernorm, query; there are q_proj, up_proj"):
+        check_lora_targets(wrong)
+    check_lora_targets(wrong.model_copy(update={"learner": wrong.learner.model_copy(update={"lora_rank": 0})}))
+
+
+def test_a_torn_file_is_named(model: Path) -> None:
+    (model / "b.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match=r"b\.safetensors cannot be read"):
+        check_lora_targets(config_of(model, '["q_proj"]'))
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "refused"),
+    [
+        ("llama", None, "false, and the safetensors hold no lm_head.weight: set tie_word_embeddings to true"),
+        ("llama", False, "false, and the safetensors hold no lm_head.weight: set tie_word_embeddings to true"),
+        ("llama", True, ""),
+        ("gemma", None, ""),  # tied by its family
+        ("gemma", False, "false, and the safetensors hold no lm_head.weight: set tie_word_embeddings to true"),
+        ("of another library", False, ""),
+    ],
+)
+def test_a_model_without_an_output_head_is_one_whose_head_is_tied(
+    family: str, stated: bool | None, refused: str, model: Path
+) -> None:
+    said = {} if stated is None else {"tie_word_embeddings": stated}
+    (model / "config.json").write_text(json.dumps({"model_type": family, **said}))
+    with pytest.raises(ModelError, match=refused) if refused else nullcontext():
+        check_output_head(config_of(model, '["q_proj"]'))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_another_head_beside_a_tied_one_is_refused_an_equal_one_is_not(family: str, model: Path) -> None:
+    said = {"tie_word_embeddings": True} if family == "llama" else {}
+    (model / "config.json").write_text(json.dumps({"model_type": family, **said}))
+    save_file({"lm_head.weight": np.zeros((10, 4))}, model / "c.safetensors")
+    check_output_head(config_of(model, '["q_proj"]'))
+    save_file({"lm_head.weight": np.ones((10, 4))}, model / "c.safetensors")
+    with pytest.raises(ModelError, match="is true, and the safetensors hold an lm_head"):
+        check_output_head(config_of(model, '["q_proj"]'))
+
+
+def watching(*names: str) -> Config:
+    return load_config([BASE], [f"rollouts.watch={json.dumps(names)}"])
+
+
+def test_watched_prompts_are_those_of_the_training_data() -> None:
+    data = prompt_set(3)
+    check_watched(watching(), data)
+    check_watched(watching(data.prompts[2].id, data.prompts[0].id), data)
+    with pytest.raises(ConfigError, match=r"no training question has the id 'a', 'b', 'c' and 2 more; ids are"):
+        check_watched(watching("a", data.prompts[1].id, "b", "c", "d", "e"), data)
+    with pytest.raises(ConfigError) as refused:
+        check_watched(watching(*(f"{number:02d}" + "x" * 100_000 for number in range(64))), data)
+    assert len(str(refused.value)) < 1000
+
+
+def test_more_than_64_prompts_are_not_watched() -> None:
+    assert len(watching(*map(str, range(64))).rollouts.watch) == 64
+    with pytest.raises(ConfigError, match="must have at most 64 values"):
+        watching(*map(str, range(65)))
