@@ -64,8 +64,8 @@ class PoolHost:
     try their calls again meanwhile.
     """
 
-    def __init__(self, cluster: Cluster, place: PoolPlace, deadline: float) -> None:
-        """``place``: with absolute paths, on the node of the driver; its name is the pool that other jobs ask about."""
+    def __init__(self, cluster: Cluster, place: PoolPlace, deadline: float, name: str = ACTOR_NAME) -> None:
+        """``place``: with absolute paths, on the node of the driver; its name: what others ask about. ``name``, of the actor."""
         self._place = place = replace(place, socket=private_socket(place.url))
         self._deadline = deadline + 60  # the server's own deadline ends first, with its reason
         self._span, self._started = cluster.timeline.span, asyncio.Event()
@@ -75,11 +75,11 @@ class PoolHost:
             here = {
                 NODE_LABEL: ray.get_runtime_context().get_node_id()
             }  # which has the directory, and the password's file
-            actor = await cluster.place(PoolActor, ACTOR_NAME, ActorConfig(cpus=0, label_selector=here))
+            actor = await cluster.place(PoolActor, name, ActorConfig(cpus=0, label_selector=here))
             await call(actor.start.remote(place, deadline), "opening the pool", self._deadline)
             return actor
 
-        self._actor = Supervised(ACTOR_NAME, start, restarts=3, heartbeat_timeout_s=deadline, report=cluster.report)
+        self._actor = Supervised(name, start, restarts=3, heartbeat_timeout_s=deadline, report=cluster.report)
 
     async def start(self) -> None:
         """Have the server up. Raises ``PoolError`` or ``ConfigError`` with the reason."""

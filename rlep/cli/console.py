@@ -52,10 +52,10 @@ def console(
 
 
 def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], say: Callable[[], None]) -> None:
-    """Answer until the process is told to stop; embedded pools are served as long. ``say`` is called when they are."""
+    """Answer until the process is told to stop; pools that no server has are served as long. ``say`` is called when they are."""
     import uvicorn
 
-    from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+    from rlep.services.pool.rpc.places import hosted
 
     options = uvicorn.Config(
         app,
@@ -69,8 +69,7 @@ def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], s
     )
     with ExitStack() as stack:
         for place in pools:
-            if place.url is None:
-                stack.enter_context(EmbeddedRedis(place.directory))
+            stack.enter_context(hosted(place))
         stack.enter_context(suppress(KeyboardInterrupt))
         say()
         uvicorn.Server(options).run(sockets=[listening])
