@@ -37,7 +37,6 @@ from rlep.config.settings import parse_config
 from rlep.core.heap import return_freed_memory
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
-from rlep.engines.cpu import acceleration
 from rlep.engines.learner import device_state, head
 from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.options import LearnerOptions
@@ -69,7 +68,6 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of ``[learner]``."""
     kl_coef: float = 0.0
-    accelerated: bool = False
     gradients: bool = False
     """Measure one micro-batch as well, which says what gradients take."""
 
@@ -83,7 +81,6 @@ class Case:
                 "reward": {"overlong_buffer": 0},
                 "loss": {"kl_coef": self.kl_coef},
                 "learner": {"ranks": self.ranks, "micro_batch_tokens": self.tokens, **self.settings},
-                "cluster": {"cpu_acceleration": self.accelerated},
             }
         )
 
@@ -92,7 +89,6 @@ FEW: dict[str, Any] = {"tokens": 256, "longest": 128}
 UNSHARDED = {"unsharded_gradients": True}
 CASES = (
     Case("toy", "toy", tokens=16_384, longest=128),
-    Case("toy, accelerated", "toy", tokens=16_384, longest=128, accelerated=True),
     Case("toy, bfloat16", "toy", tokens=16_384, longest=128, settings={"dtype": "bfloat16"}),
     Case("135M", tokens=1024, longest=512),
     Case("135M, checkpointing", settings={"activation_checkpointing": True}),
@@ -142,10 +138,7 @@ def update(
     rank, meeting = place
     if options.reference is not None:
         options = replace(options, reference=model)
-    kernels = acceleration().kernels if case.accelerated else None
-    learner = LearnerRank(
-        model, options, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}", kernels=kernels
-    )
+    learner = LearnerRank(model, options, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}")
     peaks = []
     for count in micro_batches:
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten

@@ -1,11 +1,10 @@
 """Tokens per second of 512 responses through actor, queue and stream, against vLLM's own ``LLM.generate`` on one thread each.
 
-Once with vLLM's own scheduler and sampler, once with ``cluster.cpu_acceleration``. All have the same model, engine arguments,
-sampling parameters and seeds, so they generate the same responses. The medians of five alternating rounds count, after one to
-warm up. The bare engine lives in its own process beside the actor and is idle while the other works. The last line is JSON:
+Both have the same model, engine arguments, sampling parameters and seeds, so they generate the same responses. The medians of
+five alternating rounds count, after one to warm up. The bare engine lives in its own process beside the actor and is idle while
+the other works. The last line is JSON:
 
-* ``generator_over_bare_vllm``, ``generator_tokens_per_s``: with acceleration; ``stock_…``: without;
-* ``accelerated_over_stock_generator``: the first ratio over the second;
+* ``generator_over_bare_vllm``, ``generator_tokens_per_s``, ``bare_vllm_tokens_per_s``;
 * ``same_tokens``: tokens of all rounds over those of the bare engine.
 """
 
@@ -73,7 +72,7 @@ def received(pipe: Connection) -> Any:
 
 
 async def measure(config: Config) -> dict[str, Any]:
-    """Both settings against one bare engine."""
+    """Figures of the generator and of the bare engine."""
     inputs = read_inputs(config)
     assert inputs.train is not None
     prompts = [prompt.tokens for prompt in inputs.train.prompts[: SAMPLES // 8]]
@@ -84,18 +83,14 @@ async def measure(config: Config) -> dict[str, Any]:
     process.start()
     there.close()
     await asyncio.to_thread(received, here)
-    stock = await compared(with_acceleration(config, False), prompts, here)
-    fast = await compared(with_acceleration(config, True), prompts, here)
+    found = await compared(config, prompts, here)
     here.send(None)
     process.join()
     return {
-        "generator_over_bare_vllm": round(fast.ratio, 3),
-        "stock_generator_over_bare_vllm": round(stock.ratio, 3),
-        "accelerated_over_stock_generator": round(fast.ratio / stock.ratio, 3),
-        "generator_tokens_per_s": round(fast.through),
-        "stock_generator_tokens_per_s": round(stock.through),
-        "bare_vllm_tokens_per_s": round(statistics.median([fast.alone, stock.alone])),
-        "same_tokens": round((fast.tokens + stock.tokens) / (fast.tokens_alone + stock.tokens_alone), 6),
+        "generator_over_bare_vllm": round(found.through / found.alone, 3),
+        "generator_tokens_per_s": round(found.through),
+        "bare_vllm_tokens_per_s": round(found.alone),
+        "same_tokens": round(found.tokens / found.tokens_alone, 6),
     }
 
 
@@ -107,16 +102,6 @@ class Compared:
     alone: float
     tokens: int
     tokens_alone: int
-
-    @property
-    def ratio(self) -> float:
-        """Through the actor over the bare engine."""
-        return self.through / self.alone
-
-
-def with_acceleration(config: Config, on: bool) -> Config:
-    """The same run with or without it."""
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpu_acceleration": on})})
 
 
 async def compared(config: Config, prompts: list[Int32Array], pipe: Connection) -> Compared:

@@ -12,9 +12,7 @@ from rlep.actors.gathering import gathered
 from rlep.actors.node_address import use_node_interface
 from rlep.actors.once import Once
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.cpu import acceleration
 from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
-from rlep.engines.sampler.setup import STOCK
 from rlep.engines.weights.weight_update import WeightUpdate
 
 
@@ -27,9 +25,8 @@ class GeneratorActor:
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         use_node_interface()
-        parts = acceleration().engine if options.cpu_acceleration else STOCK
-        prepare_environment(options, runtime_parent, parts)
-        self._sampler = Sampler(model, options, parts)
+        prepare_environment(options, runtime_parent)
+        self._sampler = Sampler(model, options)
         self._once = Once()
 
     async def ping(self) -> int:

@@ -122,7 +122,6 @@ class Rank:
         if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
             os.environ.setdefault("PYTORCH_ALLOC_CONF", allocator_settings(options.policy))
         use_node_interface()
-        from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
@@ -133,7 +132,6 @@ class Rank:
             world_size=world_size,
             meeting_point=meeting_point,
             listening=self._listening,
-            kernels=acceleration().kernels if options.cpu_acceleration else None,
         )
         self._open.callback(self._learner.close)
         if self._rank in writers:

@@ -280,8 +280,6 @@ class ClusterConfig(Section):
     placement: Literal["split", "colocated"] = "split"
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
     ``generator.tensor_parallel`` learner ranks, sharing them by time; see ``docs/how-to/choose-devices.md``."""
-    cpu_acceleration: bool = False
-    """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
 
 def check_times(generator: GeneratorConfig, learner: LearnerConfig, max_tokens: int) -> None:

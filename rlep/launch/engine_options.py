@@ -35,7 +35,6 @@ def sampler_options(config: Config) -> SamplerOptions:
         max_model_len=config.data.max_prompt_tokens + rollout.max_tokens,
         device="cuda" if cuda else "cpu",
         dtype=generator_dtype(config),
-        cpu_acceleration=config.cluster.cpu_acceleration and not cuda,
         transfer=role.transfer,
         on_update=rollout.partial if rollout.max_staleness else "wait",
         # The log-prob check must not wait for responses that are being generated.
@@ -140,6 +139,5 @@ def learner_options(config: Config) -> LearnerOptions:
         threads=role.threads or max(1, int(_cpus_of_rank(config))),
         collective_timeout_s=role.collective_timeout_s,
         keep_start_weights=update.stream and update.prompts < config.rollout.prompts,
-        cpu_acceleration=config.cluster.cpu_acceleration and not cuda,
         seed=config.run.seed,
     )

@@ -14,12 +14,11 @@ import numpy as np
 
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.cpu import acceleration
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.requests import preemptions
-from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions
+from rlep.engines.sampler.setup import WORKER_EXTENSION, SamplerOptions
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 from rlep.selftest.learner_checks import make_rank
 from rlep.selftest.outcome import CheckFailed
@@ -99,14 +98,13 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
 
 @asynccontextmanager
 async def started(
-    rig: Rig, kind: type[Sampler], options: SamplerOptions | None = None, parts: EngineParts | None = None
+    rig: Rig, kind: type[Sampler], options: SamplerOptions | None = None, worker_extension: str = WORKER_EXTENSION
 ) -> AsyncIterator[Sampler]:
-    """A generator in this process with the rig's options and parts or others; none of its weights are served yet."""
+    """A generator in this process with the rig's options or others; none of its weights are served yet."""
     options = options or rig.sampler()
-    parts = parts or (acceleration().engine if options.cpu_acceleration else STOCK)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    prepare_environment(options, None, parts)
-    sampler = kind(rig.model, options, parts)
+    prepare_environment(options, None)
+    sampler = kind(rig.model, options, worker_extension)
     try:
         await sampler.start(rig.config.generator.start_deadline_s)
         yield sampler

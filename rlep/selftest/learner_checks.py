@@ -15,7 +15,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
 from rlep.core.types import Float32Array, SequenceBatch
-from rlep.engines.cpu import acceleration
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
 from rlep.engines.learner.options import LearnerOptions
@@ -182,6 +181,5 @@ def make_rank(
 ) -> LearnerRank:
     """One rank with the rig's options or others; ``name`` is of the group that it joins."""
     options = options or rig.learner()
-    kernels = acceleration().kernels if options.cpu_acceleration else None
     place = f"file://{rig.scratch}/meeting-{name}"
-    return learner(rig.model, options, rank=rank, world_size=ranks, meeting_point=place, kernels=kernels)
+    return learner(rig.model, options, rank=rank, world_size=ranks, meeting_point=place)

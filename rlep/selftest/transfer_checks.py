@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from rlep.core.types import Int32Array
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.sampler.engine import Sampler
-from rlep.engines.sampler.setup import STOCK
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import WeightUpdate
 from rlep.selftest.generator_checks import started
@@ -27,7 +25,7 @@ from rlep.selftest.synthetic import Rig, halves, scored
 
 LENGTHS = (30, 21, 15, 9)
 """Of the sequences that are compared, in tokens; cut where the context is shorter."""
-DYING = replace(STOCK, worker_extension="rlep.selftest.dying_worker.DyingWorkerExtension", start_call="die_in_transfer")
+DYING = "rlep.selftest.dying_worker.DyingWorkerExtension"
 Probed = tuple[Int32Array, Int32Array]
 """Prompt and response whose log-probs are compared."""
 
@@ -58,7 +56,7 @@ def lost_member(rig: Rig, learner: type[LearnerRank] = LearnerRank, sampler: typ
 async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> str:
     deadline_s = 2 * rig.config.generator.transfer_deadline_s  # to meet, and to transfer
     with ExitStack() as undo:
-        async with started(rig, kind, parts=DYING) as sampler:
+        async with started(rig, kind, worker_extension=DYING) as sampler:
             made, probes = undo.enter_context(_updated(rig, learner))
             begun = time.perf_counter()
             both = asyncio.gather(*_sides(rig, made, sampler, _offer(rig, made, probes, 1)), return_exceptions=True)

@@ -34,7 +34,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines/weights": {"engines"},
     "engines/learner": {"algorithms", "engines", "engines/weights"},
     "engines/sampler": {"engines", "engines/weights"},
-    "engines/cpu": {"engines", "engines/learner", "engines/sampler"},
     "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
     "driver": {"config", "data", "metrics", "algorithms"},
     "driver/wings": {"algorithms", "config", "driver", "metrics"},
@@ -155,21 +154,6 @@ def forbidden(folder: str, file: str, name: str) -> str | None:
 
 def test_every_import_keeps_to_the_layers() -> None:
     assert violations(PACKAGE) == []
-
-
-def test_only_the_engine_actors_and_the_self_test_use_cpu_acceleration() -> None:
-    users = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        if any(is_within(name, "rlep.engines.cpu") for _, name in imports_of(path, PACKAGE))
-    }
-    outside = {user for user in users if not user.startswith("engines/cpu/")}
-    assert outside == {
-        "actors/generator_actor.py",
-        "actors/learner_actor.py",
-        "selftest/generator_checks.py",
-        "selftest/learner_checks.py",
-    }
 
 
 @pytest.mark.parametrize(

@@ -117,8 +117,6 @@ class LearnerOptions:
     """A rank that does not join a collective for this long fails the group."""
     keep_start_weights: bool = False
     """Each rollout's first update copies the weights before it, for ``LearnerRank.score(rollout=…)``."""
-    cpu_acceleration: bool = False
-    """Use the kernels of ``rlep.engines.cpu``; only with ``device = "cpu"``."""
     seed: int = 0
     """Seed of torch's generators, together with the rank."""
 

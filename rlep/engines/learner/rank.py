@@ -24,7 +24,6 @@ from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, 
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.full_weights import FullWeights
-from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.lora import adapters_of, base_model, write_adapter
 from rlep.engines.learner.offload import OffloadedState
@@ -60,7 +59,6 @@ class LearnerRank:
         world_size: int,
         meeting_point: str,
         listening: socket.socket | None = None,
-        kernels: Kernels | None = None,
     ) -> None:
         """Join the group and load the base weights; blocks until all ranks are there.
 
@@ -71,7 +69,6 @@ class LearnerRank:
             world_size: number of ranks.
             meeting_point: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
             listening: rank 0's socket at that host and port, from ``rendezvous.listen``.
-            kernels: replacements for the model's forward functions and matrix product.
 
         Raises:
             ModelError: the model cannot be used.
@@ -82,13 +79,13 @@ class LearnerRank:
             join_ranks(options, rank, world_size, meeting_point, listening)
             undo.callback(dist.destroy_process_group)
             self._writer = BackgroundWriter(options.collective_timeout_s)
-            self._build(kernels)
+            self._build()
             undo.pop_all()
 
-    def _build(self, kernels: Kernels | None) -> None:
+    def _build(self) -> None:
         options = self.options
         mesh = rank_mesh(options, self._world)
-        build = partial(build_policy, options=options.policy, mesh=mesh, kernels=kernels)
+        build = partial(build_policy, options=options.policy, mesh=mesh)
         self._policy = build(self._source)
         lora = options.policy.lora
         # With adapters the reference policy is the policy without them.

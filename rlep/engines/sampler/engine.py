@@ -21,7 +21,7 @@ from rlep.core.types import Completion, Float32Array, Int32Array, Request, Sampl
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
-from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions, prepare_environment, start_engine
+from rlep.engines.sampler.setup import WORKER_EXTENSION, SamplerOptions, prepare_environment, start_engine
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
@@ -57,15 +57,14 @@ class Sampler:
     ``policy_version`` is None, and ``generate`` refuses, until ``confirm`` (or ``serve_base``) succeeded for the weights
     that are loaded.
 
-    Scheduler and sampler are vLLM's own unless ``parts`` names others. A response is drawn with the seed of its request
-    alone, but vLLM may round a log-prob differently in another batch. So the same seed gives the same tokens on a CPU in
-    float32 in practice, and on a GPU only with ``VLLM_BATCH_INVARIANT=1``.
+    A response is drawn with the seed of its request alone, but vLLM may round a log-prob differently in another batch. So the
+    same seed gives the same tokens on a CPU in float32 in practice, and on a GPU only with ``VLLM_BATCH_INVARIANT=1``.
     """
 
-    def __init__(self, model: Path, options: SamplerOptions, parts: EngineParts = STOCK) -> None:
+    def __init__(self, model: Path, options: SamplerOptions, worker_extension: str = WORKER_EXTENSION) -> None:
         self.policy_version: int | None = None
         self._model = model
-        self._options, self._parts = options, parts
+        self._options, self._extension = options, worker_extension
         self._engine: AsyncLLMEngine | None = None
         self._tokenizer: Tokenizer  # since ``start``
         self._weights = WeightLoading({}, options)
@@ -92,10 +91,7 @@ class Sampler:
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
             await asyncio.to_thread(importlib.import_module, "vllm.engine.async_llm_engine")
-            self._engine = engine = await asyncio.to_thread(start_engine, self._model, self._options, self._parts)
-            if self._parts.start_call is not None:
-                with engine_errors():
-                    await engine.collective_rpc(self._parts.start_call, timeout=deadline_s)
+            self._engine = await asyncio.to_thread(start_engine, self._model, self._options, self._extension)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:

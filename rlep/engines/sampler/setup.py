@@ -18,8 +18,7 @@ hold): one seed per request 1.27 × none; prefix cache on 1.15 × off; blocks of
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -40,24 +39,6 @@ _BACKENDS: dict[Transfer, str] = {"shared_memory": "rlep-shared-memory", "gloo":
 
 
 @dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What an engine is built from, by name, since it is imported where the engine runs."""
-
-    scheduler: str | None = None
-    """Scheduler class; None is vLLM's own. Not used with ``on_update = "keep"``, which needs each token's own version."""
-    worker_extension: str = WORKER_EXTENSION
-    """A class derived from ``WorkerExtension``."""
-    start_call: str | None = None
-    """A method of the worker extension that is called once, on every worker, when the model is loaded."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the engine's processes, beside those that every engine has."""
-
-
-STOCK = EngineParts()
-"""vLLM's own scheduler and sampler."""
-
-
-@dataclass(frozen=True, slots=True)
 class SamplerOptions:
     """How one engine uses its machine."""
 
@@ -65,8 +46,6 @@ class SamplerOptions:
     """Longest prompt and response together, in tokens."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    cpu_acceleration: bool = False
-    """CPU: with the parts that ``rlep.engines.cpu`` has for it; ``GeneratorActor`` hands them in."""
     transfer: Transfer = "shared_memory"
     """How weights arrive: a file in shared memory, or the learner's broadcast over gloo or NCCL."""
     on_update: OnUpdate = "wait"
@@ -97,9 +76,7 @@ class SamplerOptions:
     """vLLM's metrics, which cost time for each token; ``requests.preemptions`` reads them."""
 
 
-def prepare_environment(
-    options: SamplerOptions, runtime_parent: Path | None = None, parts: EngineParts = STOCK
-) -> Path:
+def prepare_environment(options: SamplerOptions, runtime_parent: Path | None = None) -> Path:
     """Set vLLM's environment variables; to be called in the sampler's own process before anything imports vLLM.
 
     Everything vLLM puts on disk for this engine (sockets, rendezvous files) goes into a new private directory below
@@ -134,17 +111,21 @@ def prepare_environment(
             **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if options.tensor_parallel > 1 else {}),
             # Allows the model inside the engine's process: no third process, no message queue between the two.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # An update frees the packed matrices of the last one and packs its own. glibc would give their pages back in
+            # between: an update of 500 M weights took 2.2 s, and takes 1.3 s.
+            "MALLOC_MMAP_THRESHOLD_": str(2**32),
+            "MALLOC_TRIM_THRESHOLD_": str(2**33),
         }
     else:
         # FlashInfer's sampler ignores seeds, so that our requests never get it; but vLLM tries it while it starts, and
         # dies where it cannot be compiled: without nvcc, as in our image (vllm-project/vllm#49497).
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    os.environ.update({**settings, **parts.environment})
+    os.environ.update(settings)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
 
 
-def engine_arguments(model: Path, options: SamplerOptions, parts: EngineParts = STOCK) -> AsyncEngineArgs:
+def engine_arguments(model: Path, options: SamplerOptions, worker_extension: str = WORKER_EXTENSION) -> AsyncEngineArgs:
     """vLLM's arguments for these options; imports vLLM."""
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
@@ -172,18 +153,17 @@ def engine_arguments(model: Path, options: SamplerOptions, parts: EngineParts = 
         seed=options.seed,
         disable_log_stats=not options.statistics,
         logprobs_mode="raw_logprobs",
-        worker_extension_cls=parts.worker_extension,
+        worker_extension_cls=worker_extension,
         weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[options.transfer]),
-        scheduler_cls=None if options.on_update == "keep" else parts.scheduler,
         **in_every_process(Lifeline()),
     )
 
 
-def start_engine(model: Path, options: SamplerOptions, parts: EngineParts) -> AsyncLLMEngine:
+def start_engine(model: Path, options: SamplerOptions, worker_extension: str) -> AsyncLLMEngine:
     """Start vLLM's processes; blocks until the model is loaded."""
     from vllm import AsyncLLMEngine
 
-    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, options, parts))
+    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, options, worker_extension))
     if options.tensor_parallel > 1:
         list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
     return engine

@@ -20,14 +20,10 @@ import numpy as np
 import torch
 
 from rlep.core.types import SequenceBatch
-from rlep.engines.cpu import acceleration
-from rlep.engines.learner.kernels import Kernels
 from rlep.engines.learner.options import LearnerOptions, LoraOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 
 Command = tuple[Any, ...]
-KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
-"""The two computations that every equality holds for."""
 PLAIN = OptimizerOptions(lr=1e-3, warmup=0, clip_norm=0.0)
 
 
@@ -50,8 +46,6 @@ class Spec:
     unsharded: bool = False
     """Whether gradients are reduced once an update."""
     lora: LoraOptions | None = None
-    accelerated: bool = False
-    """Whether the ranks take the kernels of ``rlep.engines.cpu``."""
 
 
 def save_batch(path: Path, batch: SequenceBatch) -> str:
@@ -83,13 +77,13 @@ def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., Learner
     living: list[LearnerRank] = []
     started = 0
 
-    def start(base: Path = model, kernels: Kernels | None = None, **options: Any) -> LearnerRank:
+    def start(base: Path = model, **options: Any) -> LearnerRank:
         nonlocal started
         close_all()
         settings = replace(LearnerOptions(optimizer=PLAIN, threads=1), **options)
         started += 1
         meeting = f"file://{directory}/meeting-{started}"
-        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting, kernels=kernels))
+        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting))
         return living[-1]
 
     def close_all() -> None:
@@ -199,7 +193,6 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
         rank=rank,
         world_size=spec.world_size,
         meeting_point=spec.meeting,
-        kernels=KERNELS["accelerated" if spec.accelerated else "plain"],
     )
     results = [carry_out(learner, rank, command) for command in spec.commands]
     if rank == 0:

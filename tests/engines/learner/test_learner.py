@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +26,7 @@ from tests.engines.learner.learner_cases import (
     with_near_old_logprobs,
     write_tiny_model,
 )
-from tests.engines.learner.learner_process import KERNELS, gradients_of_first_update, same, single_ranks, weights_of
+from tests.engines.learner.learner_process import gradients_of_first_update, same, single_ranks, weights_of
 
 Start = Callable[..., LearnerRank]
 
@@ -43,18 +42,10 @@ def start(model: Path, tmp_path: Path) -> Iterator[Start]:
         yield begin
 
 
-@pytest.fixture(params=KERNELS)
-def start_either(start: Start, request: pytest.FixtureRequest) -> Start:
-    """With the model's own forward functions, and with those that replace them on CPUs."""
-    return partial(start, kernels=KERNELS[request.param])
-
-
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "mistral-window"])
-def test_score_and_gradients_are_those_of_the_padded_reference(
-    architecture: str, start_either: Start, tmp_path: Path
-) -> None:
+def test_score_and_gradients_are_those_of_the_padded_reference(architecture: str, start: Start, tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path / "model", architecture)
-    learner = start_either(directory, micro_batch_tokens=64)
+    learner = start(directory, micro_batch_tokens=64)
     batch = ragged_batch()
     scored = learner.score(batch)
     reference = AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -76,9 +67,9 @@ def test_score_and_gradients_are_those_of_the_padded_reference(
     ids=["plain", "activation-checkpointing", "reshard"],
 )
 def test_neither_micro_batching_nor_memory_options_change_the_gradient(
-    policy: PolicyOptions, micro_batch_tokens: int, start_either: Start, model: Path
+    policy: PolicyOptions, micro_batch_tokens: int, start: Start, model: Path
 ) -> None:
-    learner = start_either(policy=policy, micro_batch_tokens=micro_batch_tokens)
+    learner = start(policy=policy, micro_batch_tokens=micro_batch_tokens)
     batch = ragged_batch()
     learner.update(batch, rollout=0)
     assert relative_error(gradients_of_first_update(learner), padded_gradients(model, batch)[1]) < 1e-6
@@ -104,8 +95,8 @@ def test_on_one_rank_gradients_add_up_to_the_bit_in_shards_or_before(
     assert same(*found)
 
 
-def test_the_entropy_bonus_reaches_the_gradient(start_either: Start, model: Path) -> None:
-    learner = start_either(loss=LossOptions(entropy_coef=0.3))
+def test_the_entropy_bonus_reaches_the_gradient(start: Start, model: Path) -> None:
+    learner = start(loss=LossOptions(entropy_coef=0.3))
     batch = ragged_batch()
     report = learner.update(batch, rollout=0)
     loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
@@ -114,11 +105,11 @@ def test_the_entropy_bonus_reaches_the_gradient(start_either: Start, model: Path
     assert report.stats["fresh/entropy"] > 0
 
 
-def test_kl_and_entropy_act_on_groups_that_the_policys_loss_is_without(start_either: Start, model: Path) -> None:
+def test_kl_and_entropy_act_on_groups_that_the_policys_loss_is_without(start: Start, model: Path) -> None:
     # Group 1 is constant: its sequences are in the entropy term and its token count, and nowhere else.
     batch = ragged_batch()
     batch = replace(batch, trained=batch.trained & (batch.groups != 1), regularised=batch.trained)
-    learner = start_either(loss=LossOptions(entropy_coef=0.3), micro_batch_tokens=40)
+    learner = start(loss=LossOptions(entropy_coef=0.3), micro_batch_tokens=40)
     report = learner.update(batch, rollout=0)
     loss, gradients = padded_gradients(model, batch, entropy_coef=0.3)
     assert report.loss == pytest.approx(loss, rel=1e-5)  # a difference of larger sums in float32
@@ -167,9 +158,9 @@ def test_the_distance_to_the_reference_policy_starts_at_zero_and_grows(start: St
     assert second.stats["fresh/reference_kl"] > 1e-4
 
 
-def test_weights_follow_torch_adamw_on_the_reference_gradients(start_either: Start, model: Path) -> None:
+def test_weights_follow_torch_adamw_on_the_reference_gradients(start: Start, model: Path) -> None:
     batches = [ragged_batch(seed=seed) for seed in range(3)]
-    learner = start_either(optimizer=OptimizerOptions(lr=1e-3, warmup=2, clip_norm=0.5))
+    learner = start(optimizer=OptimizerOptions(lr=1e-3, warmup=2, clip_norm=0.5))
     reports = [learner.update(batch, rollout=step) for step, batch in enumerate(batches)]
     assert [report.lr for report in reports] == [0.0005, 0.001, 0.001]  # factors 1/2, 2/2, then 1
     assert all(report.clipped for report in reports)
@@ -274,8 +265,8 @@ def test_arrays_that_cannot_be_written_are_taken(start: Start) -> None:
     assert learner.update(batch, rollout=0).skipped == ""
 
 
-def test_supervised_updates_follow_the_mean_cross_entropy(start_either: Start, model: Path) -> None:
-    learner = start_either(micro_batch_tokens=50)
+def test_supervised_updates_follow_the_mean_cross_entropy(start: Start, model: Path) -> None:
+    learner = start(micro_batch_tokens=50)
     batch = ragged_batch()
     report = learner.sft_update(batch, rollout=0)
     loss, gradients = padded_gradients(model, batch, sft=True)

@@ -15,22 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3Config
 
 from rlep.core.errors import ModelError
-from rlep.engines.cpu import fused
-from rlep.engines.cpu.causal import plan_of
-from rlep.engines.cpu.products import product
 from rlep.engines.learner import attention, head
 from rlep.engines.learner.attention import layout_of
-from rlep.engines.learner.head import Product, token_logprobs
-from rlep.engines.learner.kernels import Kernels
+from rlep.engines.learner.head import token_logprobs
 from rlep.engines.learner.options import PolicyOptions
 from rlep.engines.learner.packed_row import pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, read_weights
 from tests.engines.learner.learner_cases import ARCHITECTURES, SIZES, padded_logprobs, ragged_batch, write_tiny_model
-from tests.engines.learner.learner_process import KERNELS
 
 CPU = torch.device("cpu")
 
@@ -43,16 +38,13 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_packed_row_scores_each_sequence_as_if_alone(
-    architecture: str, kernels: Kernels | None, mesh: DeviceMesh, tmp_path: Path
-) -> None:
+def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: DeviceMesh, tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, architecture)
     batch = ragged_batch(sequences=24)
     row = pack_row(batch, np.arange(24), CPU)
     assert row.layout.longest > 4 * row.layout.lengths[-1]  # so that keys of several lengths are laid out
-    policy = build_policy(directory, PolicyOptions(), mesh, kernels)
+    policy = build_policy(directory, PolicyOptions(), mesh)
     with torch.no_grad():
         logprobs, entropies = policy(row, True)
         alone = AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -61,16 +53,15 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(
     np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 def test_with_activation_checkpointing_autograd_saves_the_input_of_each_layer_alone(
-    kernels: Kernels | None, mesh: DeviceMesh, tmp_path: Path
+    mesh: DeviceMesh, tmp_path: Path
 ) -> None:
     row = pack_row(ragged_batch(), np.arange(12), CPU)
 
     def saved_bytes(layers: int, checkpointing: bool) -> int:
         config = Qwen3Config(**(SIZES | {"num_hidden_layers": layers}))
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-        policy = build_policy(tmp_path, PolicyOptions(activation_checkpointing=checkpointing), mesh, kernels)
+        policy = build_policy(tmp_path, PolicyOptions(activation_checkpointing=checkpointing), mesh)
         saved: list[int] = []
 
         def count(tensor: Tensor) -> Tensor:
@@ -110,9 +101,8 @@ def test_a_row_must_be_sorted_and_without_empty_sequences(lengths: list[int]) ->
         layout_of(np.array(lengths, dtype=np.int64), CPU)
 
 
-@pytest.mark.parametrize("chosen_product", [linear, product], ids=KERNELS)
 def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softmax(
-    chosen_product: Product, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(
         head._CHUNK_BYTES, "cpu", 3 * 4 * 11
@@ -125,7 +115,7 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     scores = (hidden @ weight.t()).log_softmax(-1)
     chosen, entropy = scores.gather(1, targets[:, None]).squeeze(1), -(scores.exp() * scores).sum(1)
     wanted = torch.autograd.grad((chosen * pull[0] + entropy * pull[1]).sum(), (hidden, weight))
-    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True, product=chosen_product)
+    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
     got = torch.autograd.grad((logprobs * pull[0] + entropies * pull[1]).sum(), (hidden, weight))
     torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
 
@@ -138,17 +128,6 @@ def test_log_probs_of_tokens_that_fp32_gives_no_probability_are_exact() -> None:
     np.testing.assert_allclose(logprobs.detach(), wanted, rtol=1e-6)
     (gradient,) = torch.autograd.grad(logprobs[0], hidden)
     np.testing.assert_allclose(gradient[0], [-1.0], rtol=1e-6)  # of z_1 - z_0 in the hidden state
-
-
-def test_accelerated_attention_is_laid_out_once_for_all_layers(
-    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = Mock(side_effect=plan_of)
-    monkeypatch.setattr(fused, "plan_of", planned)
-    policy = build_policy(write_tiny_model(tmp_path, "qwen2"), PolicyOptions(), mesh, KERNELS["accelerated"])
-    assert len(policy.model.base_model.layers) > 1
-    policy(pack_row(ragged_batch(sequences=4), np.arange(4), CPU), False)[0].sum().backward()
-    planned.assert_called_once()
 
 
 @pytest.mark.parametrize("room", [0, 5, 9])  # in rows, for chunks of 3, 3 and 1: none, the first, all
@@ -193,7 +172,7 @@ def test_on_gpus_products_of_bfloat16_are_float32_without_being_rounded_between(
         hidden = torch.empty(3, 4, dtype=torch.bfloat16, device="cuda")
         weight, total = torch.empty(5, 4, dtype=torch.bfloat16, device="cuda"), torch.empty(5, 4, device="cuda")
         with torch.profiler.profile() as profile:
-            logits = head._logits(hidden, weight, torch.nn.functional.linear)
+            logits = head._logits(hidden, weight)
             head._add_product(total, torch.empty(5, 3, dtype=torch.bfloat16, device="cuda"), hidden)
         assert (logits.dtype, tuple(logits.shape), logits.device.type) == (torch.float32, (3, 5), "cuda")
     assert "aten::to" not in {event.key for event in profile.key_averages()}

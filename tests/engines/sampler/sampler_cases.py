@@ -10,14 +10,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.core.types import Completion, Float32Array, Int32Array, Request
-from rlep.engines.cpu import acceleration
-from rlep.engines.sampler.setup import STOCK
 
 VOCABULARY = 42
 CONTEXT = 96
 PAD, EOS = 0, 1
-PARTS = {"stock": STOCK, "accelerated": acceleration().engine}
-"""What an engine is built from: vLLM's own scheduler and sampler, or those of ``cluster.cpu_acceleration``."""
 
 
 def build_model(directory: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:

@@ -1,7 +1,4 @@
-"""The generator on a real vLLM: what it samples, how it takes weights, what it refuses, how it ends.
-
-Once with vLLM's own scheduler and sampler, once with those of ``rlep.engines.cpu``.
-"""
+"""The generator on a real vLLM: what it samples, how it takes weights, what it refuses, how it ends."""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, Tenso
 from tests.engines.sampler.sampler_cases import (
     CONTEXT,
     EOS,
-    PARTS,
     VOCABULARY,
     build_model,
     perturb,
@@ -93,15 +89,14 @@ async def collect(sampler: Sampler, wanted: list[Request], sampling: Sampling = 
     return {completion.request_id: completion for completion in found}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied-stock", "untied-accelerated"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", "untied"])
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
-    head, parts = request.param.split("-")
     directory = tmp_path_factory.mktemp(request.param)
-    model = build_model(directory, tied=head == "tied")
-    runtime = prepare_environment(OPTIONS, parts=PARTS[parts])
-    sampler = Sampler(directory, OPTIONS, PARTS[parts])
+    model = build_model(directory, tied=request.param == "tied")
+    runtime = prepare_environment(OPTIONS)
+    sampler = Sampler(directory, OPTIONS)
     with pytest.raises(ActorLost, match="not started"):
         await sampler.health()
     await sampler.start(deadline_s=500)
@@ -336,7 +331,7 @@ async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
         await collect(rig.sampler, requests(1))
 
 
-@pytest.mark.parametrize("rig", ["untied-accelerated"], indirect=True)
+@pytest.mark.parametrize("rig", ["untied"], indirect=True)
 async def test_closing_ends_running_calls(rig: Rig) -> None:
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
     scoring = asyncio.create_task(rig.sampler.score([sequence(8, 40, 1)] * 64))

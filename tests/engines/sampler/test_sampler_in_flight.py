@@ -1,7 +1,4 @@
-"""Weights that change while a real vLLM generates: every token is labelled with, and has the log-prob of, its own version.
-
-``keep`` with vLLM's own scheduler, which alone can; ``abort`` with that and with the one of ``rlep.engines.cpu``.
-"""
+"""Weights that change while a real vLLM generates: every token is labelled with, and has the log-prob of, its own version."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environ
 from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import Probe, TensorSpec, WeightUpdate
-from tests.engines.sampler.sampler_cases import CONTEXT, PARTS, VOCABULARY, build_model, perturb, true_logprobs
+from tests.engines.sampler.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
 from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -89,19 +86,16 @@ def versions_of(completion: Completion) -> list[int]:
     return versions
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["keep-accelerated", "abort-stock", "abort-accelerated"]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["keep", "abort"])
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
-    on_update, parts = request.param.split("-")
     directory = tmp_path_factory.mktemp(request.param)
     model = build_model(directory, tied=True)
-    prepare_environment(OPTIONS, parts=PARTS[parts])
-    sampler = Sampler(directory, replace(OPTIONS, on_update=on_update), PARTS[parts])
+    prepare_environment(OPTIONS)
+    sampler = Sampler(directory, replace(OPTIONS, on_update=request.param))
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, SharedMemoryWriter(directory), on_update, model)
+    yield Rig(sampler, SharedMemoryWriter(directory), request.param, model)
     await sampler.close()
 
 
