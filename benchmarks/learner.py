@@ -40,8 +40,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.algorithms.packing import take
+from rlep.config.schema import Config
 from rlep.core.types import SequenceBatch
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import model_flops
 
@@ -99,9 +99,9 @@ def ragged_batch(vocabulary: int, sequences: int = SEQUENCES) -> SequenceBatch:
 def plain(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
     """The learner's update. A learning rate of nothing keeps the loss the same."""
     batch = ragged_batch(vocabulary, sequences)
-    options = LearnerOptions(optimizer=OptimizerOptions(lr=0.0), micro_batch_tokens=4096, threads=1)
+    config = Config().with_values(update={"lr": 0.0}, learner={"micro_batch_tokens": 4096, "threads": 1})
     meeting = f"file://{directory}/meeting"
-    learner = LearnerRank(directory, options, rank=0, world_size=1, meeting_point=meeting)
+    learner = LearnerRank(directory, config, rank=0, world_size=1, meeting_point=meeting)
     measured = measure(lambda: learner.update(batch, rollout=0).loss, len(batch.tokens), repeats)
     learner.close()
     return measured

@@ -25,7 +25,7 @@ import os
 import platform
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,7 @@ from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner import device_state, head
 from rlep.engines.learner.largest_update import largest_update
-from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.rank import LearnerRank
-from rlep.launch.engine_options import learner_options
 
 TOY = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "model"
 SMOL = {
@@ -114,14 +112,14 @@ def measure(case: Case, model: Path, rank: int, directory: Path) -> None:
     """The body of one rank's process: writes its figures to ``directory``."""
     return_freed_memory()
     device_state.keep_freed_memory = lambda *_, **__: return_freed_memory()  # type: ignore[attr-defined]
-    options = learner_options(case.config(model))
-    update(options, case, TOY, (rank, directory / "warm"), (1,))
+    config = case.config(model)
+    update(config, case, TOY, (rank, directory / "warm"), (1,))
     head._spare.clear()
     gc.collect()
     return_freed_memory()
     before = resident()
     micro_batches = (1, 3) if case.gradients else (3,)
-    peaks, asleep = update(options, case, model, (rank, directory / "meeting"), micro_batches)
+    peaks, asleep = update(config, case, model, (rank, directory / "meeting"), micro_batches)
     figures = {"peak_bytes": peaks[-1] - before, "asleep_bytes": asleep - before}
     if case.gradients:
         figures["gradient_bytes"] = peaks[1] - peaks[0]
@@ -129,16 +127,14 @@ def measure(case: Case, model: Path, rank: int, directory: Path) -> None:
 
 
 def update(
-    options: LearnerOptions, case: Case, model: Path, place: tuple[int, Path], micro_batches: tuple[int, ...]
+    config: Config, case: Case, model: Path, place: tuple[int, Path], micro_batches: tuple[int, ...]
 ) -> tuple[list[int], int]:
     """Peaks of updates of so many micro-batches each, and what the rank holds when it sleeps after them.
 
     ``place``: its number and where the ranks meet.
     """
     rank, meeting = place
-    if options.reference is not None:
-        options = replace(options, reference=model)
-    learner = LearnerRank(model, options, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}")
+    learner = LearnerRank(model, config, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}")
     peaks = []
     for count in micro_batches:
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten

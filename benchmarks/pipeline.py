@@ -52,7 +52,6 @@ from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import streamed_step
 from rlep.launch.compose import Inputs, read_inputs, run_actors
-from rlep.launch.engine_options import generator_dtype
 from rlep.quickstart.task import build_task
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
@@ -112,7 +111,12 @@ class Cast:
         rule = self.config.replay.model_copy(update={"count": replays})
         config = self.config.model_copy(update={"replay": rule})
         run = Run(
-            config, ports.Roles(self.generators, self.verifiers), TerminalProgress(), "", "", generator_dtype(config)
+            config,
+            ports.Roles(self.generators, self.verifiers),
+            TerminalProgress(),
+            "",
+            "",
+            config.generator.compute_dtype,
         )
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
         trainers = ports.Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)

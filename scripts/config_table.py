@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlep.config.schema import Config
+from rlep.config.section import Rule
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "configuration.md"
 BEGIN = "<!-- keys: written by scripts/config_table.py -->"
@@ -44,6 +45,8 @@ def document(text: str) -> str:
 
 def _row(section: str, key: str, field: FieldInfo, default: object) -> str:
     meaning = " ".join((field.description or "").replace("``", "`").replace("|", "\\|").split())
+    rules = "; ".join(dict.fromkeys(str(part) for part in field.metadata if isinstance(part, Rule)))
+    meaning += f" {rules[0].upper()}{rules[1:]}." if rules else ""
     return f"| `{section}.{key}` | {_values(field)} | {_default(default)} | {meaning} |"
 
 

@@ -26,7 +26,6 @@ from rlep.config.settings import load_config
 from rlep.core.types import Int32Array, Request, Sampling
 from rlep.engines.sampler.setup import engine_arguments, prepare_environment
 from rlep.launch.compose import read_inputs, run_actors
-from rlep.launch.engine_options import sampler_options
 from rlep.quickstart.task import build_task
 
 BASE = Path(__file__).resolve().parents[2] / "rlep" / "quickstart" / "base.toml"
@@ -35,13 +34,12 @@ SAMPLES, ROUNDS = 512, 5
 
 def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
     """vLLM alone: sends (tokens, seconds) for each round's seed offset."""
-    options = sampler_options(config)
-    prepare_environment(options, config.run.directory.parent)  # removed with it
+    prepare_environment(config, config.run.directory.parent)  # removed with it
     from vllm import LLM, EngineArgs, SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    arguments = engine_arguments(config.model.path, options)
+    arguments = engine_arguments(config.model.path, config)
     names = {one.name for one in fields(EngineArgs)} - {"disable_log_stats"}  # set by LLM
     engine = LLM(**{name: getattr(arguments, name) for name in names})
     pipe.send("ready")

@@ -21,10 +21,9 @@ from rlep.actors.replica_weights import EngineWeights
 from rlep.actors.replicas import ActorStatus, ReplicaSet, RoleStatus
 from rlep.actors.supervised import HEARTBEAT_S, close_actor
 from rlep.actors.work_queue import GenerateCall, WorkQueue
-from rlep.config.roles import GeneratorConfig
+from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost
 from rlep.core.types import Completion, Reissued, Request, Sampling
-from rlep.engines.sampler.setup import SamplerOptions
 
 WAITING = 4
 """An engine is given 1/4 more requests than it decodes at once: it takes the next without waiting for the driver."""
@@ -38,22 +37,21 @@ class GeneratorPool:
     def __init__(
         self,
         cluster: Cluster,
-        config: GeneratorConfig,
+        config: Config,
         model: Path,
-        options: SamplerOptions,
         *,
         lease_s: float,
         shared: Colocated | None = None,
     ) -> None:
         """``lease_s``: see ``GeneratorConfig.lease``; ``shared``: where they share their devices with the learner."""
-        self._cluster, self._config, self._model, self._options = cluster, config, model, options
+        self._cluster, self._config, self._run, self._model = cluster, config.generator, config, model
         self._shared = shared
         self._report, self._span = cluster.report, cluster.timeline.span
         self._queue = WorkQueue(lease_s)
         self._replicas = ReplicaSet(
-            "generator", lambda name: GeneratorReplica(name, config.restarts), self._join, self._leave
+            "generator", lambda name: GeneratorReplica(name, config.generator.restarts), self._join, self._leave
         )
-        self.weights = EngineWeights(lambda: self._workers, self._span, config)
+        self.weights = EngineWeights(lambda: self._workers, self._span, config.generator)
         """The policy version they serve: loading it, sleep and wake."""
         self._version: int | None = None
         self._streams: set[asyncio.Task[None]] = set()
@@ -192,7 +190,7 @@ class GeneratorPool:
             await self._started(worker)
 
     async def _place(self, worker: GeneratorReplica) -> ActorHandle[Any]:
-        given = (self._model, self._options, self._cluster.home)
+        given = (self._model, self._run, self._cluster.home)
         if self._shared is not None:
             devices, slot = await self._shared.devices_of(worker.name), self._shared.slot_of(worker.name)
             return await self._cluster.place(GeneratorActor, worker.name, GUEST, *given, devices, slot=slot)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.learners import Learners
 from rlep.actors.replica_weights import EngineWeights
+from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import LearnerLost, WeightSyncError
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -42,23 +43,13 @@ class Takers(Protocol):
     async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float: ...
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
-    """How a group of learner and generators is made."""
-
-    backend: GroupBackend
-    workers: int
-    """Members that each generator brings."""
-    deadline_s: float
-    """Longest wait for all members, and longest transfer."""
-
-
 class GroupSession:
     """The group over one learner and whichever generators live; made anew when they change or a transfer failed."""
 
-    def __init__(self, sender: Sender, takers: Takers, probes: Probes, dtype: Dtype, options: GroupOptions) -> None:
-        self._sender, self._takers, self._probes, self._dtype = sender, takers, probes, dtype
-        self._options = options
+    def __init__(self, sender: Sender, takers: Takers, probes: Probes, generator: GeneratorConfig) -> None:
+        self._sender, self._takers, self._probes, self._dtype = sender, takers, probes, generator.compute_dtype
+        self._generator = generator
+        self._backend: GroupBackend = "nccl" if generator.transfer == "nccl" else "gloo"
         self._members: tuple[str, ...] = ()
         self._group: BroadcastGroup | None = None
 
@@ -91,10 +82,10 @@ class GroupSession:
         return members
 
     async def _attempt(self, version: int, members: tuple[str, ...]) -> float:
-        options = self._options
+        workers, deadline_s = self._generator.tensor_parallel, self._generator.transfer_deadline_s
         if self._group is None or members != self._members:
-            size = 1 + options.workers * len(members)
-            self._group = await self._sender.open_group(options.backend, size, options.deadline_s)
+            size = 1 + workers * len(members)
+            self._group = await self._sender.open_group(self._backend, size, deadline_s)
             self._members = members
         group = self._group
         offer = await self._sender.publish(version, self._probes, self._dtype, group)
@@ -102,10 +93,10 @@ class GroupSession:
             # The others would wait for them.
             raise WeightSyncError(f"{', '.join(ended)} ended before the transfer")
         parts = {
-            member: replace(offer, source=replace(group, first_rank=1 + number * options.workers))
+            member: replace(offer, source=replace(group, first_rank=1 + number * workers))
             for number, member in enumerate(members)
         }
-        longest = 3 * options.deadline_s  # to meet, to transfer, and to score the probes
+        longest = 3 * deadline_s  # to meet, to transfer, and to score the probes
         difference, sent = await asyncio.gather(
             self._takers.take(parts, deadline_s=longest),
             self._sender.send(group, self._dtype, longest),
@@ -129,14 +120,15 @@ class WeightPublisher:
         generators: EngineWeights,
         probes: Probes,
         *,
-        dtype: Dtype,
+        config: GeneratorConfig,
         deadline_s: float,
-        group: GroupOptions | None = None,
     ) -> None:
-        """``probes``: for the log-prob check; ``dtype``: what the generators compute in; ``group``: None is shared memory."""
+        """``probes``: for the log-prob check; ``config``: of the generators."""
         self._learners, self._generators, self._probes = learners, generators, probes
-        self._dtype, self._deadline = dtype, deadline_s
-        self._session = None if group is None else GroupSession(learners, generators, probes, dtype, group)
+        self._dtype, self._deadline = config.compute_dtype, deadline_s
+        self._session = (
+            None if config.transfer == "shared_memory" else GroupSession(learners, generators, probes, config)
+        )
 
     async def publish(self, version: int) -> float:
         """See the port. Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""

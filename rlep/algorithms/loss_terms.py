@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlep.algorithms.objective import LossOptions
+from rlep.config.training import LossConfig
 
 
-def ppo_terms(ratio: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
+def ppo_terms(ratio: Tensor, advantages: Tensor, loss: LossConfig) -> Tensor:
     """p = max(−A·ρ, −A·clip(ρ)) (eq. 4 with clip-higher); where A < 0, at most −A·c (dual clip, arXiv 1912.09729)."""
-    clipped = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
+    clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
     terms = torch.maximum(-advantages * ratio, -advantages * clipped)
-    if options.dual_clip is None:
+    if loss.dual_clip is None:
         return terms
-    return torch.where(advantages < 0, torch.minimum(terms, -advantages * options.dual_clip), terms)
+    return torch.where(advantages < 0, torch.minimum(terms, -advantages * loss.dual_clip), terms)
 
 
-def cispo_terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, options: LossOptions) -> Tensor:
+def cispo_terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, loss: LossConfig) -> Tensor:
     """p = −A · sg(clip(ρ)) · log π (CISPO, arXiv 2506.13585): no token's gradient is dropped."""
-    clipped = ratio.detach().clamp(1 - options.clip_low, 1 + options.clip_high)
+    clipped = ratio.detach().clamp(1 - loss.clip_low, 1 + loss.clip_high)
     return -advantages * clipped * logprobs
 
 

@@ -30,7 +30,6 @@ from rlep.launch.before_start import (
     pool_exists,
 )
 from rlep.launch.compose import check_context, check_divided
-from rlep.launch.engine_options import check_options
 from rlep.launch.prompts_shown import prompt_notes, read_prompts, unknown_text
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
@@ -41,7 +40,6 @@ def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
 
     Raises what the run itself would raise for settings that do not divide or fit.
     """
-    check_options(config)
     check_verifier(config)
     plan = make_plan(config, read_known(config), int(gpu_memory * GIB))
     if as_json:

@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rlep.config.schema import CheckpointConfig
+from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.driver.ports import Learner
-from rlep.metrics.catalogue import MetricValue, present_name
+from rlep.metrics.catalogue import MetricValue
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
@@ -265,7 +265,7 @@ def _score(path: Path, metric: str) -> float | None:
         state = RunState(**json.loads((path / _STATE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    known = present_name(state.metric) == metric and state.score is not None and math.isfinite(state.score)
+    known = state.metric == metric and state.score is not None and math.isfinite(state.score)
     return state.score if known else None
 
 

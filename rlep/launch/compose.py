@@ -35,15 +35,8 @@ from rlep.data.prompts import PromptSet
 from rlep.driver import ports
 from rlep.driver.model_shape import read_shape, undivided
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
+from rlep.engines.sampler.setup import PROBES
 from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
-from rlep.launch.engine_options import (
-    PROBES,
-    check_options,
-    generator_dtype,
-    group_options,
-    learner_options,
-    sampler_options,
-)
 from rlep.launch.pool_place import pool_place
 from rlep.launch.prompts_shown import read_prompts
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
@@ -71,7 +64,6 @@ class Inputs:
 
 def read_inputs(config: Config, *, train: bool = True) -> Inputs:
     """Tokenizer, prompts and the model's fingerprint. Raises ``ModelError`` or ``DataError`` saying what to fix."""
-    check_options(config)
     model, data = config.model, config.data
     tokenizer = load_tokenizer(model.path)
     check_context(config)
@@ -161,14 +153,14 @@ class RunActors:
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
-        config, options = self.config, sampler_options(self.config)
-        shared = self._shared
+        config, shared = self.config, self._shared
         if base_version is not None:  # weights that never change, and no learner
-            options, shared = replace(options, on_update="wait", sleeps=False), None
+            config = config.with_values(rollout={"max_staleness": 0}, cluster={"placement": "split"})
+            shared = None
         if shared is not None:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
-        role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
+        role = GeneratorPool(self.cluster, config, model, lease_s=lease_s, shared=shared)
         self._sharing.join("generators", role.weights)
         self._begin(role, role.start(base_version=base_version))
         self._elastic["generators"] = role
@@ -183,9 +175,7 @@ class RunActors:
 
     def learners(self) -> Learners:
         """All learner ranks."""
-        config = self.config
-        model, options = config.model.path.absolute(), learner_options(config)
-        role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
+        role = Learners(self.cluster, self.config, self.config.model.path.absolute(), shared=self._shared)
         self._sharing.join("learner", role)
         self._begin(role, role.start())
         self._watched.append(role.status)
@@ -249,9 +239,8 @@ class RunActors:
             learners,
             generators.weights,
             probes_of(prompts),
-            dtype=generator_dtype(self.config),
+            config=self.config.generator,
             deadline_s=self.config.learner.deadline_s,
-            group=group_options(self.config),
         )
 
     def ports(

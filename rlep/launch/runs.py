@@ -44,7 +44,6 @@ from rlep.launch.before_start import (
     pool_exists,
 )
 from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors
-from rlep.launch.engine_options import generator_dtype
 from rlep.launch.event_loop import run_async
 from rlep.launch.failed_grading import reported
 from rlep.launch.prompts_shown import prompt_notes, unknown_text
@@ -244,7 +243,7 @@ async def _train(
         pool = actors.pool(inputs, read_only=True) if offline else None
         own = actors.live(inputs) if config.replay.source != "offline" else None
         failures = actors.failures(inputs, read_only=True) if config.replay.failed else None
-        tolerance = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[generator_dtype(config)]}
+        tolerance = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[config.generator.compute_dtype]}
         watch = Watch(config.run.steps, progress.phases, shown=progress.step, constant=tolerance)
         control = actors.control(watch.progress)
         await _started(actors, progress)
@@ -318,7 +317,7 @@ def _run(config: Config, inputs: Inputs, roles: Roles, progress: CommandProgress
         progress,
         tokenizer_digest=inputs.tokenizer.digest,
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
-        generator_dtype=generator_dtype(config),
+        generator_dtype=config.generator.compute_dtype,
         vocabulary=inputs.vocabulary,
         template_digest=inputs.template_digest,
     )

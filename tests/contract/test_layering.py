@@ -18,8 +18,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": set(),
     "metrics": set(),
     "report": {"algorithms", "metrics"},
-    "study": {"algorithms", "config", "report"},
-    "console": {"config", "metrics", "report", "services/pool", "services/pool/rpc", "study"},
+    "study": {"algorithms", "report"},
+    "console": {"metrics", "report", "services/pool", "services/pool/rpc", "study"},
     "algorithms": set(),
     "services": set(),
     "services/pool": {"algorithms", "services/pool/storage", "services/pool/embedded"},
@@ -34,13 +34,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines/weights": {"engines"},
     "engines/learner": {"algorithms", "engines", "engines/weights"},
     "engines/sampler": {"engines", "engines/weights"},
-    "actors": {"config", "metrics", "algorithms", "services/", "engines", "engines/"},
-    "driver": {"config", "data", "metrics", "algorithms"},
-    "driver/wings": {"algorithms", "config", "driver", "metrics"},
+    "actors": {"metrics", "algorithms", "services/", "engines", "engines/"},
+    "driver": {"data", "metrics", "algorithms"},
+    "driver/wings": {"algorithms", "driver", "metrics"},
     "launch": {
         "actors",
         "algorithms",
-        "config",
         "data",
         "driver",
         "driver/",
@@ -50,11 +49,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report",
         "services/",
     },
-    "selftest": {"config", "driver", "engines", "engines/", "launch"},
+    "selftest": {"driver", "engines", "engines/", "launch"},
     "quickstart": {"data"},
     "cli": set(),
     "cli/pool": set(),
 }
+EVERYWHERE = {"core", "config"}
+"""Every folder may import these; ``core`` imports none."""
 COMPOSE = {"cli", "cli/pool"}
 TOP = {"__init__.py", "__main__.py"}
 """Folder -> the folders it may import, beside itself and ``core``; ``name/``: all below. ``cli`` may import all."""
@@ -139,7 +140,7 @@ def forbidden(folder: str, file: str, name: str) -> str | None:
     """Why a file of a folder may not import a dotted name, or None."""
     if is_within(name, "rlep"):
         target = folder_of(name.split(".")[1:])
-        allowed = {folder, "core", *MAY_IMPORT[folder]}
+        allowed = {folder, *EVERYWHERE, *MAY_IMPORT[folder]} if folder != "core" else {folder}
         tree = any(target.startswith(entry) for entry in allowed if entry.endswith("/"))
         if name == "rlep.__version__" or folder in COMPOSE or target in allowed or tree:
             return None

@@ -14,12 +14,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ModelError
 from rlep.engines.learner.attention import PACKED_ATTENTION
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.learner.head import token_logprobs
 from rlep.engines.learner.lora import A, B, add_adapters, initialise
-from rlep.engines.learner.options import PolicyOptions
 from rlep.engines.learner.packed_row import PackedRow
 from rlep.engines.torch_private import parameters_on_meta
 
@@ -46,10 +46,10 @@ class Policy(nn.Module):
         return token_logprobs(hidden, head.weight, row.targets, entropy=entropy)
 
 
-def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh) -> Policy:
+def build_policy(directory: Path, learner: LearnerConfig, mesh: DeviceMesh, *, seed: int = 0) -> Policy:
     """The model of a Hugging Face directory, sharded over the last dimension of ``mesh`` and replicated over one before it.
 
-    Each rank reads only its own part of the weights.
+    Each rank reads only its own part of the weights. ``seed`` is of the first values of adapters.
 
     Dropout is off: log-probs must be those of the generator.
 
@@ -65,15 +65,15 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh) -> P
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)
-    if options.lora is not None:
-        add_adapters(model, options.lora, getattr(torch, options.dtype))
+    if learner.lora_rank:
+        add_adapters(model, learner)
     device = current_device(mesh.device_type)
     policy = Policy(model).eval()
-    _shard(policy, options, mesh)
-    _materialise(policy, torch.device("cpu") if options.cpu_offload else device, device)
+    _shard(policy, learner, mesh)
+    _materialise(policy, torch.device("cpu") if learner.cpu_offload else device, device)
     read_weights(policy, directory)
-    if options.lora is not None:
-        initialise(tuple(named_shards(policy)), options.lora.seed)
+    if learner.lora_rank:
+        initialise(tuple(named_shards(policy)), seed)
     return policy
 
 
@@ -137,18 +137,18 @@ def _check_supported(config: PreTrainedConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
-    precision = MixedPrecisionPolicy(param_dtype=getattr(torch, options.dtype), reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
+def _shard(policy: Policy, learner: LearnerConfig, mesh: DeviceMesh) -> None:
+    precision = MixedPrecisionPolicy(param_dtype=getattr(torch, learner.compute_dtype), reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if learner.cpu_offload else OffloadPolicy()
     for layer in policy.model.base_model.layers:
-        if options.activation_checkpointing:
+        if learner.activation_checkpointing:
             layer.forward = _checkpointed(layer.forward)
-        if options.compile:
+        if learner.compile:
             layer.compile()
         fully_shard(
             layer,
             mesh=mesh,
-            reshard_after_forward=options.reshard_after_forward,
+            reshard_after_forward=learner.reshard_after_forward,
             mp_policy=precision,
             offload_policy=offload,
         )

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlep.algorithms.loss import LossSums, normalizers, packed_policy_loss, packed_tokens
-from rlep.algorithms.objective import LossOptions, regulariser_normalizers
+from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
+from rlep.algorithms.objective import normalizers, regulariser_normalizers
+from rlep.config.schema import Config
+from rlep.config.training import LossConfig
 from rlep.core.types import BoolArray, SequenceBatch
 from rlep.engines.learner.packed_row import PackedRow
 
@@ -20,10 +22,12 @@ Reference = Callable[[PackedRow], Tensor]
 
 
 def policy_loss(
-    batch: SequenceBatch, options: LossOptions, high_entropy: BoolArray | None, reference: Reference | None
+    batch: SequenceBatch, config: Config, high_entropy: BoolArray | None, reference: Reference | None
 ) -> RowLoss:
     """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
-    weights, kept = normalizers(batch, options), regulariser_normalizers(batch, options)  # [S] each
+    limit = config.rollout.max_tokens
+    weights = normalizers(batch, config.loss, fixed_length=limit)  # [S]
+    kept = regulariser_normalizers(batch, config.loss, fixed_length=limit)  # [S]
 
     def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
         with torch.no_grad():
@@ -32,14 +36,14 @@ def policy_loss(
         values = {"reference_logprobs": base, "entropy": entropy, "high_entropy": chosen}
         values["regulariser_weights"] = None if batch.regularised is None else row.of_sequences(kept)
         part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
-        return packed_policy_loss(part, options)
+        return packed_policy_loss(part, config.loss, config.replay)
 
     return loss
 
 
 def cross_entropy(batch: SequenceBatch) -> RowLoss:
     """The mean over all trained response tokens of ``batch``."""
-    weights = normalizers(batch, LossOptions())
+    weights = normalizers(batch, LossConfig())
 
     def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
         per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)

@@ -12,7 +12,6 @@ from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.optimizer import StepResult
-from rlep.engines.learner.options import WeightDtype
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
@@ -22,6 +21,7 @@ from rlep.engines.weights.weight_update import (
     Probe,
     SharedMemoryWeights,
     TensorSpec,
+    WeightDtype,
     WeightUpdate,
 )
 

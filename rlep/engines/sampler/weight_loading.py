@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import WeightSyncError
 from rlep.core.plural import counted
-from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import (
     NCCL_BUFFER_BYTES,
     BroadcastGroup,
@@ -59,16 +59,16 @@ class Loaded:
 class WeightLoading:
     """What one engine expects, and the group with the learner that it is in."""
 
-    def __init__(self, expected: dict[str, TensorSpec], options: SamplerOptions) -> None:
+    def __init__(self, expected: dict[str, TensorSpec], generator: GeneratorConfig) -> None:
         """``expected``: every weight of the model by name; without ``TIED_HEAD`` where it is the embedding."""
-        self._expected, self._options = expected, options
+        self._expected, self._generator = expected, generator
         self._group: BroadcastGroup | None = None
         self._barrier: Barrier | None = None
         self._loaded: Loaded | None = None
 
     async def check(self, weight_update: WeightUpdate) -> None:
         """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
-        source, wanted = weight_update.source, self._options.transfer
+        source, wanted = weight_update.source, self._generator.transfer
         if wanted != (source.backend if isinstance(source, BroadcastGroup) else "shared_memory"):
             raise WeightSyncError(f"this generator takes weights by {wanted}, published was {source!r:.80}")
         layouts = [weight_update.layout]
@@ -112,7 +112,7 @@ class WeightLoading:
 
         if self._barrier is None or not joined:
             self._barrier = Barrier(group)
-        workers = range(group.first_rank, group.first_rank + self._options.tensor_parallel)
+        workers = range(group.first_rank, group.first_rank + self._generator.tensor_parallel)
         return int(self._barrier.arrive(workers))
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 GroupBackend = Literal["gloo", "nccl"]
 Transfer = Literal["shared_memory", "gloo", "nccl"]
+WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 NCCL_BUFFER_BYTES = 256 * 2**20
 """Size of vLLM's buffers for packed weights; learner rank 0 and each worker hold two beside all else. Its default is 1 GiB."""

@@ -16,18 +16,24 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import WeightSyncError
 from rlep.core.types import Completion, Int32Array, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import Probe, TensorSpec, WeightUpdate
-from tests.engines.sampler.sampler_cases import CONTEXT, VOCABULARY, build_model, perturb, true_logprobs
+from tests.engines.sampler.sampler_cases import (
+    CONTEXT,
+    SMALL_BLOCKS,
+    VOCABULARY,
+    build_model,
+    config_of,
+    perturb,
+    true_logprobs,
+)
 from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-OPTIONS = SamplerOptions(
-    max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=36, max_num_batched_tokens=CONTEXT
-)
+CONFIG = config_of(max_sequences=32, max_batched_tokens=CONTEXT)
 SAMPLING = Sampling(max_tokens=60)
 WRITERS, REQUESTS = 4, 300  # together 33 times what the engine holds: whenever the weights change, it is generating
 CHECKED = 150
@@ -92,8 +98,9 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     directory = tmp_path_factory.mktemp(request.param)
     model = build_model(directory, tied=True)
-    prepare_environment(OPTIONS)
-    sampler = Sampler(directory, replace(OPTIONS, on_update=request.param))
+    config = CONFIG.with_values(rollout={"max_staleness": 1, "partial": request.param})
+    prepare_environment(config)
+    sampler = Sampler(directory, config, SMALL_BLOCKS)
     await sampler.start(deadline_s=500)
     yield Rig(sampler, SharedMemoryWriter(directory), request.param, model)
     await sampler.close()

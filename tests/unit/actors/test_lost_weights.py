@@ -13,7 +13,7 @@ import pytest
 from rlep.actors.generator_replica import GeneratorReplica
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.timeline import Timeline
-from rlep.config.roles import GeneratorConfig
+from rlep.config.settings import parse_config
 from rlep.core.errors import ActorLost, WeightsLost
 from rlep.core.types import Completion, Request, Sampling
 
@@ -24,8 +24,8 @@ REQUEST = Request("a/0", "a", np.array([1], dtype=np.int32), 0, seed=1)
 def pool_of(*versions: int | None, transfer: str = "gloo") -> tuple[GeneratorPool, list[GeneratorReplica]]:
     """Generators that serve these versions."""
     cluster = SimpleNamespace(report=lambda *_: None, timeline=Timeline(), forget=lambda _: None)
-    config = GeneratorConfig.model_validate({"transfer": transfer})
-    pool = GeneratorPool(cast(Any, cluster), config, Path("model"), cast(Any, None), lease_s=60)
+    config = parse_config({"generator": {"transfer": transfer}})
+    pool = GeneratorPool(cast(Any, cluster), config, Path("model"), lease_s=60)
     replicas = pool._replicas.create(len(versions))
     for replica, version in zip(replicas, versions, strict=True):
         replica.version, replica.state = version, "serving"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config.schema import CheckpointConfig
+from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver import checkpoint as module
 from rlep.driver.checkpoint import Checkpoint, Checkpoints, RunState, read_checkpoint
