@@ -9,7 +9,7 @@ Each figure is ``[seconds, processor seconds of the console]``, since the machin
 
 * ``index_cold``: the list of runs, asked for the first time (goal 1 s); ``index``: again, when one run has changed (0.2 s);
 * ``run_cold``: the page of a run, asked for the first time (goal 0.5 s); ``run``: after one more step;
-* ``actors``, ``metrics_api``: the page of its actors, and its accuracy as JSON;
+* ``actors``: the page of its actors;
 * ``pool``: the page of the pool (goal 0.3 s); ``pool_prompt``: of one of its questions;
 * ``event``: from a line on disk to the event that makes a browser ask again, the slowest of twenty (goal 1 s at p95);
 * ``core_20_tabs``: share of a core that twenty open pages take while nothing changes (goal 0.05);
@@ -141,7 +141,7 @@ def measure(home: Path) -> dict[str, object]:
     write_runs(home)
     with EmbeddedRedis(home / "pool") as server:
         fill(server)
-        with console(home / "runs", home / "token", "--pool", home / "pool") as client:
+        with console(home / "runs", "--pool", home / "pool") as client:
             first = home / "runs" / "0000"
 
             def grown(path: str) -> Callable[[], Figure]:
@@ -157,8 +157,6 @@ def measure(home: Path) -> dict[str, object]:
             found["run_cold"] = median([client.ask(f"/runs/runs~{number:04d}") for number in range(1, LOOKED_AT)])
             found["run"] = median([grown("/runs/runs~0000")() for _ in range(TIMES)])
             found["actors"] = median([client.ask("/runs/runs~0000/actors") for _ in range(TIMES)])
-            api = "/api/runs/runs~0000/metrics?name=rollout/accuracy"
-            found["metrics_api"] = median([client.ask(api) for _ in range(TIMES)])
             found["pool"] = median([client.ask("/pools/0/large") for _ in range(TIMES)])
             prompt = f"/pools/0/large/prompts/{7:032x}"
             found["pool_prompt"] = median([client.ask(prompt) for _ in range(TIMES)])

@@ -46,10 +46,10 @@ from rlep.core.types import (
     Verdict,
     prompt_id_of,
 )
-from rlep.driver.context import Run, Step, Visit
-from rlep.driver.mini_batch import ScoredMiniBatch
+from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.replays import drawn_replays
+from rlep.driver.step_values import ScoredMiniBatch, Visit
 from rlep.driver.wings.live_replay import FILE, LiveReplay
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.storage.connection import connect

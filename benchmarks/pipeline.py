@@ -40,6 +40,7 @@ from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import PoolService
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.inputs import Inputs, read_inputs
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -51,7 +52,7 @@ from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.compose import Inputs, read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from rlep.quickstart.task import build_task
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"

@@ -1,7 +1,4 @@
-"""Generates the table of all keys in docs/reference/configuration.md from the config tree.
-
-``python scripts/config_table.py`` writes it; a contract test compares.
-"""
+"""The table of all keys, from the config tree: the site shows it on the page *Configuration*."""
 
 from __future__ import annotations
 
@@ -17,9 +14,6 @@ from pydantic.fields import FieldInfo
 from rlep.config.schema import Config
 from rlep.config.section import Rule
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "reference" / "configuration.md"
-BEGIN = "<!-- keys: written by scripts/config_table.py -->"
-END = "<!-- end of keys -->"
 KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
 SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
 
@@ -34,13 +28,6 @@ def table() -> str:
         head = f"### `[{name}]`\n\n{type(section).__doc__}\n\n| Key | Values | Default | Meaning |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows))
     return "\n\n".join(parts)
-
-
-def document(text: str) -> str:
-    """The page with its table replaced by the current one."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
 
 
 def _row(section: str, key: str, field: FieldInfo, default: object) -> str:
@@ -87,7 +74,3 @@ def _default(value: object) -> str:
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{value}`"
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(document(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")

@@ -65,7 +65,7 @@ def cost_beside_training(home: Path, blocks: int) -> dict[str, object]:
                 wait_for_steps(process, run, STEPS + 1)
                 done.append(Block(False, begun, time.time()))
                 continue
-            with console(home / "runs", home / "token") as client, followed(client, "/runs/runs~beside") as requests:
+            with console(home / "runs") as client, followed(client, "/runs/runs~beside") as requests:
                 begun = time.time()
                 wait_for_steps(process, run, STEPS + 1)
                 done.append(Block(True, begun, time.time()))

@@ -20,14 +20,14 @@ Figure = list[float]
 class Client:
     """Asks a console in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str, token: str) -> None:
-        self._process, self._address = process, address
-        self._headers = {"Authorization": f"Bearer {token}"}
+    def __init__(self, process: subprocess.Popen[str], printed: str) -> None:
+        self._process, self._address = process, printed.partition("/?")[0]
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        self._opener.open(printed, timeout=ANSWER_S).close()
 
     def open(self, path: str) -> Iterator[bytes]:
         """The lines of an answer as they come."""
-        request = urllib.request.Request(self._address + path, headers=self._headers)
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        with self._opener.open(self._address + path, timeout=ANSWER_S) as answer:
             yield from answer
 
     def ask(self, path: str) -> Figure:
@@ -49,14 +49,12 @@ class Client:
 
 
 @contextmanager
-def console(runs: Path, token: Path, *options: str | Path) -> Iterator[Client]:
+def console(runs: Path, *options: str | Path) -> Iterator[Client]:
     """``rlep console`` over ``runs`` until the block ends; it is gone then."""
-    arguments = [runs, "--listen", "127.0.0.1:0", "--token-file", token, *options]
-    command = [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
+    command = [sys.executable, "-m", "rlep", "console", *map(str, [runs, "--port", "0", *options])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            yield Client(process, address, token.read_text().strip())
+            yield Client(process, process.stdout.readline().strip())
         finally:
             process.terminate()

@@ -248,7 +248,8 @@ async def call(reference: Any, what: str, deadline_s: float) -> Any:
     waiting = asyncio.ensure_future(_awaited(reference))
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
     try:
-        return await asyncio.wait_for(asyncio.shield(waiting), deadline_s)
+        async with asyncio.timeout(deadline_s):
+            return await asyncio.shield(waiting)
     except RayTaskError as error:  # first: it is also an instance of its cause's class, which may be a TimeoutError
         if isinstance(error.cause, RlepError):
             raise error.cause from None

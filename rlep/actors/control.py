@@ -117,7 +117,8 @@ class ControlActor:
     async def next(self, wait_s: float) -> tuple[str, Command] | None:
         """The next command, or None when none came within ``wait_s``."""
         try:
-            return await asyncio.wait_for(self._asked.get(), wait_s)
+            async with asyncio.timeout(wait_s):
+                return await self._asked.get()
         except TimeoutError:
             return None
 

@@ -289,8 +289,7 @@ class GeneratorPool:
                 continue
             taken = self._queue.take(worker.name, free)
             if taken is not None:
-                stream = asyncio.create_task(self._stream(worker, actor, *taken))
-                self._streams.add(stream)
+                self._streams.add(stream := asyncio.create_task(self._stream(worker, actor, *taken)))
                 stream.add_done_callback(self._streams.discard)
 
     async def _stream(
@@ -305,6 +304,8 @@ class GeneratorPool:
                             worker.rate.add(len(completion.tokens))
                     worker.freed.set()
                     self._stop_superseded()
+            self._queue.give_back(worker.name, [request.id for request in requests])  # what it ended without
+            worker.freed.set()
         except ActorUnavailableError:  # a message was lost: the actor may live
             await self._take_back(worker, actor, [request.id for request in requests])
         except RayTaskError as error:

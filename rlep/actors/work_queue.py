@@ -173,7 +173,8 @@ class WorkQueue:
             self._changed.clear()
             until = self._ends[0][0] - self._clock() if self._ends else None
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), until)
+                async with asyncio.timeout(until):
+                    await self._changed.wait()
 
     def _offer(self, worker: str) -> QueuedRequest | None:
         """The next request for ``worker``."""

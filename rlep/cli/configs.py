@@ -33,8 +33,8 @@ def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
 @command_errors
 def config_check(files: Files, overrides: Overrides = None) -> None:
     """Print ok, or why the config cannot run."""
+    from rlep.check.before_start import check_verifier
     from rlep.config.settings import load_config
-    from rlep.launch.before_start import check_verifier
 
     check_verifier(load_config(files, overrides or ()))
     typer.echo("ok")

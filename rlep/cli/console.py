@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -13,10 +14,8 @@ import typer
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from rlep.console.addresses import Addresses, Tls
     from rlep.services.pool.values import PoolPlace
 
-TOKEN_FILE = Path("~/.config/rlep/console.token")
 NAME = "pool"
 """Stands where a pool's name is not chosen yet."""
 
@@ -26,70 +25,33 @@ def console(
         list[Path] | None, typer.Argument(metavar="[DIR…]", help="Runs, or directories above some; runs otherwise.")
     ] = None,
     *,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Beyond loopback it needs TLS. Port 0: a free one.")
-    ] = "127.0.0.1:7272",
-    token_file: Annotated[
-        Path, typer.Option(help="The token to log in with; made, with mode 600, where there is none.")
-    ] = TOKEN_FILE,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
-    origin: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="https://HOST[:PORT] of a proxy, or another name that browsers use."),
-    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1; 0: a free one.")] = 7272,
     pool: Annotated[
         list[str] | None,
         typer.Option(metavar="URL|DIR", help="Pools to show: a Redis, a pool server, or an embedded pool's directory."),
     ] = None,
-    actions: Annotated[
-        bool, typer.Option("--actions", help="Also scale roles and drain actors of running runs, with an admin token.")
-    ] = False,
     pool_token_file: Annotated[Path | None, typer.Option(help="The token for a pool server (pool.token_file).")] = None,
     pool_ca_file: Annotated[Path | None, typer.Option(help="Authority of its certificate (pool.ca_file).")] = None,
 ) -> None:
-    """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. Only --actions can change any."""
-    from rlep.console.actions import Actions
-    from rlep.console.addresses import addresses_of
+    """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. It changes nothing."""
     from rlep.console.app import console_app
     from rlep.core.errors import ConfigError
-    from rlep.services.pool.rpc.access import Role, Tokens, split_address
 
-    addresses = addresses_of(listen, tls_cert, tls_key, origin or ())
     searched = directories or [Path("runs")]
     for directory in searched:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: there is no such directory; name a run, or a directory above some")
-    pools = [_place_of(one, pool_token_file, pool_ca_file) for one in pool or ()]
-    path = token_file.expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    tokens = Tokens.read(path)
-
-    def knows(token: str) -> Role:
-        caller = tokens.caller(token)
-        return Role.NONE if caller is None else caller.role("")  # a token of one pool opens no run
-
-    host, port = split_address(listen)
+    pools = [_place_of(text, pool_token_file, pool_ca_file) for text in pool or ()]
     try:
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        raise ConfigError(f"--listen {listen}: {error}") from None
-    app = console_app(searched, knows, pools, Actions() if actions else None, addresses)
-    _serve(app, listening, addresses.tls, pools, lambda: _say(host, listening, addresses, path))
+        raise ConfigError(f"--port {port}: {error}; --port 0 takes a free one") from None
+    token = secrets.token_urlsafe(32)
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/?token={token}"
+    _serve(console_app(searched, token, pools), listening, pools, lambda: typer.echo(address))
 
 
-def _say(host: str, listening: socket.socket, addresses: Addresses, token_file: Path) -> None:
-    """Where the console is, its own address first, and how to log in."""
-    place = f"[{host}]" if ":" in host else host
-    typer.echo(f"{addresses.scheme}://{place}:{listening.getsockname()[1]}")
-    for origin in sorted(addresses.origins):
-        typer.echo(origin)
-    typer.echo(f"log in with the token in {token_file}", err=True)
-
-
-def _serve(
-    app: ASGIApp, listening: socket.socket, tls: Tls | None, pools: Sequence[PoolPlace], say: Callable[[], None]
-) -> None:
+def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], say: Callable[[], None]) -> None:
     """Answer until the process is told to stop; embedded pools are served as long. ``say`` is called when they are."""
     import uvicorn
 
@@ -104,8 +66,6 @@ def _serve(
         timeout_graceful_shutdown=1,
         ws="none",
         lifespan="off",
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
     )
     with ExitStack() as stack:
         for place in pools:

@@ -11,6 +11,17 @@ from pathlib import Path
 import numpy as np
 import typer
 
+from rlep.check.before_start import (
+    check_heads,
+    check_lora_targets,
+    check_output_head,
+    check_verifier,
+    memory_here,
+    missing_cpus,
+    pool_exists,
+)
+from rlep.check.inputs import check_context, check_divided
+from rlep.check.prompts_shown import prompt_notes, read_prompts, unknown_text
 from rlep.cli.tables import show_facts
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
@@ -20,17 +31,6 @@ from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
 from rlep.engines.families import check_family
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.launch.before_start import (
-    check_heads,
-    check_lora_targets,
-    check_output_head,
-    check_verifier,
-    memory_here,
-    missing_cpus,
-    pool_exists,
-)
-from rlep.launch.compose import check_context, check_divided
-from rlep.launch.prompts_shown import prompt_notes, read_prompts, unknown_text
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 

@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import typer
 
-from rlep.cli.doctor import findings_of
+from rlep.check.machine import findings_of
+from rlep.check.parts.outcome import Outcome
+from rlep.check.parts.suite import outcomes
 from rlep.cli.terminal import Terminal
 from rlep.config.schema import Config
-from rlep.selftest.outcome import Outcome
-from rlep.selftest.suite import outcomes
 
 
 def environment(config: Config) -> Outcome:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlep.console.actions import ROLES, Offer
 from rlep.console.curves import Curve, picture
 from rlep.console.metric_columns import read_steps
 from rlep.console.run_files import (
@@ -84,7 +83,7 @@ class LastSteps:
     last: StepBreakdown
 
 
-def actors(place: RunPlace, seen: str, offer: Offer | None) -> str:
+def actors(place: RunPlace, seen: str) -> str:
     """The page; ``seen`` is the ``mark_of`` the run before it was read."""
     table, notes = read_steps(place)
     lines = table.lines(len(table) - RECENT, len(table))
@@ -98,8 +97,6 @@ def actors(place: RunPlace, seen: str, offer: Offer | None) -> str:
         "actors.html",
         run=place.name,
         seen=seen,
-        offer=offer,
-        scaled=ROLES,
         actors=actor_lines(events.lines),
         roles=[(role, newest.get(f"actors/alive/{role}"), newest.get(f"actors/restarts/{role}")) for role in roles],
         stages=stages_of(lines),

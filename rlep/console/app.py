@@ -1,39 +1,32 @@
-"""The console's routes. Every page is a GET whose state is in its address, and works without a script.
-
-Only with ``Actions`` are there routes that take a POST; they start a command and lead back to the page of actors."""
+"""The console's routes. Every page is a GET whose state is in its address, and works without a script."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from rlep.console import pages, pool_pages
-from rlep.console.actions import Actions
 from rlep.console.actor_page import actors
-from rlep.console.addresses import Addresses
 from rlep.console.compare_page import compare
-from rlep.console.data import error_data, metrics_data, runs_data, step_data, steps_data
-from rlep.console.gate import FORM, SESSION, Gate
+from rlep.console.gate import Gate
 from rlep.console.pool_places import PoolPlaces
 from rlep.console.prompt_page import prompt
 from rlep.console.run_files import RunPlace, find_runs, find_studies
 from rlep.console.run_state import mark_of
 from rlep.console.study_pages import studies, study
 from rlep.console.templates_of import rendered
-from rlep.core.errors import ConfigError, RlepError
-from rlep.services.pool.rpc.access import Role
+from rlep.core.errors import RlepError
 from rlep.services.pool.values import PoolPlace
 
 
@@ -48,23 +41,20 @@ LOOK_S = 0.5
 STREAM_S = 600.0
 """A browser opens the stream of changes again after so long."""
 MOST_STREAMS = 64
-MOST_NAMES = 256
+ASKED = "Open the address that rlep console printed when it started: its token is new at every start."
 _STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
 
 
 class Console:
     """The routes over some directories, which are searched again for each page."""
 
-    def __init__(
-        self, directories: Sequence[Path], pools: Sequence[PoolPlace] = (), actions: Actions | None = None
-    ) -> None:
+    def __init__(self, directories: Sequence[Path], pools: Sequence[PoolPlace] = ()) -> None:
         self._directories = tuple(directories)
         self._pools = PoolPlaces(pools, directories)
-        self._actions = actions
         self._streams = 0
 
     def routes(self) -> list[Route]:
-        """All of them; without actions none takes anything but GET."""
+        """All of them, and all are GET."""
         shown: list[tuple[str, Callable[[Request], str]]] = [
             ("/", self._overview),
             ("/compare", self._compare),
@@ -81,37 +71,11 @@ class Console:
             ("/pools/{number:number}/{pool}", self._pool),
             ("/pools/{number:number}/{pool}/prompts/{prompt}", self._pool_prompt),
         ]
-        asked: list[tuple[str, Callable[[Request], str]]] = [
-            ("/api/runs", lambda request: runs_data(list(self._runs().values()))),
-            ("/api/runs/{run}/metrics", self._metrics),
-            ("/api/runs/{run}/steps", lambda request: steps_data(self._place(request))),
-            ("/api/runs/{run}/steps/{step:number}", self._step_data),
-        ]
         return [
             *(Route(path, partial(_page, show), methods=["GET"]) for path, show in shown),
-            *(Route(path, partial(_data, say), methods=["GET"]) for path, say in asked),
             Route("/runs/{run}/live", self._live, methods=["GET"]),
             Route("/static/{name}", _static, methods=["GET"]),
-            *self._changing(),
         ]
-
-    def _changing(self) -> list[Route]:
-        actions = self._actions
-        if actions is None:
-            return []
-        started = (("scale", actions.scale), ("drain", actions.drain))
-        return [
-            Route(f"/runs/{{run}}/actors/{name}", partial(self._start, start), methods=["POST"])
-            for name, start in started
-        ]
-
-    async def _start(self, start: Callable[[RunPlace, Mapping[str, str]], None], request: Request) -> Response:
-        place = await asyncio.to_thread(self._place, request)
-        try:
-            start(place, request.scope[FORM])
-        except ConfigError as error:
-            return HTMLResponse(rendered("failed.html", code=400, reason=str(error)), 400)
-        return RedirectResponse(f"/runs/{quote(place.name, safe='~')}/actors", 303)
 
     def _overview(self, request: Request) -> str:
         return pages.overview(list(self._runs().values()))
@@ -123,7 +87,7 @@ class Console:
 
     def _run(self, request: Request) -> str:
         place = self._place(request)
-        return pages.run(place, page_of(request), self._mark(place))
+        return pages.run(place, page_of(request), mark_of(place))
 
     def _step(self, request: Request) -> str:
         show = request.query_params.get("show", "all")
@@ -141,8 +105,7 @@ class Console:
 
     def _actors(self, request: Request) -> str:
         place = self._place(request)
-        offer = self._actions.offer(place, request.scope[SESSION]) if self._actions else None
-        return actors(place, self._mark(place), offer)
+        return actors(place, mark_of(place))
 
     def _pool_of(self, request: Request) -> str:
         return pool_pages.pool_of(self._place(request), self._pools)
@@ -166,14 +129,6 @@ class Console:
         asked = request.path_params
         return pool_pages.named_prompt(self._pools, asked["number"], asked["pool"], asked["prompt"])
 
-    def _metrics(self, request: Request) -> str:
-        after = request.query_params.get("after", "")
-        names = request.query_params.getlist("name")[:MOST_NAMES]
-        return metrics_data(self._place(request), names, number_in(after, otherwise=-1))
-
-    def _step_data(self, request: Request) -> str:
-        return step_data(self._place(request), request.path_params["step"], page_of(request))
-
     async def _live(self, request: Request) -> Response:
         """Server-sent events without content: the page asks again for what it shows."""
         place = await asyncio.to_thread(self._place, request)
@@ -188,16 +143,13 @@ class Console:
         try:
             yield "retry: 2000\n\n"
             for _ in range(int(STREAM_S / LOOK_S)):
-                now = await asyncio.to_thread(self._mark, place)
+                now = await asyncio.to_thread(mark_of, place)
                 if now != seen:
                     seen = now
                     yield f"event: changed\nid: {now}\ndata: \n\n"
                 await asyncio.sleep(LOOK_S)
         finally:
             self._streams -= 1
-
-    def _mark(self, place: RunPlace) -> str:
-        return mark_of(place, self._actions.mark(place) if self._actions else "")
 
     def _runs(self) -> dict[str, RunPlace]:
         return find_runs(self._directories)
@@ -209,25 +161,12 @@ class Console:
         return place
 
 
-def console_app(
-    directories: Sequence[Path],
-    knows: Callable[[str], Role],
-    pools: Sequence[PoolPlace] = (),
-    actions: Actions | None = None,
-    addresses: Addresses | None = None,
-) -> ASGIApp:
-    """The console over run directories, or directories above some, and pools of any name at some places.
-
-    ``knows`` gives the role of a token, NONE for one that is not valid. ``addresses``: loopback's otherwise.
-    """
+def console_app(directories: Sequence[Path], token: str, pools: Sequence[PoolPlace] = ()) -> ASGIApp:
+    """The console over run directories, or directories above some, and pools of any name at some places."""
     handlers = {HTTPException: _failed, RlepError: _failed}
-    app = Starlette(routes=Console(directories, pools, actions).routes(), exception_handlers=handlers)
+    app = Starlette(routes=Console(directories, pools).routes(), exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Gate(app, knows, _login, addresses or Addresses(), acts=actions is not None)
-
-
-def _login(onward: str, failed: bool) -> str:
-    return rendered("login.html", onward=onward, failed=failed)
+    return Gate(app, token, lambda: rendered("failed.html", code=401, reason=ASKED))
 
 
 def page_of(request: Request) -> int:
@@ -244,10 +183,6 @@ async def _page(show: Callable[[Request], str], request: Request) -> Response:
     return HTMLResponse(await asyncio.to_thread(show, request))
 
 
-async def _data(say: Callable[[Request], str], request: Request) -> Response:
-    return Response(await asyncio.to_thread(say, request), media_type="application/json")
-
-
 async def _static(request: Request) -> Response:
     kind = _STATIC.get(name := request.path_params["name"])
     if kind is None:
@@ -258,6 +193,4 @@ async def _static(request: Request) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     code = error.status_code if isinstance(error, HTTPException) else 404
     reason = error.detail if isinstance(error, HTTPException) else str(error)
-    if request.url.path.startswith("/api/"):
-        return Response(error_data(code, reason), code, media_type="application/json")
     return HTMLResponse(rendered("failed.html", code=code, reason=reason), code)

@@ -1,9 +1,7 @@
-"""Who may ask the console anything: an ASGI layer in front of every route.
+"""Access to the console: an ASGI layer in front of every route.
 
-In this order: the Host is one that the console listens on (a rebound DNS name is not), a request of another site is
-refused, and without a session there is the login page and nothing else. The token is exchanged for a cookie by POST, so
-that it stands in no address, no log and no Referer; scripts send it in a header. Where the console may change runs, a
-POST needs a session of an admin token, and the session's own secret in its form.
+In this order: the Host is a loopback name (a rebound DNS name is not), a request of another site is refused, and nothing but
+reading is done. The token of the printed address becomes a cookie, and the redirect takes it out of the address again.
 """
 
 from __future__ import annotations
@@ -11,26 +9,18 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from urllib.parse import parse_qs
+from collections.abc import Callable
+from urllib.parse import urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rlep.console.addresses import Addresses
-from rlep.console.data import error_data
-from rlep.services.pool.rpc.access import Role
-
-COOKIE = "rlep_console"
-SESSION_S = 12 * 3600
-MOST_SESSIONS = 256
-"""Of each role, so that no token ends the sessions of another."""
-LONGEST_FORM = 4096
+LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Names that a request's Host may have, with any port: ``ssh -L`` takes another one."""
+TOKEN = "token"
+"""Parameter of the printed address."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -39,66 +29,22 @@ HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with no-referrer, browsers post the login form with Origin: null
+    "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-_NEXT = re.compile(r"/(?![/\\])[A-Za-z0-9._~/?=&%+-]*")
-
-
-SESSION, FORM = "rlep.session", "rlep.form"
-"""Keys of a request's scope: its ``Session`` or None, and the fields of an allowed POST."""
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What a cookie stands for."""
-
-    role: Role
-    csrf: str
-    """Stands in this session's forms and nowhere else."""
-    end: float
-
-
-class Sessions:
-    """Cookies that are valid now; in memory, so that a new console asks for the token again."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._open = clock, OrderedDict[str, Session]()
-
-    def open(self, role: Role) -> str:
-        """A new one; the oldest of the same role goes where it has too many."""
-        name = secrets.token_urlsafe(32)
-        self._open[name] = Session(role, secrets.token_urlsafe(32), self._clock() + SESSION_S)
-        of_role = [one for one, session in self._open.items() if session.role == role]
-        for oldest in of_role[:-MOST_SESSIONS]:
-            del self._open[oldest]
-        return name
-
-    def of(self, name: str | None) -> Session | None:
-        """What a cookie stands for, if it is one of them."""
-        found = self._open.get(name) if name is not None else None
-        return found if found is not None and found.end > self._clock() else None
+_ONWARD = re.compile(r"/(?![/\\])[A-Za-z0-9._~/%+-]*")
+_STYLE = re.compile(r"/static/[a-z]+\.css")
 
 
 class Gate:
-    """The layer; ``knows`` gives a token's role, ``login`` makes the login page (path to go on to, failed).
+    """The layer; ``ask`` makes the page that a browser without cookie gets."""
 
-    With ``acts`` a POST goes through whose session and form allow it.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        knows: Callable[[str], Role],
-        login: Callable[[str, bool], str],
-        addresses: Addresses,
-        *,
-        acts: bool = False,
-    ) -> None:
-        self._app, self._knows, self._login, self._addresses, self._acts = app, knows, login, addresses, acts
-        self._sessions = Sessions()
+    def __init__(self, app: ASGIApp, token: str, ask: Callable[[], str]) -> None:
+        self._app, self._token, self._ask = app, token, ask
+        # browsers send cookies to every port of a host: two consoles must not overwrite each other's
+        self.cookie, self._secret = f"rlep-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -113,93 +59,52 @@ class Gate:
                     headers[name] = value
             await send(message)
 
-        request = Request(scope, receive)
-        answer = await self._answer(request)
+        answer = self._answer(Request(scope, receive))
         await (answer or self._app)(scope, receive, send_with_headers)
 
-    async def _answer(self, request: Request) -> Response | None:
-        """What the gate says itself; None lets the request through."""
-        if reason := refused(request.headers, self._addresses):
+    def _answer(self, request: Request) -> Response | None:
+        """Refuse, ask or redirect; None lets the request through."""
+        if reason := refused(request.headers):
             return PlainTextResponse(reason, 400 if reason.startswith("Host") else 403)
-        path = request.url.path
-        if path == "/login" and request.method == "POST":
-            return await self._exchanged(request)
-        session = request.scope[SESSION] = self._sessions.of(request.cookies.get(COOKIE))
-        if request.method == "POST" and self._acts:
-            return await self._unless_allowed(request, session)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("the console only reads: GET", 405)
-        if path == "/static/console.css" or session is not None:
+        given = request.query_params.getlist(TOKEN)
+        if len(given) == 1 and _equal(given[0], self._token):
+            return self._admitted(request)
+        if _equal(request.cookies.get(self.cookie, ""), self._secret) or _STYLE.fullmatch(request.url.path):
             return None
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self._knows(token.strip()):
-            return None
-        if path.startswith("/api/"):
-            said = error_data(401, "this needs a known token: Authorization: Bearer TOKEN")
-            return Response(said, 401, {"www-authenticate": "Bearer"}, media_type="application/json")
-        return self._asked(path + (f"?{request.url.query}" if request.url.query else ""), failed=False)
+        return Response(self._ask(), 401, media_type="text/html")
 
-    async def _exchanged(self, request: Request) -> Response:
-        form = await _form_of(request)
-        if form is None:
-            return PlainTextResponse("too long", 413)
-        onward = form.get("next", "/")
-        onward = onward if _NEXT.fullmatch(onward) else "/"
-        role = self._knows(form.get("token", "").strip())
-        if not role:
-            return self._asked(onward, failed=True)
-        answer = RedirectResponse(onward, 303)
-        encrypted = self._addresses.tls is not None or request.headers.get("origin", "").startswith("https://")
-        name = self._sessions.open(role)
-        answer.set_cookie(COOKIE, name, max_age=SESSION_S, httponly=True, samesite="strict", secure=encrypted)
+    def _admitted(self, request: Request) -> Response:
+        """Set the cookie, and lead to the same page without the token in its address."""
+        path = request.url.path if _ONWARD.fullmatch(request.url.path) else "/"
+        others = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != TOKEN])
+        answer = RedirectResponse(f"{path}?{others}" if others else path, 303)
+        answer.set_cookie(self.cookie, self._secret, httponly=True, samesite="strict")
         return answer
 
-    async def _unless_allowed(self, request: Request, session: Session | None) -> Response | None:
-        """Why a POST goes no further; None where it may, its fields in the scope."""
-        if session is None:
-            return PlainTextResponse("log in first", 403)
-        if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return PlainTextResponse("the request comes from another site", 403)
-        if session.role < Role.ADMIN:
-            return PlainTextResponse("this token may only read", 403)
-        form = await _form_of(request)
-        if form is None:
-            return PlainTextResponse("too long", 413)
-        if not hmac.compare_digest(form.get("csrf", "").encode(), session.csrf.encode()):
-            return PlainTextResponse("the form is not of this session: open its page again", 403)
-        request.scope[FORM] = form
-        return None
 
-    def _asked(self, onward: str, *, failed: bool) -> Response:
-        onward = onward if _NEXT.fullmatch(onward) else "/"
-        return Response(self._login(onward, failed), 401, media_type="text/html")
-
-
-async def _form_of(request: Request) -> Mapping[str, str] | None:
-    """The first value of each field; None where there are too many or too long ones, or the sender has gone."""
-    body = b""
-    try:
-        async for part in request.stream():
-            body += part
-            if len(body) > LONGEST_FORM:
-                return None
-    except ClientDisconnect:
-        return None
-    try:
-        form = parse_qs(body.decode("ascii", "replace"), max_num_fields=4)
-    except ValueError:
-        return None
-    return {name: values[0] for name, values in form.items()}
-
-
-def refused(headers: Headers, addresses: Addresses) -> str:
-    """Why a request is not answered, from its Host, Origin and Sec-Fetch-Site; empty where it may be."""
+def refused(headers: Headers) -> str:
+    """Return why a request is not answered, from its Host, Origin and Sec-Fetch-Site; empty where it may be."""
     host = headers.get("host", "")
-    if len(headers.getlist("host")) > 1 or not addresses.answers(host):
+    if len(headers.getlist("host")) > 1 or _name_in(f"http://{host}") not in LOCAL_NAMES:
         return "Host is not this console's"
     origin = headers.get("origin")
-    if origin is not None and not addresses.trusts(origin, host):
+    if origin is not None and origin != f"http://{host}":
         return "Origin is another site's"
     if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
         return "the request comes from another site"
     return ""
+
+
+def _name_in(address: str) -> str | None:
+    """The host of ``scheme://host[:port]`` without more; None for anything else."""
+    try:
+        parts = urlsplit(address)
+        return parts.hostname if parts.netloc and parts.username is None and not parts.path else None
+    except ValueError:
+        return None
+
+
+def _equal(given: str, right: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), right.encode())

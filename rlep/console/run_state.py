@@ -97,9 +97,9 @@ def is_abandoned(directory: Path) -> bool:
         return False
 
 
-def mark_of(place: RunPlace, more: str = "") -> str:
-    """Changes when the files that a page follows do, or the run's state, or ``more``."""
-    found: list[object] = [summary_of(place).state, more]
+def mark_of(place: RunPlace) -> str:
+    """Changes when the files that a page follows do, or the run's state."""
+    found: list[object] = [summary_of(place).state]
     for name in _FOLLOWED:
         try:
             held = place.file(name).stat()

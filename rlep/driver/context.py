@@ -10,6 +10,7 @@ from rlep.config.schema import Config
 from rlep.core.types import Group, Prompt
 from rlep.driver.clock import Clock
 from rlep.driver.ports import Progress, Roles, Trainers
+from rlep.driver.step_values import Visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,6 @@ class Run:
 
 MorePrompts = Callable[[int, int, Sequence[Prompt]], Sequence[Prompt]]
 """(round, how many, prompts already used) → further prompts of the step, for dynamic sampling."""
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """What the rollout of one prompt took and brought, whether or not its group is trained on."""
-
-    prompt_id: str
-    tokens: int
-    """Prompt and response tokens of its fresh responses."""
-    successes: int
-    responses: int
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlep.core.types import SequenceBatch
-from rlep.driver.context import Step, Visit
+from rlep.driver.context import Step
+from rlep.driver.step_values import Visit
 from rlep.metrics.catalogue import MetricValue
 
 

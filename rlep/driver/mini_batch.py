@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
 from rlep.algorithms.old_logprobs import old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
-from rlep.algorithms.shaping import Rewards, Shaping, rewards, status_rewards
+from rlep.algorithms.shaping import Shaping, rewards, status_rewards
 from rlep.config.schema import Config
-from rlep.core.types import Float32Array, Float64Array, Group, Int64Array, SequenceBatch
+from rlep.core.types import Float32Array, Float64Array, Group, Int64Array
 from rlep.driver.context import Run
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MiniBatch:
-    """The whole groups of one optimizer update."""
-
-    groups: tuple[Group, ...]
-    rewards: Rewards
-    batch: SequenceBatch
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoredMiniBatch(MiniBatch):
-    """A mini-batch whose ``batch`` has old log-probs: what an update trains on."""
-
-    current_logprobs: Float32Array
-    """Log-probs of all response tokens under θ_k, ``[R]``; the old ones differ from them only for replays, by option."""
+from rlep.driver.step_values import MiniBatch, ScoredMiniBatch
 
 
 def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rlep.core.types import (
     AddReport,
@@ -23,11 +23,8 @@ from rlep.core.types import (
     Verdict,
 )
 from rlep.driver.clock import Clock
+from rlep.driver.step_values import ScoredMiniBatch, Visit
 from rlep.metrics.catalogue import MetricValue
-
-if TYPE_CHECKING:
-    from rlep.driver.context import Visit
-    from rlep.driver.mini_batch import ScoredMiniBatch
 
 
 class Generators(Protocol):

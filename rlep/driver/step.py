@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.selection import replayed_prompts
 from rlep.core.types import Group, Prompt, Trajectory, UpdateOutcome
-from rlep.driver.context import Step, Visit
-from rlep.driver.mini_batch import ScoredMiniBatch, mini_batch, with_old_logprobs
+from rlep.driver.context import Step
+from rlep.driver.mini_batch import mini_batch, with_old_logprobs
 from rlep.driver.ports import NONE_SPARED, Spared
 from rlep.driver.replays import drawn_replays, wanted_replays
 from rlep.driver.rollout import bars
+from rlep.driver.step_values import ScoredMiniBatch, Visit
 from rlep.driver.tasks import together
 
 GroupsOf = Callable[[Step, Sequence[Prompt]], Awaitable[list[Group]]]

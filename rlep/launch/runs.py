@@ -13,6 +13,22 @@ from rlep.actors.pool_actor import PoolService
 from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
+from rlep.check.before_start import (
+    check_cpus,
+    check_heads,
+    check_lora_targets,
+    check_minimum,
+    check_output_head,
+    check_place,
+    check_pool,
+    check_verifier,
+    check_watched,
+    covered_questions,
+    memory_advice,
+    pool_exists,
+)
+from rlep.check.inputs import Inputs, read_inputs
+from rlep.check.prompts_shown import prompt_notes, unknown_text
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, OutOfMemory, PlacementError, PoolError
 from rlep.core.plural import counted
@@ -29,24 +45,9 @@ from rlep.driver.train import Training, TrainingData
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.engines.families import check_family
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
-from rlep.launch.before_start import (
-    check_cpus,
-    check_heads,
-    check_lora_targets,
-    check_minimum,
-    check_output_head,
-    check_place,
-    check_pool,
-    check_verifier,
-    check_watched,
-    covered_questions,
-    memory_advice,
-    pool_exists,
-)
-from rlep.launch.compose import Inputs, RunActors, read_inputs, run_actors
+from rlep.launch.compose import RunActors, run_actors
 from rlep.launch.event_loop import run_async
 from rlep.launch.failed_grading import reported
-from rlep.launch.prompts_shown import prompt_notes, unknown_text
 from rlep.launch.watch import Watch
 from rlep.launch.wings import experience, rollouts, train_step
 from rlep.metrics.catalogue import Tracker

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,18 +15,15 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pyarrow.parquet as pq
-import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
-from starlette.types import ASGIApp
 
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from tests.unit.console.actors_scene import write_files
-from tests.unit.console.console_scene import TOKEN, write_run
+from tests.unit.console.console_scene import write_run
 from tests.unit.console.pool_scene import asked as questions
 from tests.unit.console.pool_scene import fill
 from tests.unit.console.study_scene import write_study
-from tests.waiting import wait_until
 
 WAIT_MS = 180_000
 """Longest wait for an event in a browser: far above what any takes on a loaded machine."""
@@ -41,6 +36,8 @@ class Served:
     """A console that answers."""
 
     address: str
+    printed: str
+    """With the token."""
     process: subprocess.Popen[str]
     runs: Path
 
@@ -89,18 +86,15 @@ def paths_of(runs: Path) -> dict[str, str]:
 
 
 @contextmanager
-def serving(runs: Path, private: Path, *options: str | Path) -> Iterator[Served]:
+def serving(runs: Path, *options: str | Path) -> Iterator[Served]:
     """A console over ``runs`` for the time of the block."""
-    private.write_text(f"{TOKEN}\n")
-    private.chmod(0o600)
-    arguments = [runs, "--listen", "127.0.0.1:0", "--token-file", private, *options]
-    command = [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
+    command = [sys.executable, "-m", "rlep", "console", *map(str, [runs, "--port", "0", *options])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            assert address, "the console did not start"
-            yield Served(address, process, runs)
+            printed = process.stdout.readline().strip()
+            assert printed, "the console did not start"
+            yield Served(printed.partition("/?")[0], printed, process, runs)
             process.terminate()
             process.wait(timeout=60)
         finally:
@@ -108,31 +102,13 @@ def serving(runs: Path, private: Path, *options: str | Path) -> Iterator[Served]
 
 
 @contextmanager
-def serving_here(app: ASGIApp) -> Iterator[str]:
-    """The address of an app that a thread of this process serves for the time of the block."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        options = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(options)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        try:
-            wait_until(lambda: server.started, "the server's start")
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(60)
-
-
-@contextmanager
-def logged_in(browser: Browser, address: str, **options: object) -> Iterator[BrowserContext]:
-    """A browser that has sent the token by the login form."""
+def logged_in(browser: Browser, served: Served, **options: object) -> Iterator[BrowserContext]:
+    """A browser that has opened the printed address."""
     context = browser.new_context(**options)  # type: ignore[arg-type]
     context.set_default_timeout(WAIT_MS)
     page = context.new_page()
-    page.goto(address)
-    page.get_by_label("Token").fill(TOKEN)
-    page.get_by_role("button", name="Log in").click()
-    page.wait_for_selector("h1")
+    page.goto(served.printed)
+    assert page.url == f"{served.address}/"
     page.close()
     yield context
     context.close()

@@ -37,5 +37,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A console over ``write_home``, in a process of its own."""
     home = tmp_path_factory.mktemp("home")
     runs = write_home(home)
-    with serving(runs, home / "token", "--pool", runs / "a" / "pool") as console:
+    with serving(runs, "--pool", runs / "a" / "pool") as console:
         yield console

@@ -33,7 +33,7 @@ with EventLog(Path(sys.argv[1])) as events:
 
 @pytest.fixture
 def context(browser: Browser, served: Served) -> Iterator[BrowserContext]:
-    with logged_in(browser, served.address) as made:
+    with logged_in(browser, served) as made:
         yield made
 
 
@@ -180,11 +180,9 @@ def test_a_run_whose_driver_is_killed_is_said_to_be_dead(
     page.close()
 
 
-def test_a_killed_console_says_so_and_touches_no_run(
-    browser: Browser, served: Served, working: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_killed_console_says_so_and_touches_no_run(browser: Browser, working: RunDirectory) -> None:
     before = tree(working.path)
-    with serving(working.path, tmp_path / "token") as console, logged_in(browser, console.address) as context:
+    with serving(working.path) as console, logged_in(browser, console) as context:
         page = opened(context, f"{console.address}/runs/{working.path.name}")
         assert steps_of(page) == ["1", "0"]
         console.process.kill()

@@ -19,12 +19,13 @@ from ray.cluster_utils import Cluster as RayCluster
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.inputs import read_inputs
 from rlep.config.roles import ClusterConfig
 from rlep.config.settings import load_config
 from rlep.core.errors import LearnerLost, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.launch.compose import RunActors, read_inputs, run_actors
+from rlep.launch.compose import RunActors, run_actors
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 from tests.waiting import DEADLINE_S, until

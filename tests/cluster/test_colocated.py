@@ -21,6 +21,7 @@ from rlep.actors.colocation import GUEST, Colocated
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import LearnerActor
 from rlep.actors.placement import BundleSlot
+from rlep.check.inputs import read_inputs
 from rlep.cli.progress import TerminalProgress
 from rlep.config.roles import ActorConfig, ClusterConfig, GeneratorConfig, LearnerConfig
 from rlep.config.schema import Config
@@ -33,7 +34,7 @@ from rlep.driver.context import Run, Step
 from rlep.driver.ports import Roles, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
-from rlep.launch.compose import RunActors, read_inputs, run_actors
+from rlep.launch.compose import RunActors, run_actors
 from rlep.metrics.spans import Span
 from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
 

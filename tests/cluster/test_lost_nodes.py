@@ -35,8 +35,6 @@ def exactly_g(rollout: dict[str, Any]) -> None:
     assert rollout["retried"] > 0
 
 
-@pytest.mark.fault(7, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
-@pytest.mark.fault(31, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
 def test_the_generators_node_is_lost_in_a_rollout_and_comes_back_under_another_address(found: Any) -> None:
     rollout = found["lost"]
     exactly_g(rollout)
@@ -47,14 +45,12 @@ def test_the_generators_node_is_lost_in_a_rollout_and_comes_back_under_another_a
     assert lost == ["actor_started", "actor_lost", "actor_restarted", "actor_lost", "actor_restarted"]
 
 
-@pytest.mark.fault(35, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
 def test_a_rollout_whose_node_is_drained_answers_every_request_once(found: Any) -> None:
     rollout = found["drained"]
     exactly_g(rollout)
     assert rollout["before"] == found["lost"]["after"]
 
 
-@pytest.mark.fault(32, outcome="stopped", operator="one sentence: which rank was not placed, and what it needs")
 def test_a_learner_that_no_node_has_room_for_says_what_it_needs(found: Any) -> None:
     lost, unplaced = found["learner"]["said"]
     assert "learner-1" in lost.splitlines()[0]
@@ -62,7 +58,6 @@ def test_a_learner_that_no_node_has_room_for_says_what_it_needs(found: Any) -> N
     assert "was not placed within 5 s: needs 2 CPU, 0 GPU rlep-role=learner" in unplaced
 
 
-@pytest.mark.fault(32, outcome="equal", operator="events `actor_lost`, `run_resumed`, `actor_restarted`")
 def test_a_learner_whose_node_is_lost_goes_on_from_its_checkpoint_on_another(found: Any) -> None:
     learner = found["learner"]
     assert learner["lost"] not in learner["nodes"]

@@ -14,12 +14,13 @@ import psutil
 import pytest
 import ray
 
+from rlep.check.inputs import read_inputs
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.launch.compose import read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
@@ -119,7 +120,6 @@ async def test_a_model_that_no_rank_can_read_is_what_the_caller_hears(tmp_path: 
         await start_learners(config)
 
 
-@pytest.mark.fault(4, outcome="stated", operator="events `actor_lost`, `actor_restarted`")
 async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tmp_path: Path) -> None:
     def ranks() -> dict[int, psutil.Process]:
         found = psutil.Process().children(recursive=True)
@@ -143,9 +143,6 @@ async def test_a_learner_rank_lost_while_it_starts_again_is_started_once_more(tm
             await learners.restart()
 
 
-@pytest.mark.fault(
-    8, outcome="stated", operator="one sentence that names the rank, after `learner.heartbeat_timeout_s`"
-)
 async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_waits(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "learner.ranks=2", "learner.heartbeat_timeout_s=5")
     batch = probe_batch([(np.arange(4, dtype=np.int32), np.arange(7, dtype=np.int32))] * 4)
@@ -160,7 +157,6 @@ async def test_a_frozen_learner_rank_is_noticed_by_its_heartbeat_while_its_peer_
         assert (await learners.score(batch)).tobytes() == before.tobytes()
 
 
-@pytest.mark.fault(2, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
 async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(tmp_path: Path) -> None:
     config = config_in(tmp_path, "cluster.cpus=2", "verifier.restarts=1")
     inputs = read_inputs(config)

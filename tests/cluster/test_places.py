@@ -109,7 +109,6 @@ command_errors(lambda: run_async(connected(), say_stopping))()
 """
 
 
-@pytest.mark.fault(26, outcome="stopped", operator="the command ends in order, without Ray's stack trace")
 def test_a_command_that_gets_sigterm_has_more_than_rays_three_seconds_to_close() -> None:
     done = subprocess.run([sys.executable, "-c", SLOW_TO_CLOSE], capture_output=True, text=True, check=False)
     assert done.stdout == "closed\n", (done.returncode, done.stderr)
@@ -152,9 +151,6 @@ except typer.Exit as ended:
 """
 
 
-@pytest.mark.fault(
-    26, outcome="stopped", operator="a closed terminal ends the command in order too; its actors live until then"
-)
 def test_a_command_whose_terminal_is_closed_still_has_its_actors_and_ends_in_order(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", HUNG_UP, str(tmp_path)]
@@ -269,7 +265,6 @@ def test_a_second_attempt_finds_no_process_of_the_first(tmp_path: Path, monkeypa
     left[1].wait()
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though Ray's logs do not fit")
 def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = tmp_path / "session_2026" / "logs"
     logs.mkdir(parents=True)
@@ -310,7 +305,6 @@ with watched_node(30):
 """
 
 
-@pytest.mark.fault(36, outcome="stopped", operator="one sentence at once; exit status 1")
 def test_a_driver_whose_raylet_is_killed_says_so_at_once() -> None:
     command = [sys.executable, "-c", RAYLET_WATCHED]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:

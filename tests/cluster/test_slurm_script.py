@@ -88,7 +88,6 @@ def test_a_job_runs_its_command_on_a_private_cluster_and_cleans_up(submitted: di
     assert not LOGS.exists()
 
 
-@pytest.mark.fault(26, outcome="stopped", operator="exit status 143, after the command's own end")
 def test_at_the_time_limit_the_command_is_told_and_waited_for(submitted: dict[str, str], tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as out:

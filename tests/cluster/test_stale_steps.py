@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rlep.actors.generators import GeneratorPool
+from rlep.check.inputs import read_inputs
 from rlep.cli.progress import TerminalProgress
 from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
@@ -21,7 +22,7 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.train import Trained, Training, TrainingData
-from rlep.launch.compose import read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from rlep.launch.wings import rollouts
 from tests.small import BASE, PROMPTS, small_task
 

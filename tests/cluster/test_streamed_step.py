@@ -11,6 +11,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.inputs import read_inputs
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -21,7 +22,7 @@ from rlep.driver.ports import Roles, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.compose import read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2

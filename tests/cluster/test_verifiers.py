@@ -46,7 +46,6 @@ async def verdicts_of(
         return await grading
 
 
-@pytest.mark.fault(2, outcome="equal", operator="events `actor_lost`, `actor_restarted`")
 async def test_a_verifier_that_dies_at_work_loses_no_answer(tmp_path: Path) -> None:
     texts = [rf"\boxed{{x+{i % 7}+{i}-{i}}}" for i in range(COUNT)]
     verdicts = await verdicts_of(tmp_path, "x+3", texts, kill=True)

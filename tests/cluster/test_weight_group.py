@@ -16,10 +16,11 @@ import pytest_asyncio
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.errors import WeightsLost
 from rlep.core.types import Prompt, Request, Sampling
-from rlep.launch.compose import read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from tests.conftest import own_processes
 from tests.small import BASE, small_task
 from tests.waiting import until
@@ -109,11 +110,6 @@ async def test_every_process_of_a_private_run_listens_on_loopback_only(cast: Cas
     assert any(found for title, found in heard.items() if "LearnerActor" in title)
 
 
-@pytest.mark.fault(
-    1,
-    outcome="equal",
-    operator="events `actor_lost`, `actor_restarted`; no version in `rlep status` until it serves one",
-)
 async def test_a_generator_killed_in_a_rollout_comes_back_and_serves_from_the_next_publication(cast: Cast) -> None:
     assert await cast.rollout("killed", victim=await cast.pid("generator-0")) == {1}
     await cast.both_back()
@@ -123,7 +119,6 @@ async def test_a_generator_killed_in_a_rollout_comes_back_and_serves_from_the_ne
     assert await cast.rollout("with") == {2}
 
 
-@pytest.mark.fault(8, outcome="stated", operator="event `actor_lost`; the version is sent again")
 async def test_a_generator_that_hangs_in_a_transfer_is_left_out_of_the_next_attempt(cast: Cast) -> None:
     process = psutil.Process(await cast.pid("generator-1"))
     for one in (process, *process.children(recursive=True)):
@@ -136,9 +131,6 @@ async def test_a_generator_that_hangs_in_a_transfer_is_left_out_of_the_next_atte
     assert cast.versions() == {"generator-0": 4, "generator-1": 4}
 
 
-@pytest.mark.fault(
-    1, outcome="stated", operator="events `actor_lost`, `WeightsLost` at once; the weights are sent again"
-)
 async def test_a_rollout_whose_generators_are_all_lost_ends_and_begins_again_with_the_version_sent_again(
     cast: Cast,
 ) -> None:

@@ -18,10 +18,11 @@ from ray.util import placement_group_table
 from rlep.actors.cluster import Cluster
 from rlep.actors.pool_actor import PoolService
 from rlep.actors.weight_sync import WeightPublisher
+from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
-from rlep.launch.compose import read_inputs, run_actors
+from rlep.launch.compose import run_actors
 from rlep.services.pool.values import PoolOptions, PoolPlace
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.launch.compose import read_inputs
 
 MODEL = Path(__file__).parents[2] / "rlep" / "quickstart" / "model"
 ROWS = [{"problem": f"{n} + 1", "answer": str(n + 1)} for n in range(4)]

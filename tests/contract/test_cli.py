@@ -14,9 +14,9 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
+from rlep.check.inputs import read_inputs
 from rlep.cli import app
 from rlep.config.settings import load_config
-from rlep.launch.compose import read_inputs
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
 
 

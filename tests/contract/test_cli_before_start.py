@@ -14,11 +14,11 @@ import ray
 from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
+from rlep.check.inputs import read_inputs
+from rlep.check.machine import findings_of
 from rlep.cli import app
-from rlep.cli.doctor import findings_of
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
-from rlep.launch.compose import read_inputs
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
@@ -125,7 +125,6 @@ def test_a_refused_command_leaves_what_was_there_before(config: str, overrides: 
     assert events(directory)[-1] == "run_failed"
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="the sentence of what ended the run, though no event can be written")
 def test_a_full_disk_does_not_hide_what_ended_the_command(
     config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rlep.cli.quickstart as workflow
+from rlep.check.machine import findings_of
 from rlep.cli import app
-from rlep.cli.doctor import findings_of
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config

@@ -1,4 +1,4 @@
-"""README, docs/ and the help texts: short, in their places, in the field's words, and about what exists."""
+"""README and docs/: in their places, and about what exists."""
 
 from __future__ import annotations
 
@@ -14,42 +14,12 @@ from typer.main import get_command
 
 from rlep.cli import app
 from rlep.config.schema import Config
-from rlep.engines.families import FAMILIES
 from rlep.metrics.catalogue import METRICS, metric_for
-from tests.contract.test_layering import COMPOSE, MAY_IMPORT
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-KINDS = {"tutorial", "how-to", "reference", "explanation", "decisions"}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy" / "README.md", *sorted(DOCS.rglob("*.md"))]
 LONGEST_README = 150
-
-OWN_WORDS = {
-    r"update sets?": "mini-batch",
-    r"mean height": "mean accuracy over steps",
-    r"mend(?:s|ed|ing)?": "fix, repair",
-    r"crews?": "replica set",
-    r"newcomers?": "new replica, new reader",
-    r"hire[sd]?": "create",
-    r"hand-?shakes?": "log-prob check",
-    r"begun ahead|begins? ahead": "prefetched",
-    r"handed out again": "re-dispatched",
-    r"in vain": "superseded",
-    r"in turns": "sharing devices by time",
-    r"kept weights": "start-of-step weights",
-    r"parked": "offloaded",
-    r"taken for dead": "considered dead",
-    r"called off": "cancelled",
-    r"lets? go of": "releases",
-    r"shall be": "state the count, the value",
-    r"way of (?:one|a) prompt": "data flow",
-    r"answers? (?:is|are) written": "response generated",
-    r"segments?": "shared-memory weights",
-    r"silence_s": "heartbeat_timeout_s",
-    r"old_kl": "approx_kl",
-    r"group/rescued": "group/solved_by_replay",
-}
-"""Words of the project's own → the field's."""
 
 FILE_TYPES = ("py", "toml", "json", "jsonl", "proto", "sh", "sbatch", "yaml", "conf", "md")
 SHELL = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.M | re.S)
@@ -71,15 +41,6 @@ def commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 COMMANDS = dict(commands(get_command(app), ("rlep",)))
-
-
-def own_words(text: str) -> list[str]:
-    """Words in ``text`` that the field has another word for, each with that word."""
-    return [
-        f"{found.group()!r}: say {instead}"
-        for word, instead in OWN_WORDS.items()
-        for found in re.finditer(rf"(?<![\w-])(?:{word})(?![\w-])", text, re.I)
-    ]
 
 
 def called(words: list[str]) -> str | None:
@@ -133,7 +94,7 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
 
 
-def test_every_page_is_of_one_kind_and_in_a_table_of_contents() -> None:
+def test_every_page_is_in_a_table_of_contents() -> None:
     listed: set[Path] = set()
     for page in DOCS.rglob("*.md"):
         for block in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.M | re.S):
@@ -141,20 +102,6 @@ def test_every_page_is_of_one_kind_and_in_a_table_of_contents() -> None:
                 listed |= set() if entry.startswith(":") else set(page.parent.glob(f"{entry}.md"))
     pages = set(DOCS.rglob("*.md")) - {DOCS / "index.md"}
     assert pages == listed
-    assert {page.relative_to(DOCS).parts[0] for page in pages} == KINDS
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_uses_the_words_of_the_field(page: Path) -> None:
-    assert own_words(page.read_text()) == []
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_help_uses_the_words_of_the_field(path: tuple[str, ...]) -> None:
-    command = COMMANDS[path]
-    texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
-    names = [name for parameter in command.params for name in parameter.opts]
-    assert own_words("\n".join((*texts, *names))) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -223,17 +170,6 @@ def test_pages_named_in_code_and_configs_exist() -> None:
     assert [(where, page) for where, page in sorted(named) if not (ROOT / page).is_file()] == []
 
 
-def test_the_table_of_folders_is_the_layering() -> None:
-    text = (DOCS / "explanation" / "architecture.md").read_text().split("## Folders")[1].split("\n## ")[0]
-    rows = {folder: set(CODE.findall(may)) for folder, may in re.findall(r"^\| `(.+?)` \| .* \| (.*) \|$", text, re.M)}
-    assert rows == {folder: set() if folder in COMPOSE else allowed for folder, allowed in MAY_IMPORT.items()}
-
-
-def test_the_table_of_families_is_the_codes() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (DOCS / "reference" / "families.md").read_text(), re.M)
-    assert dict(rows) == FAMILIES
-
-
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
@@ -247,12 +183,6 @@ def test_the_table_of_families_is_the_codes() -> None:
 )
 def test_a_wrong_command_line_is_found(line: str, wrong: str | None) -> None:
     assert called(shlex.split(line)) == wrong
-
-
-def test_own_words_are_found_in_any_case_and_only_whole() -> None:
-    assert own_words("Mended, and recommended by amendment.") == ["'Mended': say fix, repair"]
-    assert own_words("The update set of a step.") == ["'update set': say mini-batch"]
-    assert own_words("A mini-batch is repaired; the crewless ship.") == []
 
 
 def test_slugs_are_those_of_the_site() -> None:

@@ -1,4 +1,4 @@
-"""The tree can be found one's way in: no file or class name twice, no folder above or in a circle with the one it imports."""
+"""The tree has no file or class name twice, and no circle of imports between folders or files."""
 
 from __future__ import annotations
 
@@ -57,8 +57,28 @@ def folder_imports(package: Path) -> dict[str, set[str]]:
     return dict(found)
 
 
+def file_imports(package: Path) -> dict[str, set[str]]:
+    """File -> the other files that it imports, inside functions and under ``TYPE_CHECKING`` too."""
+    modules = {}
+    for path in sources(package):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    imports = {}
+    for path in modules.values():
+        targets = set()
+        for _, name in imports_of(path, package):
+            # ``from a import b`` gives ``a.b``, which may be a name in ``a``. The package itself holds its interface alone.
+            module = name if name in modules else name.rpartition(".")[0]
+            if module in modules and module != package.name:
+                targets.add(modules[module])
+        imports[path.relative_to(package).as_posix()] = {
+            target.relative_to(package).as_posix() for target in targets - {path}
+        }
+    return imports
+
+
 def circle(imports: dict[str, set[str]]) -> list[str]:
-    """Folders that import each other in a circle, the first one again at the end; empty where there is none."""
+    """Folders or files that import each other in a circle, the first one again at the end; empty without a circle."""
     done: set[str] = set()
 
     def walk(folder: str, way: list[str]) -> list[str]:
@@ -84,6 +104,30 @@ def test_no_class_name_is_defined_twice() -> None:
 
 def test_folders_import_downwards_only() -> None:
     assert circle(folder_imports(PACKAGE)) == []
+
+
+def test_files_import_in_no_circle() -> None:
+    imports = file_imports(PACKAGE)
+    # Checks between sections stand outside the file of the sections until fields declare them.
+    imports.get("config/no_effect.py", set()).discard("config/schema.py")
+    assert circle(imports) == []
+
+
+def test_a_circle_of_files_is_found_under_type_checking_too(tmp_path: Path) -> None:
+    package = tmp_path / "rlep"
+    written = {
+        "driver/__init__.py": "",
+        "driver/context.py": "from rlep.driver.ports import Roles\nimport json",
+        "driver/ports.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .context import Visit",
+        "driver/step.py": "from rlep.driver import context",
+    }
+    for name, source in written.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(source)
+    imports = file_imports(package)
+    assert imports["driver/step.py"] == {"driver/context.py"}
+    assert circle(imports) == ["driver/context.py", "driver/ports.py", "driver/context.py"]
+    assert circle(imports | {"driver/ports.py": set()}) == []
 
 
 def test_what_is_wrong_with_a_tree_is_found(tmp_path: Path) -> None:

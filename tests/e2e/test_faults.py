@@ -130,8 +130,6 @@ def test_later_steps_replay_what_earlier_ones_found(whole: Path) -> None:
         assert set(file["visible_births"].tolist()) <= set(range(STEPS))
 
 
-@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`; the same command continues")
-@pytest.mark.fault(26, outcome="stopped", operator="event `run_interrupted`; exit status 130")
 def test_interrupted_then_killed_then_continued(whole: Path, tmp_path: Path) -> None:
     home = tmp_path / "killed"
     overrides = settings(home)
@@ -190,9 +188,6 @@ def lose_the_head(home: Path, run: subprocess.Popen[str], number: signal.Signals
     assert events.count("head_lost") == events.count("run_failed")
 
 
-@pytest.mark.fault(
-    6, outcome="stopped", operator="event `head_lost` and one sentence after `cluster.head_deadline_s`; exit status 1"
-)
 def test_without_its_head_the_run_stops_with_a_checkpoint_and_continues(whole: Path, tmp_path: Path) -> None:
     home = tmp_path / "headless"
     overrides = [*settings(home), "cluster.head_deadline_s=2"]
@@ -204,7 +199,6 @@ def test_without_its_head_the_run_stops_with_a_checkpoint_and_continues(whole: P
     is_the_same(home, whole)
 
 
-@pytest.mark.fault(16, outcome="equal", operator="events `actor_lost`, `actor_restarted` where an answer was lost")
 def test_a_run_whose_calls_are_lost_by_ray_is_the_undisturbed_run(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,6 @@ def stop(head: Head, job: subprocess.Popen[str]) -> tuple[str, str]:
     return name, output
 
 
-@pytest.mark.fault(26, outcome="stopped", operator="`ray job stop` waits for the checkpoint; event `run_interrupted`")
 def test_a_job_that_is_stopped_writes_a_checkpoint_and_the_same_job_goes_on_from_it(head: Head, tmp_path: Path) -> None:
     run = tmp_path / "train"
     settings = [*small_task(tmp_path), f'run.directory="{run}"', "run.name=job"]

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlep.check.before_start import check_output_head
+from rlep.check.parts.synthetic import Rig
+from rlep.check.parts.transfer_checks import weights
 from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
 from rlep.core.types import Float32Array, SequenceBatch
 from rlep.engines.families import FAMILIES
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
-from rlep.launch.before_start import check_output_head
-from rlep.selftest.synthetic import Rig
-from rlep.selftest.transfer_checks import weights
 from tests.small import BASE
 
 pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.timeout(600)]

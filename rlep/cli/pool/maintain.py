@@ -11,7 +11,8 @@ from pathlib import Path
 
 import typer
 
-from rlep.cli.doctor import Finding, show_findings
+from rlep.check.machine import Finding
+from rlep.cli.doctor import show_findings
 from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, opening_of, question_rows, reading
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_table

@@ -45,7 +45,7 @@
       source.onerror = () => {
         failures += 1;
         const closed = source.readyState === EventSource.CLOSED;
-        if (closed) say("The console asks for its token again, or has too many open pages: reload. What it last read is below.");
+        if (closed) say("The console was started again, or has too many open pages: reload. What it last read is below.");
         else if (failures > 1) say("The console does not answer. What it last read is below; the run does not depend on it.");
       };
     };

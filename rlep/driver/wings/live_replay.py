@@ -28,10 +28,9 @@ from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import Trajectory
-from rlep.driver.context import Visit
-from rlep.driver.mini_batch import ScoredMiniBatch
 from rlep.driver.ports import LivePool, ReplaySource
 from rlep.driver.replays import EVERY
+from rlep.driver.step_values import ScoredMiniBatch, Visit
 from rlep.metrics.catalogue import MetricValue
 
 FILE = "live.npz"

@@ -15,10 +15,11 @@ from contextlib import aclosing
 
 from rlep.core.types import Group, Prompt, UpdateOutcome
 from rlep.driver.context import Step
-from rlep.driver.mini_batch import ScoredMiniBatch, mini_batch, with_old_logprobs
+from rlep.driver.mini_batch import mini_batch, with_old_logprobs
 from rlep.driver.replays import drawn_replays
 from rlep.driver.rollout import bars
 from rlep.driver.step import StepOutcome, mixed
+from rlep.driver.step_values import ScoredMiniBatch
 from rlep.driver.tasks import together
 
 

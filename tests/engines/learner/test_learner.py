@@ -195,7 +195,6 @@ def test_an_update_without_trained_tokens_is_skipped_and_leaves_everything_alone
     assert learner._optimizer.steps == 0
 
 
-@pytest.mark.fault(21, outcome="stated", operator="event `update_skipped`")
 def test_a_non_finite_gradient_never_reaches_weights_or_moments(start: Start) -> None:
     batch = ragged_batch()
     undisturbed = start()

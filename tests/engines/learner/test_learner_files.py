@@ -90,7 +90,6 @@ def test_a_save_that_cannot_be_written_is_told_and_the_next_one_is(start: Start,
     saved(learner, tmp_path)
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="one sentence that names the rank")
 def test_a_full_disk_is_told_in_one_line_with_the_rank_that_met_it(start: Start, tmp_path: Path) -> None:
     learner = start()
     (tmp_path / "full" / "trainer").mkdir(parents=True)
@@ -159,7 +158,6 @@ def test_a_bfloat16_learner_saves_bfloat16_and_resumes_from_float32(start: Start
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "no position", "other model"])
-@pytest.mark.fault(22, outcome="stopped", operator="one sentence that names the file")
 def test_a_damaged_checkpoint_is_refused(damage: str, start: Start, tmp_path: Path) -> None:
     learner = start()
     saved(learner, tmp_path)

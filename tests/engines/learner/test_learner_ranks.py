@@ -64,7 +64,6 @@ def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Pat
     assert relative_error(torch.load(tmp_path / "gradients.pt", weights_only=True), gradients) < 1e-6
 
 
-@pytest.mark.fault(4, outcome="equal", operator="event `run_resumed`")
 def test_a_killed_run_goes_on_to_the_bit_and_other_widths_go_on_within_rounding(model: Path, tmp_path: Path) -> None:
     paths = [save_batch(tmp_path / f"batch-{seed}.npz", ragged_batch(seed=seed)) for seed in range(4)]
     checkpoint = tmp_path / "checkpoint"
@@ -112,7 +111,6 @@ def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(ranks: int, 
         assert contents(tmp_path / name / "model") == contents(tmp_path / "mesh" / "model")
 
 
-@pytest.mark.fault(4, outcome="stated", operator="one sentence that names the rank")
 def test_a_dead_rank_fails_its_peer_at_once(model: Path, tmp_path: Path) -> None:
     path = save_batch(tmp_path / "batch.npz", ragged_batch())
     commands = [("score", path), ("die", 1), ("update", path, 0)]

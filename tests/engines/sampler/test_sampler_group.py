@@ -162,7 +162,6 @@ async def test_a_load_that_leaves_the_old_weights_is_refused_though_log_probs_do
         sender.close()
 
 
-@pytest.mark.fault(23, outcome="stated", operator="no version in `rlep status` until the weights are sent again")
 async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group_repeats_it(rig: Rig) -> None:
     if rig.config.generator.transfer == "nccl":
         pytest.skip("a generator that NCCL holds is ended by its supervisor: tests/cluster/test_weight_group.py")

@@ -108,7 +108,6 @@ def leaving(group: BroadcastGroup) -> None:
     del link
 
 
-@pytest.mark.fault(23, outcome="stated", operator="`WeightSyncError` that names the weight")
 def test_a_member_that_goes_in_the_middle_is_an_error_that_names_the_weight() -> None:
     with meeting(1) as (sender, threads):
         threads.submit(leaving, sender.group)
@@ -133,7 +132,6 @@ def cut_off(group: BroadcastGroup, before: set[int]) -> None:
         link.close()
 
 
-@pytest.mark.fault(34, outcome="equal", operator="`WeightSyncError` that names the weight; the version is sent again")
 def test_a_network_that_is_cut_in_a_transfer_is_an_error_on_both_sides_and_the_version_is_sent_again() -> None:
     before = {one.fd for one in psutil.Process().net_connections("tcp")}
     with meeting(1) as (sender, threads):
@@ -149,7 +147,6 @@ def test_a_network_that_is_cut_in_a_transfer_is_an_error_on_both_sides_and_the_v
         assert torch.equal(received["matrix"], WEIGHTS["matrix"])
 
 
-@pytest.mark.fault(34, outcome="stated", operator="`WeightSyncError` after `generator.transfer_deadline_s`")
 def test_a_silent_member_is_an_error_after_the_deadline() -> None:
     with meeting(1, deadline_s=3.0) as (sender, threads):
         silent: Future[BroadcastMember] = threads.submit(BroadcastMember, sender.group, 1)

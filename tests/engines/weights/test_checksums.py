@@ -37,9 +37,6 @@ def test_the_sum_of_shards_is_that_of_the_whole() -> None:
     assert int(sum(checksum(part) for part in weights.split(300))) % 2**40 == int(checksum(weights))
 
 
-@pytest.mark.fault(
-    30, outcome="stated", operator="`WeightSyncError` that names weight and file; the version is sent again"
-)
 def test_a_bit_flipped_in_a_published_file_is_found_before_the_weight_is_used(tmp_path: Path) -> None:
     from rlep.engines.sampler.vllm_worker import published_tensors
 

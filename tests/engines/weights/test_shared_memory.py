@@ -141,7 +141,6 @@ def test_no_room_is_reported_with_the_size_needed(tmp_path: Path) -> None:
         check_shared_memory(write(tmp_path), 3)
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="one sentence with the size that was needed")
 def test_a_full_file_system_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
     """A limit on file sizes stands for it: both are refused when the file is given its size."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -155,7 +154,6 @@ def test_a_full_file_system_is_an_error_and_not_a_signal(tmp_path: Path) -> None
     check_shared_memory(write(tmp_path), 3)
 
 
-@pytest.mark.fault(23, outcome="stated", operator="`WeightSyncError` that names the file")
 def test_a_shortened_renumbered_or_missing_file_is_refused(tmp_path: Path) -> None:
     shared = write(tmp_path)
     with pytest.raises(WeightSyncError, match="holds policy version 3, not 4"):

@@ -95,7 +95,6 @@ def test_the_configuration_is_what_a_pool_needs(server: Server) -> None:
             assert client.config_get(name) == {name: value}
 
 
-@pytest.mark.fault(9, outcome="equal", operator="calls take longer")
 def test_a_pool_keeps_what_was_acknowledged_across_a_kill(
     server: Server, trajectory: Callable[..., Trajectory]
 ) -> None:

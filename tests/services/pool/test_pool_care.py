@@ -216,7 +216,6 @@ def test_pruning_without_a_criterion_is_refused() -> None:
         Criteria()
 
 
-@pytest.mark.fault(30, outcome="stated", operator="`rlep pool doctor` names the records")
 def test_a_check_names_damaged_records_and_a_repair_removes_them(
     open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:

@@ -19,9 +19,6 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.fault(
-    13, outcome="stopped", operator="a cut end is left out; damage in the middle is one sentence with Redis' last words"
-)
 def test_a_truncated_file_loads_and_a_damaged_one_is_named(data: Path, binary: Path) -> None:
     with EmbeddedRedis(data, binary) as server, client_of(server) as client:
         for number in range(100):
@@ -46,7 +43,6 @@ def test_a_truncated_file_loads_and_a_damaged_one_is_named(data: Path, binary: P
     assert Path(f"{log}.damaged").stat().st_size == len(whole) + 9
 
 
-@pytest.mark.fault(13, outcome="stopped", operator="zeros at the end, as a power failure leaves them, are left out")
 def test_zeros_at_the_end_of_the_file_are_cut_and_nothing_else_is(data: Path, binary: Path) -> None:
     with EmbeddedRedis(data, binary) as server, client_of(server) as client:
         client.set("first", b"\0" * 3000)

@@ -39,7 +39,6 @@ def filled(open_pool: OpenPool, trajectory: MakeTrajectory) -> Pool:
 PROMPTS = [f"q{n}" for n in range(10)]
 
 
-@pytest.mark.fault(24, outcome="stated", operator="metric `replay/trajectories` below M times the prompts")
 def test_a_prompt_gives_at_most_m_of_what_it_has_and_none_below_the_minimum(filled: Pool) -> None:
     assert filled.sample(PROMPTS, 3, seed=1, step=1).counts.tolist() == [0, 0, 2, 3, 3, 3, 3, 3, 3, 3]
     assert filled.sample(["q1", "unknown", "q2"], 1, seed=1, step=1).counts.tolist() == [0, 0, 1]

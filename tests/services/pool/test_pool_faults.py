@@ -139,7 +139,6 @@ def check_history(pool: Pool, writers: list[Writer]) -> None:
         assert pool.get(content_id, prompt_id) is not None
 
 
-@pytest.mark.fault(9, outcome="equal", operator="calls take longer")
 def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, trajectory: MakeTrajectory) -> None:
     with open_pool(server, cap=100_000, deadline=60.0) as pool:
         writers = [Writer(pool, trajectory, number) for number in range(4)]
@@ -156,7 +155,6 @@ def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, 
         check_history(pool, writers)
 
 
-@pytest.mark.fault(14, outcome="equal", operator="calls take longer")
 def test_a_stall_longer_than_a_clients_patience_stores_nothing_twice(
     server: EmbeddedRedis, trajectory: MakeTrajectory
 ) -> None:
@@ -202,7 +200,6 @@ def test_writers_killed_at_any_point_leave_all_that_was_acknowledged_and_nothing
         assert len(set(found) - wanted) <= 20 * pool_writer.BATCH  # of each writer at most the batch it was killed in
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="one sentence: the pool refuses writes, and why; reads go on")
 def test_a_full_disk_refuses_writes_goes_on_reading_and_loses_nothing(
     binary: Path, tmp_path: Path, trajectory: MakeTrajectory
 ) -> None:
@@ -230,7 +227,6 @@ def test_a_full_disk_refuses_writes_goes_on_reading_and_loses_nothing(
         assert sorted(held) == sorted(t.content_id for t in kept + more)
 
 
-@pytest.mark.fault(10, outcome="stopped", operator="one sentence: no answer from Redis within `pool.deadline_s`")
 def test_a_redis_that_stays_away_runs_into_the_deadline(server: EmbeddedRedis, trajectory: MakeTrajectory) -> None:
     with open_pool(server) as pool:
         client = pool._link.client
@@ -253,7 +249,6 @@ def test_a_redis_that_stays_away_runs_into_the_deadline(server: EmbeddedRedis, t
         open_pool(server, deadline=0.5)
 
 
-@pytest.mark.fault(12, outcome="stopped", operator="one sentence: the pool refuses writes, and why; reads go on")
 def test_a_full_redis_refuses_writes_by_name_and_goes_on_reading(
     server: EmbeddedRedis, trajectory: MakeTrajectory
 ) -> None:
@@ -308,7 +303,6 @@ def test_room_given_within_the_deadline_lets_the_write_through(
         ("replicaof", "127.0.0.1 1", r"is a slave, which takes no writes"),
     ],
 )
-@pytest.mark.fault(12, outcome="stopped", operator="one sentence: the setting of Redis, and its remedy")
 def test_a_redis_that_would_lose_records_is_refused_with_the_remedy(
     binary: Path, tmp_path: Path, setting: str, value: str, message: str
 ) -> None:

@@ -181,7 +181,6 @@ def test_an_export_takes_no_directory_that_holds_something_else(
         export_records(ten_questions, out, "parquet")
 
 
-@pytest.mark.fault(30, outcome="stopped", operator="one sentence that names the record")
 def test_a_damaged_record_ends_an_export_by_name(
     open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:

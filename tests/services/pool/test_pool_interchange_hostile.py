@@ -185,7 +185,6 @@ def rows_of(path: Path) -> Iterator[dict[str, Any]]:
         ({"tokenizer_digest": "another"}, "its token ids are of tokenizer another"),
     ],
 )
-@pytest.mark.fault(20, outcome="stated", operator="the reasons, counted, in the report of `rlep pool import`")
 def test_a_row_that_is_wrong_is_refused_alone(
     ten_questions: Pool, twin: Pool, tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:

@@ -57,7 +57,6 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Drivers
         yield Drivers(server, keep)
 
 
-@pytest.mark.fault(28, outcome="stopped", operator="one sentence: which run writes the pool, and where")
 def test_a_second_driver_is_refused_by_name_and_the_first_goes_on(drivers: Drivers, trajectory: MakeTrajectory) -> None:
     first = drivers.open(1, "/first")
     with pytest.raises(PoolError) as refused:
@@ -80,7 +79,6 @@ def test_the_same_driver_may_open_it_again(drivers: Drivers, trajectory: MakeTra
     assert drivers.open(1, "/first").add([trajectory()]).inserted == 1
 
 
-@pytest.mark.fault(28, outcome="equal", operator="nothing; the next driver waits until the lease of the dead one ends")
 def test_the_lease_of_a_killed_driver_ends(drivers: Drivers, trajectory: MakeTrajectory) -> None:
     command = [sys.executable, "-c", DRIVER, drivers.server.url, TOKENIZER]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as first:
@@ -90,7 +88,6 @@ def test_the_lease_of_a_killed_driver_ends(drivers: Drivers, trajectory: MakeTra
     assert drivers.open(2, "/second").add([trajectory()]).inserted == 1
 
 
-@pytest.mark.fault(17, outcome="equal", operator="nothing")
 def test_a_driver_whose_clock_was_set_back_is_the_newer_one_all_the_same(
     drivers: Drivers, trajectory: MakeTrajectory
 ) -> None:

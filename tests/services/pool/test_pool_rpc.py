@@ -261,7 +261,6 @@ def test_a_listing_comes_in_pages(filled: PoolClient, server: PoolServer) -> Non
     assert [name for page in pages for name in page] == filled.prompt_ids()
 
 
-@pytest.mark.fault(15, outcome="equal", operator="nothing")
 def test_a_repeated_insert_gets_the_first_answer_from_another_server_too(
     connected: Connect, one_redis: EmbeddedRedis, server: PoolServer, trajectory: MakeTrajectory
 ) -> None:

@@ -145,7 +145,6 @@ def test_one_over_a_redis_of_somebody_else(serve: Serve, one_redis: EmbeddedRedi
     assert process.wait(DEADLINE) == 0
 
 
-@pytest.mark.fault(3, outcome="equal", operator="calls take longer")
 def test_a_server_that_is_killed_and_started_again_loses_nothing_and_counts_right(
     serve: Serve, tmp_path: Path, trajectory: MakeTrajectory, address: str
 ) -> None:

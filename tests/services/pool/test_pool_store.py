@@ -31,7 +31,6 @@ def test_a_trajectory_is_stored_once_however_often_it_comes(open_pool: OpenPool,
     assert pool.prompt_ids() == ["q0", "q1"]
 
 
-@pytest.mark.fault(15, outcome="equal", operator="duplicates in the report of an insert")
 def test_many_writers_with_the_same_trajectories_insert_each_once(
     open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:
@@ -48,7 +47,6 @@ def test_many_writers_with_the_same_trajectories_insert_each_once(
     assert pool.stats().trajectories == 100
 
 
-@pytest.mark.fault(20, outcome="stated", operator="the reason in the report of the insert")
 def test_what_cannot_be_stored_is_refused_by_name_and_the_rest_lands(
     open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:
@@ -202,7 +200,6 @@ def test_a_sealed_pool_whose_content_is_not_its_digest_is_refused(
         open_pool("tampered")
 
 
-@pytest.mark.fault(20, outcome="stopped", operator="one sentence with both tokenizers")
 def test_a_pool_of_another_tokenizer_is_refused_by_name(open_pool: OpenPool) -> None:
     open_pool("tok")
     with pytest.raises(PoolError, match=r"pool tok holds token ids of tokenizer tokenizer-digest; this run's is other"):

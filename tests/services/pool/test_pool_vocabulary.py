@@ -30,7 +30,6 @@ def server(redis_server: EmbeddedRedis) -> Iterator[PoolServer]:
         yield running
 
 
-@pytest.mark.fault(20, outcome="stated", operator="the reason in the report of the insert")
 def test_an_added_token_id_beyond_the_vocabulary_is_refused_by_prompt_id_and_vocabulary(
     open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:

@@ -77,7 +77,6 @@ def test_four_times_more_work_than_cores_changes_no_verdict(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.fault(18, outcome="stated", operator="metrics `verifier/status/<status>`")
 def test_hostile_answers_are_never_correct_and_the_job_behind_each_is_right() -> None:
     honest = [f"\\boxed{{{number}+x-{number - 1}}}" for number in range(len(HOSTILE))]
     pairs = [

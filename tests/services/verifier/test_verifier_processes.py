@@ -43,7 +43,6 @@ def statuses(verifier: FunctionVerifier, *responses: str) -> list[str]:
     return [verdict.status for verdict in verifier.grade("x", responses, [False] * len(responses))]
 
 
-@pytest.mark.fault(19, outcome="stated", operator="metric `verifier/status/out_of_memory`")
 def test_a_job_that_ends_its_process_is_reported_once_and_the_others_are_graded(functions: str) -> None:
     limits = Limits(cpu_seconds=0.3, memory_mb=512)
     with FunctionVerifier(f"{functions}:misbehave", limits=limits) as verifier:
@@ -111,7 +110,6 @@ def test_what_the_grammar_refuses_is_unparsable(verifier: Verifier) -> None:
     ("tower", "status"),
     [("9^{9^{9^{9}}}", "wrong"), ("e^{e^{e^{e^{e}}}}", "timeout"), ("10^{10^{10}}", "wrong"), ("(9!)!", "wrong")],
 )
-@pytest.mark.fault(18, outcome="stated", operator="metric `verifier/status/timeout`")
 def test_a_tower_for_a_plain_number_is_wrong_or_uses_up_its_time(verifier: Verifier, tower: str, status: str) -> None:
     (verdict,) = verifier.grade("42", [f"\\boxed{{{tower}}}"], [False])
     assert (verdict.status, verdict.path) == (status, "full")
@@ -241,7 +239,6 @@ def test_workers_die_with_a_parent_that_is_killed() -> None:
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.fault(2, outcome="equal", operator="nothing; the worker process is started again")
 def test_a_worker_killed_from_outside_loses_no_job() -> None:
     before = children()
     with Verifier() as verifier:

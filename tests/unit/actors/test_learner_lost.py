@@ -214,7 +214,6 @@ async def test_what_may_pass_is_tried_again(
     assert learners.status().actors[0].restarts == 2
 
 
-@pytest.mark.fault(4, outcome="stopped", operator="one sentence: what the rank failed of, and its log")
 async def test_a_learner_that_is_out_of_restarts_says_what_it_failed_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LearnerLost) as raised:
         await restarted(monkeypatch, *((rollout, INDEX) for rollout in range(20)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,3 +97,19 @@ async def test_a_publication_for_which_no_generator_is_left_ends_at_once() -> No
     await replica.supervisor
     with pytest.raises(ActorLost, match="no generator is left; generator-0: generator-0 died"):
         pool.weights.living()
+
+
+async def test_what_a_stream_ends_without_is_given_out_again() -> None:
+    pool, (replica,) = pool_of(3)
+    job = pool._queue.put([REQUEST], Sampling())
+    taken = pool._queue.take(replica.name, 1)
+    assert taken is not None
+
+    async def stream(*_: object) -> AsyncIterator[None]:
+        for nothing in list[None]():
+            yield nothing
+
+    generate = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=stream))
+    await pool._stream(replica, cast(Any, SimpleNamespace(generate=generate)), *taken)
+    assert (pool._queue.leased(replica.name), pool._queue.waiting) == (0, 1)
+    assert list(job.missing) == [REQUEST.id]

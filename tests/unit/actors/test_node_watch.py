@@ -43,7 +43,6 @@ def ended_with(raylet: socket.socket, deadline: str, *, gone: bool) -> tuple[int
 
 
 @pytest.mark.slow
-@pytest.mark.fault(8, outcome="stopped", operator="one sentence after `cluster.head_deadline_s`; exit status 1")
 def test_a_raylet_that_hangs_ends_a_process_that_stands_still() -> None:
     with socket.create_server(("127.0.0.1", 0)) as raylet:
         port = raylet.getsockname()[1]

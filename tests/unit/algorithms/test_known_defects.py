@@ -45,7 +45,6 @@ def mixed(statuses: str, replays: int) -> Group:
     )
 
 
-@pytest.mark.fault(24, outcome="stated", operator="metric `replay/trajectories` below M times the prompts")
 @pytest.mark.parametrize("stored", [0, 1])
 def test_a_short_pool_is_not_padded_with_wrong_answers(stored: int) -> None:
     # Two one-token paddings graded wrong: 16 right + 2 wrong → +0.3436 on every right answer, −2.7487 on an EOS.

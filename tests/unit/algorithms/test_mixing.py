@@ -39,7 +39,6 @@ def test_a_short_pool_gives_a_smaller_group(stored: int) -> None:
     assert len(mixed(fresh_of(PROMPT, "+-"), replays_of(PROMPT, stored)).members) == 2 + stored
 
 
-@pytest.mark.fault(24, outcome="stopped", operator="one sentence with the setting that helps")
 def test_required_replays_that_the_pool_lacks_are_refused_with_the_fix() -> None:
     with pytest.raises(MixingError, match=rf"prompt {PROMPT.id}: 1 replays where 2 are required; lower .* to 1"):
         mixed(fresh_of(PROMPT, "+-"), replays_of(PROMPT, 1), require_replays=True)
@@ -105,13 +104,11 @@ def test_a_replay_may_equal_a_fresh_rollout() -> None:
         (trajectory_of(PROMPT, []), "has no tokens"),
     ],
 )
-@pytest.mark.fault(20, outcome="stopped", operator="one sentence that names the replay")
 def test_an_unfit_replay_is_refused(replay: Trajectory, reason: str) -> None:
     with pytest.raises(MixingError, match=rf"prompt {PROMPT.id}: .*{reason}"):
         mixed(fresh_of(PROMPT, "+-"), [replay])
 
 
-@pytest.mark.fault(20, outcome="stopped", operator="one sentence that names the replay and the setting")
 def test_a_replay_longer_than_any_rollout_is_refused() -> None:
     replay = trajectory_of(PROMPT, [1, 2, 3])
     assert len(mixed(fresh_of(PROMPT, "+-"), [replay], max_tokens=3).replays) == 1

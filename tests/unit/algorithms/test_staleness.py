@@ -45,7 +45,6 @@ def test_a_group_takes_tokens_within_the_bound(bound: int, versions: tuple[int, 
     ("bound", "versions", "named"),
     [(1, (5, 6, 7), 5), (0, (6, 7), 6), (2, (6, 7, 8), 8), (0, (7, 8), 8)],
 )
-@pytest.mark.fault(23, outcome="stopped", operator="one sentence with the versions")
 def test_one_token_that_is_too_old_or_of_a_policy_yet_unknown_refuses_the_group(
     bound: int, versions: tuple[int, ...], named: int
 ) -> None:

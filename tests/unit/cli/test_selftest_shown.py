@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlep.check.parts.outcome import Outcome
 from rlep.cli.selftest import show
-from rlep.selftest.outcome import Outcome
 
 
 def test_messages_of_a_failure_stand_above_it(capsys: pytest.CaptureFixture[str]) -> None:

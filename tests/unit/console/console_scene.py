@@ -7,7 +7,6 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
-from rlep.console.actions import Actions
 from rlep.console.app import console_app
 from rlep.core.types import Int32Array, Prompt
 from rlep.driver.context import Step
@@ -15,12 +14,11 @@ from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Trained
 from rlep.driver.wings.rollout_files import RolloutFiles
 from rlep.launch.wings import train_step
-from rlep.services.pool.rpc.access import Role
 from rlep.services.pool.values import PoolPlace
 from tests.unit.driver.driver_fakes import World, filled_pool, scene_of
 from tests.unit.driver.driver_values import TOKENIZER, config_of, prompt_set, prompts_of
 
-TOKEN, READER = "canary-7f3a91", "canary-read-2b"
+TOKEN = "canary-7f3a91"
 ATTACKS = (
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -67,21 +65,10 @@ async def write_run(directory: Path, seed: int = 5, error: str | None = ATTACK) 
         store.close()
 
 
-def role_of(token: str) -> Role:
-    """``TOKEN`` may do everything, ``READER`` read."""
-    return {TOKEN: Role.ADMIN, READER: Role.READ}.get(token, Role.NONE)
-
-
-def client_of(
-    *directories: Path,
-    logged_in: bool = True,
-    pools: Sequence[PoolPlace] = (),
-    token: str = TOKEN,
-    actions: Actions | None = None,
-) -> TestClient:
+def client_of(*directories: Path, logged_in: bool = True, pools: Sequence[PoolPlace] = ()) -> TestClient:
     """A browser's requests to a console; redirects are not followed."""
-    app = console_app(directories, role_of, pools, actions)
+    app = console_app(directories, TOKEN, pools)
     client = TestClient(app, base_url="http://127.0.0.1:7272", follow_redirects=False)
     if logged_in:
-        assert client.post("/login", data={"token": token}).status_code == 303
+        assert client.get(f"/?token={TOKEN}").status_code == 303
     return client

@@ -17,7 +17,6 @@ from rlep.driver.wings.rollout_files import write_whole
 COLUMNS = {"reward": [1.0, -1.0, 0.5], "prompt_id": ["a", "b", "c"]}
 
 
-@pytest.mark.fault(30, outcome="stated", operator="the console says which file is damaged")
 @pytest.mark.parametrize("column", range(len(COLUMNS)))
 def test_a_bit_flipped_in_a_rollout_file_is_found_when_it_is_read(tmp_path: Path, column: int) -> None:
     path = tmp_path / "step-000001.parquet"

@@ -51,7 +51,6 @@ def test_a_name_may_be_any_bytes(copied: Path) -> None:
     assert name in page(client, f"/compare?run={quote(name)}")
     for path in ("", "/steps/1", "/steps/1/groups/0", "/evaluations/2", "/actors", "/pool"):
         assert name in page(client, f"/runs/{quote(name)}{path}")
-    assert client.get(f"/api/runs/{quote(name)}/steps/1").json()["groups"] == 4
 
 
 KINDS = {
@@ -80,7 +79,6 @@ def test_columns_of_any_kind_end_in_a_page(copied: Path, name: str) -> None:
             pq.write_table(table.set_column(at, column, made(len(table))), copied / name)
             for path in paths:
                 assert client.get(path).status_code == 200, (column, kind, path)
-            assert client.get("/api/runs/runs~a/steps/1").status_code in (200, 404), (column, kind)
     pq.write_table(table.set_column(0, table.column_names[0], pa.array([1.5] * len(table))), copied / name)
     text = "".join(page(client, path) for path in paths)
     assert f"{name}: {table.column_names[0]} does not hold " in text

@@ -129,7 +129,6 @@ async def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
         await scene.save(2)
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="one sentence that names the checkpoint")
 async def test_a_disk_that_is_full_at_the_commit_is_named_and_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +209,6 @@ async def test_without_a_metric_only_the_last_are_kept(tmp_path: Path) -> None:
     assert await Scene(tmp_path, keep=1).save_all({1: 0.9, 2: 0.1}) == [2]
 
 
-@pytest.mark.fault(22, outcome="stated", operator="event `checkpoint_refused`")
 async def test_a_checkpoint_with_an_empty_manifest_or_an_unreadable_file_is_passed_over(tmp_path: Path) -> None:
     scene = Scene(tmp_path, keep=3)
     assert await scene.save_all({1: None, 2: None, 3: None}) == [1, 2, 3]

@@ -78,7 +78,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Sce
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fault(26, outcome="equal", operator="the console says after which step the same command continues")
 async def test_a_run_interrupted_anywhere_and_continued_is_the_undisturbed_run(
     tmp_path: Path, whole: dict[str, tuple[Path, Scene]], kind: str
 ) -> None:

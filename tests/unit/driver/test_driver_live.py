@@ -58,7 +58,6 @@ def variant(name: str) -> Config:
 
 
 @pytest.mark.parametrize(("turn", "name"), list(enumerate(VARIANTS)))
-@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`")
 async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(tmp_path: Path, turn: int, name: str) -> None:
     config = variant(name)
     expected_pool: Stored = {}
@@ -123,7 +122,6 @@ async def test_a_step_sees_the_newest_of_earlier_steps_and_stores_the_learners_l
     assert {one for members in stored.values() for one in members} == known
 
 
-@pytest.mark.fault(15, outcome="equal", operator="nothing")
 async def test_insertion_order_and_duplicates_change_no_draw(tmp_path: Path) -> None:
     config = live_config(replay={"source": "live", "minimum": 1, "per_question": 8})
     pools = [FakeLivePool(World()) for _ in range(2)]
@@ -198,7 +196,6 @@ async def test_lost_responses_are_named_and_can_be_gone_without(tmp_path: Path) 
     )
 
 
-@pytest.mark.fault(28, outcome="stopped", operator="one sentence: choose another pool")
 async def test_the_live_pool_of_another_run_is_left_alone(tmp_path: Path) -> None:
     stored: Stored = {}
     await trained(tmp_path / "first", live_config(), stored)
@@ -214,7 +211,6 @@ async def test_a_torn_file_is_a_checkpoint_error(tmp_path: Path) -> None:
         await LiveReplay(live_config(), FakeLivePool(World()), tmp_path).restore(tmp_path, accept=False)
 
 
-@pytest.mark.fault(24, outcome="stopped", operator="one sentence after `replay.idle_steps` steps")
 async def test_a_run_whose_replays_never_reach_the_loss_ends(tmp_path: Path) -> None:
     rule, stored = {"source": "live", "minimum": 50, "idle_steps": 3}, dict[str, dict[str, Trajectory]]()
     with pytest.raises(MixingError, match=r"replay\.count = 2, but no replay reached the loss in 3 steps"):

@@ -208,7 +208,6 @@ async def test_what_is_older_than_the_bound_ends_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kill_at", [3, 15, 30, 45, 60, 75, 90, 100])
-@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`")
 async def test_a_killed_run_takes_up_the_same_prompts_samples_and_replays(tmp_path: Path, kill_at: int) -> None:
     undisturbed = await trained(tmp_path / "whole", scene_with(stale_config(2)))
     before = await trained(tmp_path / "killed", scene_with(stale_config(2), World(kill_at=kill_at)))

@@ -120,7 +120,6 @@ KILLS += [(3, kill_at) for kill_at in range(1, 110, 13)]
 
 
 @pytest.mark.parametrize(("every", "kill_at"), KILLS)
-@pytest.mark.fault(5, outcome="equal", operator="event `run_resumed`")
 async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
     tmp_path: Path, undisturbed: tuple[Path, Scene], every: int, kill_at: int
 ) -> None:
@@ -143,7 +142,6 @@ async def test_a_run_killed_anywhere_and_continued_is_the_undisturbed_run(
     )
 
 
-@pytest.mark.fault(17, outcome="equal", operator="`time` in metrics.jsonl and events.jsonl jumps; `wall_s` does not")
 async def test_a_clock_that_jumps_by_an_hour_changes_nothing(
     tmp_path: Path, undisturbed: tuple[Path, Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +177,6 @@ async def test_killed_twice(tmp_path: Path, undisturbed: tuple[Path, Scene]) -> 
 
 
 @pytest.mark.parametrize("at", ["score/0", "update/0", "publish/0", "update/3", "publish/2", "save/2", "score/7"])
-@pytest.mark.fault(4, outcome="equal", operator="events `actor_lost`, `run_resumed`, `actor_restarted`")
 async def test_a_lost_learner_is_restarted_and_restored(
     tmp_path: Path, undisturbed: tuple[Path, Scene], at: str
 ) -> None:
@@ -208,7 +205,6 @@ class Forgetful(World):
 
 
 @pytest.mark.parametrize("every", [1, 2, 9])
-@pytest.mark.fault(1, outcome="equal", operator="over gloo or NCCL, all at once: events `actor_lost`, `run_resumed`")
 async def test_where_no_generator_has_the_weights_any_more_they_are_sent_again_and_no_step_is_made_twice(
     tmp_path: Path, undisturbed: tuple[Path, Scene], every: int
 ) -> None:
@@ -245,8 +241,6 @@ async def test_a_learner_without_restarts_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "remove", "torn state", "no manifest"])
 @pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.fault(22, outcome="stated", operator="event `checkpoint_refused`")
-@pytest.mark.fault(30, outcome="stated", operator="event `checkpoint_refused`, which names the file")
 async def test_a_broken_newest_checkpoint_is_passed_over(
     tmp_path: Path, undisturbed: tuple[Path, Scene], damage: str, keep: int
 ) -> None:

@@ -178,7 +178,6 @@ async def test_files_change_no_metric(tmp_path: Path) -> None:
     assert not (tmp_path / "without" / "rollouts").exists()
 
 
-@pytest.mark.fault(11, outcome="stated", operator="event `rollouts_skipped`")
 async def test_a_file_that_cannot_be_written_is_an_event(tmp_path: Path) -> None:
     (tmp_path / "rollouts").write_text("a file in the directory's place")
     with EventLog(tmp_path / "events.jsonl") as events:

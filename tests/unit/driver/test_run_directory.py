@@ -203,7 +203,6 @@ def test_what_is_no_matter_of_an_update_is_not_accepted_with_it(tmp_path: Path) 
     assert "to continue it with what this command has" not in str(refused.value)
 
 
-@pytest.mark.fault(28, outcome="stopped", operator="one sentence: is this run already running?")
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
     store = RunDirectory(tmp_path, config_of(), FACTS)
     with pytest.raises(DataError, match="already running"):

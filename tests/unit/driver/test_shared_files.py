@@ -45,7 +45,6 @@ READS = [("read_text", "files.json"), ("read_text", "state.json"), ("is_file", "
 
 
 @pytest.mark.parametrize(("method", "name"), READS)
-@pytest.mark.fault(33, outcome="equal", operator="nothing; the file is opened again")
 async def test_a_stale_file_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str
 ) -> None:
@@ -57,7 +56,6 @@ async def test_a_stale_file_is_opened_again(
 
 
 @pytest.mark.parametrize(("method", "name"), READS)
-@pytest.mark.fault(33, outcome="stopped", operator="one sentence that names the file")
 async def test_a_file_that_stays_stale_is_named_and_no_older_checkpoint_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, name: str
 ) -> None:
@@ -73,7 +71,6 @@ async def test_a_file_that_stays_stale_is_named_and_no_older_checkpoint_taken(
     assert (found.state.step, refused) == (2, [])
 
 
-@pytest.mark.fault(33, outcome="stopped", operator="one sentence that names the checkpoint")
 async def test_a_stale_file_at_the_commit_is_named_and_leaves_the_checkpoint_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +87,6 @@ async def test_a_stale_file_at_the_commit_is_named_and_leaves_the_checkpoint_bef
     assert found.state.step == 1
 
 
-@pytest.mark.fault(33, outcome="stopped", operator="one sentence after `learner.deadline_s`")
 async def test_a_commit_that_stands_still_ends_the_wait_and_is_whole_once_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,6 @@ def dropped(path: Path) -> list[object]:
     return [line.metrics.get("tracking/dropped") for line in read_metrics(path)]
 
 
-@pytest.mark.fault(25, outcome="stated", operator="metric `tracking/dropped`; one warning")
 def test_a_tracker_that_raises_costs_its_own_steps_and_they_are_counted(
     tmp_path: Path, keep: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,7 +75,6 @@ def test_a_tracker_that_raises_costs_its_own_steps_and_they_are_counted(
     ]
 
 
-@pytest.mark.fault(25, outcome="stated", operator="metric `tracking/dropped`; one warning")
 def test_a_tracker_that_hangs_holds_up_neither_a_step_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -222,7 +222,6 @@ def test_a_killed_writer_loses_no_written_line(tmp_path: Path, keep: ExitStack) 
     log.log(len(steps), {"time/step": 1.0})
 
 
-@pytest.mark.fault(11, outcome="stopped", operator="one sentence that names the file")
 @pytest.mark.parametrize(("room", "reason"), [(5, "only 5 of 11 bytes written"), (0, "File too large")])
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, keep: ExitStack, room: int, reason: str) -> None:
     log = keep.enter_context(JsonLines(tmp_path / "events.jsonl"))

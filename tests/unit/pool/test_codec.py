@@ -166,7 +166,6 @@ def test_any_trajectory_comes_back_in_float32(tokens: list[int], metadata: dict[
         ({"provenance": replace(EXAMPLE.provenance, policy_version=2**63)}, "does not fit"),
     ],
 )
-@pytest.mark.fault(20, outcome="stated", operator="the reason in the report of the insert")
 def test_what_could_not_be_given_back_is_refused(change: dict[str, object], reason: str) -> None:
     with pytest.raises(RecordRefused, match=reason):
         encode(replace(EXAMPLE, **change))  # type: ignore[arg-type]
@@ -202,7 +201,6 @@ def test_every_truncation_and_every_extra_byte_is_refused() -> None:
         decode(blob + b"\0", PROMPT)
 
 
-@pytest.mark.fault(30, outcome="stopped", operator="one sentence that names the record")
 def test_every_flipped_bit_is_refused() -> None:
     blob = encode(EXAMPLE)
     for bit in range(8 * len(blob)):
@@ -224,7 +222,6 @@ def test_a_frame_that_would_unpack_to_more_than_it_should_is_refused_unopened() 
         parse(forged(bytes(1 << 28), count=2))  # 256 MiB of zeros in a few kB
 
 
-@pytest.mark.fault(20, outcome="stopped", operator="one sentence that names the record")
 def test_negative_ids_and_log_probs_that_are_not_finite_are_refused_when_read() -> None:
     with pytest.raises(RecordRefused, match="negative token ids"):
         parse(forged(struct.pack("<ii", 1, -1), count=2))

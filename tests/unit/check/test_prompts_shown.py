@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rlep.check.prompts_shown import prompt_notes, read_prompts
 from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
 from rlep.engines.tokenizer import load_tokenizer
-from rlep.launch.prompts_shown import prompt_notes, read_prompts
 from tests.engines.test_thinking_tokens import CHATML, R1, write
 from tests.small import BASE
 

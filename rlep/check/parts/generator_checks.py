@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from rlep.check.parts.learner_checks import make_rank
+from rlep.check.parts.outcome import CheckFailed
+from rlep.check.parts.synthetic import Rig
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.learner.rank import LearnerRank
@@ -20,9 +23,6 @@ from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.requests import preemptions
 from rlep.engines.sampler.setup import NO_CHANGES
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
-from rlep.selftest.learner_checks import make_rank
-from rlep.selftest.outcome import CheckFailed
-from rlep.selftest.synthetic import Rig
 
 REQUESTS, MAX_TOKENS = 24, 12
 CRAMPED_CONTEXT, CRAMPED_PROMPT = 64, 28

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
+from rlep.check.parts.outcome import CheckFailed, CheckSkipped, call_all_apart
+from rlep.check.parts.synthetic import Rig, scored
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, SequenceBatch
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
 from rlep.engines.learner.rank import LearnerRank
-from rlep.selftest.outcome import CheckFailed, CheckSkipped, call_all_apart
-from rlep.selftest.synthetic import Rig, scored
 
 LENGTHS = (61, 40, 33, 17, 9, 3)
 """Ragged: tokens of the sequences in a row."""

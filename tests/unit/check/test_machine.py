@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from rlep.actors.cluster import Cluster
-from rlep.cli.doctor import Finding, findings_of
+from rlep.check.machine import Finding, findings_of
 from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import PlacementError
 from tests.unit.driver.test_plan import MATH_7B
 
-doctor = importlib.import_module("rlep.cli.doctor")  # ``rlep.cli.doctor`` is the command
+doctor = importlib.import_module("rlep.check.machine")  # ``rlep.check.machine`` is the command
 MODEL = Path("rlep/quickstart/model").absolute()
 OTHER = "set learner.dtype and generator.dtype, or take another GPU"
 Usage = namedtuple("Usage", ["total", "used", "free"])

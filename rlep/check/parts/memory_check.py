@@ -8,6 +8,9 @@ from pathlib import Path
 
 import torch
 
+from rlep.check.parts.learner_checks import make_rank
+from rlep.check.parts.outcome import CheckFailed
+from rlep.check.parts.synthetic import Rig
 from rlep.core.heap import return_freed_memory
 from rlep.core.plural import sized
 from rlep.core.types import SequenceBatch
@@ -15,9 +18,6 @@ from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.rank import LearnerRank
-from rlep.selftest.learner_checks import make_rank
-from rlep.selftest.outcome import CheckFailed
-from rlep.selftest.synthetic import Rig
 
 ALLOWED = 1.25
 """Of measured over planned bytes."""

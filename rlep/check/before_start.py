@@ -8,6 +8,7 @@ from contextlib import closing
 
 from rlep.actors.cluster_address import joined_address
 from rlep.actors.ray_private import cores
+from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted, named, sized
@@ -17,7 +18,6 @@ from rlep.driver.plan_cpus import cpu_shortage
 from rlep.driver.plan_fit import lowering_settings
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.families import CPU_HEAD_SIZES
-from rlep.launch.pool_place import pool_place
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
 from rlep.services.pool.rpc.run_pool import connected, on_server, open_run_pool
 from rlep.services.pool.storage.checks import check_server

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlep.check.parts.learner_checks import attention, gradients, longest_rows, network, state
+from rlep.check.parts.memory_check import memory
+from rlep.check.parts.outcome import CheckFailed, CheckSkipped, call_all_apart
+from rlep.check.parts.synthetic import LAYERS, Rig, build_model
 from rlep.core.errors import ModelError
 from rlep.core.types import SequenceBatch
 from rlep.engines.learner.attention import packed_attention
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
-from rlep.selftest.learner_checks import attention, gradients, longest_rows, network, state
-from rlep.selftest.memory_check import memory
-from rlep.selftest.outcome import CheckFailed, CheckSkipped, call_all_apart
-from rlep.selftest.synthetic import LAYERS, Rig, build_model
-from tests.engines.selftest.conftest import MODEL
+from tests.engines.check.conftest import MODEL
 
 
 def louder(*given: Any, **settings: Any) -> tuple[Tensor, None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlep.selftest.outcome import Check, CheckFailed, CheckSkipped, Outcome, call_all_apart
+from rlep.check.parts.outcome import Check, CheckFailed, CheckSkipped, Outcome, call_all_apart
 from tests.waiting import wait_until
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlep.check.parts.synthetic import Rig, build_model
 from rlep.config.settings import load_config
-from rlep.selftest.synthetic import Rig, build_model
 from tests.small import BASE
 
 MODEL = Path("rlep/quickstart/model").absolute()

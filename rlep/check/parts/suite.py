@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from rlep.check.parts.generator_checks import generator, preemption
+from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
+from rlep.check.parts.memory_check import memory
+from rlep.check.parts.outcome import Check, Outcome
+from rlep.check.parts.synthetic import Rig, build_model
+from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
-from rlep.selftest.generator_checks import generator, preemption
-from rlep.selftest.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
-from rlep.selftest.memory_check import memory
-from rlep.selftest.outcome import Check, Outcome
-from rlep.selftest.synthetic import Rig, build_model
-from rlep.selftest.transfer_checks import lost_member, weights
 
 CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
     (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 import pytest
 
+from rlep.check.parts.generator_checks import generator, preemption
+from rlep.check.parts.outcome import CheckFailed
+from rlep.check.parts.synthetic import Rig
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.sampler.engine import Sampler
-from rlep.selftest.generator_checks import generator, preemption
-from rlep.selftest.outcome import CheckFailed
-from rlep.selftest.synthetic import Rig
 
 pytestmark = [pytest.mark.usefixtures("environment"), pytest.mark.timeout(600)]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rlep.check.parts.outcome import CheckFailed, call_all_apart
+from rlep.check.parts.synthetic import Rig
+from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.weight_update import WeightUpdate
-from rlep.selftest.outcome import CheckFailed, call_all_apart
-from rlep.selftest.synthetic import Rig
-from rlep.selftest.transfer_checks import lost_member, weights
 
 pytestmark = pytest.mark.timeout(600)
 DEADLINE_S = 500.0
@@ -76,6 +76,5 @@ def test_lost_member(rig: Rig, broken: type[Sampler], message: str) -> None:
         apart(lost_member, through(rig, transfer_deadline_s=0.5), LearnerRank, broken)
 
 
-@pytest.mark.fault(1, outcome="stated", operator="`ActorLost` within seconds; the version is sent again")
 def test_a_member_of_a_group_is_lost_and_another_takes_the_next_version(rig: Rig) -> None:
     assert "killed in a transfer by gloo" in apart(lost_member, through(rig, transfer="gloo"))

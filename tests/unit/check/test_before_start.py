@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from rlep.check.before_start import check_lora_targets, check_watched, memory_advice
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, ModelError
-from rlep.launch.before_start import check_lora_targets, check_watched, memory_advice
 from tests.small import BASE
 from tests.unit.driver.driver_values import prompt_set
 

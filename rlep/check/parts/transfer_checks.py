@@ -11,6 +11,10 @@ from typing import Any
 
 import torch
 
+from rlep.check.parts.generator_checks import started
+from rlep.check.parts.learner_checks import make_rank
+from rlep.check.parts.outcome import CheckFailed, CheckSkipped
+from rlep.check.parts.synthetic import Rig, halves, scored
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Int32Array
 from rlep.engines.learner.rank import LearnerRank
@@ -18,14 +22,10 @@ from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import WeightUpdate
-from rlep.selftest.generator_checks import started
-from rlep.selftest.learner_checks import make_rank
-from rlep.selftest.outcome import CheckFailed, CheckSkipped
-from rlep.selftest.synthetic import Rig, halves, scored
 
 LENGTHS = (30, 21, 15, 9)
 """Of the sequences that are compared, in tokens; cut where the context is shorter."""
-DYING = {"worker_extension_cls": "rlep.selftest.dying_worker.DyingWorkerExtension"}
+DYING = {"worker_extension_cls": "rlep.check.parts.dying_worker.DyingWorkerExtension"}
 Probed = tuple[Int32Array, Int32Array]
 """Prompt and response whose log-probs are compared."""
 
@@ -61,7 +61,8 @@ async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]
             begun = time.perf_counter()
             both = asyncio.gather(*_sides(rig, made, sampler, _offer(rig, made, probes, 1)), return_exceptions=True)
             try:
-                taken, *sent = await asyncio.wait_for(both, deadline_s)
+                async with asyncio.timeout(deadline_s):
+                    taken, *sent = await both
             except TimeoutError:
                 raise CheckFailed(
                     f"the generator was killed in a transfer, which had not ended after {deadline_s:.0f} s"
