@@ -13,7 +13,7 @@ import typer
 
 from rlep.cli.configs import Files, MaybeFiles, Overrides, config_app
 from rlep.cli.console import console
-from rlep.cli.pool.commands import pool_app
+from rlep.cli.pool import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app

@@ -64,7 +64,6 @@ VERBS = {
     "export": "(self, *, after: 'str' = '') -> 'Iterator[Trajectory]'",
     "get": "(self, content_id: 'str', prompt_id: 'str') -> 'Trajectory | None'",
     "names": "(self) -> 'list[str]'",
-    "pin": "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, pinned: 'bool' = True) -> 'int'",
     "prompt_ids": "(self) -> 'list[str]'",
     "remove": "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, quarantine: 'bool' = False) -> 'int'",
     "sample": (

@@ -6,31 +6,53 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlep.core.errors import ConfigError
-from rlep.launch.event_loop import ending_signals
-from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from rlep.services.pool.rpc.server import PoolServer, ServerOptions
-from rlep.services.pool.rpc.tls import ServerTls
-from rlep.services.pool.storage.connection import Client, connect, until_deadline
+from rlep.cli.pool.which import SERVE, pool_app
+from rlep.cli.shell import command_errors
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.tls import ServerTls
+    from rlep.services.pool.storage.connection import Client
 
 _CONNECT_DEADLINE = 30.0
 
 
-def serve(embedded: Path | None, url: str | None, options: ServerOptions) -> None:
-    """Print the address once the server is healthy, and serve. Calls in flight may end after a signal."""
-    if (embedded is None) == (url is None):
+@pool_app.command(rich_help_panel=SERVE)
+@command_errors
+def serve(
+    *,
+    embedded: Annotated[Path | None, typer.Option(metavar="DIR", help="Start an embedded Redis over DIR.")] = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://.")] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0: a free one.")] = "127.0.0.1:7171",
+    pool: Annotated[str, typer.Option(metavar="NAME", help="The pool of callers that name none.")] = "pool",
+    token_file: Annotated[
+        Path | None, typer.Option(help="Lines [ROLE[@POOL]] TOKEN; made with one admin token if there is none.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Let in only clients of this authority.")] = None,
+) -> None:
+    """Serve the pools of one Redis over gRPC; prints the address when it is healthy."""
+    from rlep.core.errors import ConfigError
+    from rlep.services.pool.rpc.server import PoolServer, ServerOptions
+
+    options = ServerOptions(listen, pool, token_file, _tls_of(tls_cert, tls_key, tls_client_ca))
+    if (embedded is None) == (redis is None):
         raise ConfigError("where the pools lie: give either --embedded DIRECTORY or --redis URL")
-    with _redis(embedded, url) as client, PoolServer(client, options) as server:
+    with _redis(embedded, redis) as client, PoolServer(client, options) as server:
         if options.token_file is None:
             typer.echo("without --token-file everybody on this machine may read and change these pools", err=True)
         asyncio.run(_until_signalled(server.address))
 
 
-def tls_of(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
+def _tls_of(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
     """The three options as one value."""
+    from rlep.core.errors import ConfigError
+    from rlep.services.pool.rpc.tls import ServerTls
+
     if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
@@ -39,6 +61,8 @@ def tls_of(certificate: Path | None, key: Path | None, client_ca: Path | None) -
 
 
 async def _until_signalled(address: str) -> None:
+    from rlep.launch.event_loop import ending_signals
+
     stop = asyncio.Event()
     for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -50,6 +74,9 @@ async def _until_signalled(address: str) -> None:
 @contextmanager
 def _redis(embedded: Path | None, url: str | None) -> Iterator[Client]:
     """A client of the Redis, which is started where it is an embedded one."""
+    from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+    from rlep.services.pool.storage.connection import connect, until_deadline
+
     server = EmbeddedRedis(embedded).start() if embedded else None
     try:
         address, password_file = (server.url, server.password_file) if server else (url or "", None)

@@ -63,7 +63,6 @@ class PoolEntry:
     content_id: str
     trajectory: Trajectory | None
     quarantined: bool
-    pinned: bool
 
 
 class PoolCensus(Protocol):
@@ -136,13 +135,12 @@ class RedisCensus:
         held, aside = (self._store.content_ids([prompt_id], quarantined=kind)[0] for kind in (False, True))
         chosen = held[:most], aside[: max(0, most - len(held))]
         found: list[PoolEntry] = []
-        pinned = self._store.are_pinned(prompt_id, chosen[0])
         for quarantined, ids in zip((False, True), chosen, strict=True):
             blobs = self._store.fetch([(prompt_id, ids)], quarantined=quarantined)
             for content_id, blob in zip(ids, blobs, strict=True):
                 if blob is not None:
                     trajectory = _readable(blob, prompt_id)
-                    found.append(PoolEntry(content_id.hex(), trajectory, quarantined, content_id in pinned))
+                    found.append(PoolEntry(content_id.hex(), trajectory, quarantined))
         return found, len(held) + len(aside)
 
 

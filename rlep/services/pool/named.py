@@ -29,7 +29,7 @@ def fetch(pool: Pool, wanted: Named) -> Sample:
             )
         parts.append(Stored(names, blobs).part())
     counts = np.array([len(ids) for ids in wanted.values()], np.int32)
-    return columns([*wanted], counts, parts).checked(pool.vocabulary)
+    return columns([*wanted], counts, parts, (counts, 0)).checked(pool.vocabulary)
 
 
 def contents(pool: Pool) -> dict[str, list[str]]:

@@ -18,8 +18,6 @@ from rlep.services.pool.storage.sample import Sample, Stored, columns
 from rlep.services.pool.storage.store import Meta, NewRecord, Store
 from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_MINIMUM, DEFAULT_OPTIONS, PoolOptions, PoolStats
 
-_BUCKETS = 1
-_CLUSTER_BUCKETS = 16
 _RECORDS_A_CALL = 512
 _COVERAGE = (1, 2, 4, 8)
 
@@ -74,7 +72,7 @@ class Pool:
         link = RetryingRedis(client, deadline=options.deadline)
         check_server(link, allow_volatile=options.allow_volatile, read_only=options.read_only)
         store = Store(link, name)
-        meta = _opened(store, tokenizer_digest, options, buckets=_CLUSTER_BUCKETS if link.clustered else _BUCKETS)
+        meta = _opened(store, tokenizer_digest, options)
         if options.writer_epoch is not None and not options.read_only and not meta.digest:
             store.fence(options.writer, options.writer_epoch)
         return cls(link, store, meta, options)
@@ -185,11 +183,6 @@ class Pool:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
         self._check_writable()
         return self.store.remove(prompt_id, [raw_id(content_id) for content_id in content_ids], quarantine=quarantine)
-
-    def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
-        self._check_writable()
-        return self.store.pin(prompt_id, [raw_id(content_id) for content_id in content_ids], pinned=pinned)
 
     def seal(self) -> str:
         """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
@@ -313,13 +306,15 @@ def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
         raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
 
 
-def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions, *, buckets: int) -> Meta:
+def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions) -> Meta:
     """The pool's own settings, the pool being made where there is none."""
     meta = store.meta()
     if meta is None and not options.read_only and tokenizer_digest is not None:
         cap, minimum = options.cap or DEFAULT_CAP, options.minimum or DEFAULT_MINIMUM
-        store.create(Meta(tokenizer_digest, buckets, cap, None, minimum=minimum))
+        store.create(Meta(tokenizer_digest, cap, None, minimum=minimum))
         meta = store.meta()
+    if meta is None and options.may_be_missing:
+        return Meta("", options.cap or DEFAULT_CAP, None)
     if meta is None:
         raise PoolError(
             f"there is no pool {store.name} in this Redis; pools found: {', '.join(store.names()) or 'none'}"

@@ -42,9 +42,9 @@ class PoolStats:
     sealed: str | None
     """The digest of a sealed pool."""
     tokenizer_digest: str = ""
-    """Of the tokenizer whose token ids it holds; empty from a server that does not say."""
+    """Of the tokenizer whose token ids it holds."""
     cap: int = 0
-    """Most trajectories a prompt; 0 from a server that does not say."""
+    """Most trajectories a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ class PoolOptions:
     minimum: int | None = None
     """A prompt with fewer verified trajectories than this gives none; None takes the pool's own (2 where it is new)."""
     read_only: bool = False
-    """Never writes; the pool must exist."""
+    """Never writes; the pool must exist, unless ``may_be_missing``."""
+    may_be_missing: bool = False
+    """A reader takes a pool that is not there for an empty one, whose tokenizer is the empty string."""
     writer: str = "main"
     """Names a writer whose incarnations fence each other, e.g. the run."""
     writer_epoch: int | None = None

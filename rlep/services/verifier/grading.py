@@ -95,6 +95,8 @@ def compare(gold: Reading, target: Reading) -> Found:
         return "correct" if alike and not quantity.disagree(gold.quantity, target.quantity) else "wrong"
     if (chosen := words.same_choices(gold.latex, target.latex)) is not None:
         return "correct" if chosen else "wrong"
+    if (found := _compare_written_out(gold, target)) is not None:
+        return found
     if gold.phrase is not None or target.phrase is not None:
         alike = gold.phrase == target.phrase or words.same_letters(gold.latex, target.latex)
         return "correct" if alike else "wrong"
@@ -112,6 +114,26 @@ def compare(gold: Reading, target: Reading) -> Found:
         return "unparsable"
     except agree.Unknown:
         return "correct" if _engine_agrees(gold, target) else "wrong"
+
+
+def _compare_written_out(gold: Reading, target: Reading) -> Found | None:
+    """Compare where a choice stands with its content, as ``(C) 12``: both count where both are given; None elsewhere."""
+    wanted, given = words.choice_with_content(gold.latex), words.choice_with_content(target.latex)
+    if wanted is None and given is None:
+        return None
+    one = wanted or _alone(gold.latex)
+    two = given or _alone(target.latex)
+    if one[0] and two[0] and one[0] != two[0]:
+        return "wrong"
+    if one[1] and two[1]:
+        return compare(_read_side(one[1]), _read_side(two[1]))
+    return "correct" if one[0] and two[0] else "wrong"
+
+
+def _alone(latex: str) -> tuple[str, str]:
+    """``(letter, "")`` of a choice, ``("", content)`` of anything else."""
+    letter = words.choice_of(latex)
+    return (letter, "") if letter else ("", latex)
 
 
 def _spelled(latex: str) -> list[Token] | str:

@@ -69,6 +69,8 @@ _COMMANDS = (
     (re.compile(r"\\text(?:normal|rm)(?=\{)"), r"\\text"),
     (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}",
                 re.DOTALL), lambda match: match.group(1).replace("&", " ")),
+    (re.compile(r"\\(?:fbox|framebox|ovalbox)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\{\s*[eE]\s*([+-]?\d+)?\s*\}"), r"e\1"),
     (re.compile(r"\\(?:checkmark|blacksquare|square|qed)(?![a-zA-Z])\s*\Z"), ""),
     (re.compile(r"\\text\{\s*[.!]?\s*\}\s*\Z"), ""),
     (re.compile(r"\\math(?:op|ord|rel|bin|inner|strut)\s*(?=\{)"), ""),
@@ -81,7 +83,7 @@ _COMMANDS = (
 )  # fmt: skip
 
 _PLAIN_FUNCTIONS = (
-    "arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
+    "abs|arcsin|arccos|arctan|asin|acos|atan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|gcd|lcm|max|min"
 )
 _PLAIN_NAMES = (  # SymPy's and typewriter spelling
     (re.compile(r"\*\*"), "^"),
@@ -101,6 +103,9 @@ _UNITS = (  # \frac{\text{m}}{\text{s}}, \text{m}/\text{s}, \mathrm{m s^{-2}}, \
     (re.compile(rf"({_TEXT}\{{[^{{}}]*)\}}\s*/\s*{_TEXT}\{{\s*([^{{}}]*\}})"), r"\1/\2"),
     (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)(?:\s+|\s*\\cdot\s*)([a-zA-Z]+)\s*\^\s*\{{-1\}}\s*\}}"), r"\1/\2}"),
     (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)(?:\s+|\s*\\cdot\s*)([a-zA-Z]+)\s*\^\s*\{{-([23])\}}\s*\}}"), r"\1/\2}^{\3}"),
+    (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)\s+([a-zA-Z]+)\s*\}}\s*\^\s*\{{-1\}}"), r"\1/\2}"),
+    (re.compile(rf"({_TEXT}\{{\s*[a-zA-Z]+)\s+([a-zA-Z]+)\s*\}}\s*\^\s*\{{-([23])\}}"), r"\1/\2}^{\3}"),
+    (re.compile(r"(?<=[\d}])\s*([kM]?)\s*\\Omega\s*\Z"), r"\\text{ \1ohm}"),
     (re.compile(rf"({_TEXT}\{{[a-zA-Z/. ]*)\^\s*\{{?([23])\}}?\s*\}}"), r"\1}^{\2}"),
 )  # fmt: skip
 
@@ -114,12 +119,12 @@ _PREAMBLE = re.compile(rf"\A{_TEXT}\{{\s*(?:the\s+)?(?:final\s+)?answer(?:\s+is)
 _SPACED_GROUPS = re.compile(r"\A[+-]?\d{1,3}(?: \d{3})+(?!\d|\s+\d|\s*[/^])")
 _APOSTROPHES = re.compile(r"(?<![\d'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _FACTORIAL_EQUALS = re.compile(r"(?<=\d)!=(?=\s*\d)")
-_EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})")
+_EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]\{?([+-]?\d{1,4})\}?")
 _PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))\s*\\?%")
 _OPEN_ENDED = re.compile(r"([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])")
 _PROPORTION = re.compile(r"\d{1,30}(?:\s*:\s*\d{1,30}){2,}")
 _SET_BUILDER = re.compile(
-    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\[lg]e)(?:[^{}|:]|\\text\{\s*(?:or|and)\s*\})*)\\\}"
+    r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\(?:[lg]|n)e)(?:[^{}|:]|\\text\{\s*(?:or|and)\s*\})*)\\\}"
 )
 _GROUPS = re.compile(r"\\[{}]|[()\[\]]|(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 
@@ -172,9 +177,9 @@ def _with_plain_names(text: str) -> str:
 
 
 def _condition(match: re.Match[str]) -> str:
-    """The condition of a set, where it is about the set's own letter."""
-    about = re.search(rf"(?<![a-zA-Z\\]){match.group(1)}(?![a-zA-Z])", match.group(2))
-    return match.group(2) if about else match.group()
+    """The condition of a set, where it is about the set's own letter, which has no name then."""
+    condition = re.sub(rf"(?<![a-zA-Z\\]){match.group(1)}(?![a-zA-Z])", r"\\text{member}", match.group(2))
+    return match.group() if condition == match.group(2) else condition
 
 
 def _proportion(text: str) -> str:

@@ -9,6 +9,14 @@ _PHRASE = re.compile(r"[^\W\d_]+(?:[' \-]+[^\W\d_]+)*")
 _WORD_LIKE = re.compile(r"[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\.?")
 _PAIR = re.compile(r"[A-E]{2}")
+_RUN = re.compile(r"[A-H]{3,8}")
+_CHOICE_WORD = re.compile(r"\A(?:option|choice|answer)s?\s*:?\s*(?=\(?[A-Za-z]\b)", re.IGNORECASE)
+_WRITTEN_OUT = re.compile(
+    r"\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*(?:\(([A-H])\)|([A-H])\s*[.):])\s*(?:\}|([^{}]*)\})|\(([A-H])\)(?=\s))"
+    r"\s*[:.]?\s*(.*)",
+    re.DOTALL,
+)
+_LETTERED = re.compile(r"(?<![a-zA-Z])[A-H]\s*[.):]")
 _CHOICES = re.compile(r"\s*[,;]\s*(?:and\s+|or\s+)?|\s+(?:and|or)\s+")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOCK = re.compile(r"\s*(\d{1,2}):(\d{2})\s*([apAP])\.?\s*[mM]\.?\s*")
@@ -27,7 +35,9 @@ def phrase_of(latex: str) -> str | None:
         return f"{int(clock.group(1))}:{clock.group(2)} {clock.group(3).lower()}m"
     if _DATE.fullmatch(bare.strip()):
         return bare.strip()
-    words = " ".join(bare.strip(" .,!\"'").split())
+    words = _ARTICLE.sub("", " ".join(bare.strip(" .,!\"'").split()))
+    if (listed := _list_of(words, marked=marked)) is not None:
+        return listed
     if not _PHRASE.fullmatch(words):
         return None
     longest = max(words.split(), key=len)
@@ -37,9 +47,38 @@ def phrase_of(latex: str) -> str | None:
     if not ((marked and len(longest) >= 2) or plain):
         return None
     mixed = words == longest and not (words.islower() or words.isupper() or words.istitle())
-    return words if mixed and not marked else words.casefold().replace("-", " ")
+    return words if mixed and not marked else _folded(words)
 
 
+def _folded(words: str) -> str:
+    """Words without case, in one of their spellings."""
+    plain = words.casefold().replace("-", " ").replace("'", "")
+    return _SAME_WORDS.get(plain, plain)
+
+
+def _list_of(words: str, *, marked: bool) -> str | None:
+    """Several words or names in their order, as ``Alice, Bob and Carol``; None for anything else."""
+    parts = [_ARTICLE.sub("", part.strip()) for part in _BETWEEN_WORDS.split(words) if part.strip()]
+    if len(parts) < 2 or not all(_PHRASE.fullmatch(part) for part in parts):
+        return None
+    if not all(len(max(part.split(), key=len)) >= (2 if marked else 4) for part in parts):
+        return None
+    return ", ".join(map(_folded, parts))
+
+
+_ARTICLE = re.compile(r"\A(?:an?|the)\s+(?=\w{3})", re.IGNORECASE)
+_BETWEEN_WORDS = re.compile(r"\s*[,;]\s*(?:and\s+)?|\s+and\s+|\s*&\s*")
+_SAME_WORDS = {
+    "does not exist": "dne",
+    "doesnt exist": "dne",
+    "limit does not exist": "dne",
+    "divergent": "diverges",
+    "convergent": "converges",
+    "cant be determined": "cannot be determined",
+    "can not be determined": "cannot be determined",
+    "not enough information": "cannot be determined",
+}
+"""Phrases -> the one that stands for them."""
 _DENIAL = re.compile(
     r"(?<![a-zA-Z])(?:not|never|false|wrong|incorrect|undefined|indeterminate|infinite|dne|nan|neg|lnot)(?![a-zA-Z])",
     re.IGNORECASE,
@@ -79,6 +118,10 @@ def same_choices(gold: str, target: str) -> bool | None:
     in alphabetical order may come in any order, and two of A to E may stand side by side.
     """
     wanted, found = _choices_of(gold), _choices_of(target)
+    if wanted is None and found is not None and len(found) > 2:
+        wanted = _side_by_side(gold)
+    if found is None and wanted is not None and len(wanted) > 2:
+        found = _side_by_side(target)
     if wanted is None or found is None:
         return None
     if len(wanted) == len(found) == 1 and wanted[0] in "ABCDE":
@@ -86,8 +129,32 @@ def same_choices(gold: str, target: str) -> bool | None:
     return wanted == (sorted(found) if wanted == sorted(wanted) else found)
 
 
+def _side_by_side(latex: str) -> list[str] | None:
+    """Three and more letters from A to H without anything between, in the order of the alphabet."""
+    letters = _COMMAND.sub(r"\1", latex).strip(" .{}")
+    ordered = bool(_RUN.fullmatch(letters)) and list(letters) == sorted(set(letters))
+    return list(letters) if ordered else None
+
+
+def choice_with_content(latex: str) -> tuple[str, str] | None:
+    """``(letter, content)`` of a choice that is written out, as ``\\textbf{(C)}\\ 12``; None for anything else."""
+    match = _WRITTEN_OUT.fullmatch(latex)
+    if match is None or _WRITTEN_OUT.match(match[5]) or _LETTERED.search(match[3] or ""):
+        return None  # as a list of what belongs to several letters
+    letter = match[1] or match[2] or match[4]
+    rest = (match[3] or "").strip()
+    content = f"\\text{{{rest}}} {match[5]}" if rest else match[5]
+    return (letter, content.strip()) if content.strip() else None
+
+
+def choice_of(latex: str) -> str:
+    """The letter of an answer that is one choice from A to H; empty for anything else."""
+    letters = _choices_of(latex)
+    return letters[0] if letters is not None and len(letters) == 1 and letters[0] in "ABCDEFGH" else ""
+
+
 def _choices_of(latex: str) -> list[str] | None:
-    bare = _COMMAND.sub(r" \1 ", latex).strip(" .{}")
+    bare = _CHOICE_WORD.sub("", _COMMAND.sub(r" \1 ", latex).strip(" .{}")).strip(" .")
     if _PAIR.fullmatch(latex.strip()) and bare[0] != bare[1]:
         return list(bare)
     letters = [part for part in _CHOICES.split(bare) if part]

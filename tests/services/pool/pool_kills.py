@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -24,11 +23,11 @@ from typing import Any, Literal, NamedTuple
 import redis
 
 from rlep.cli import main
-from rlep.cli.pool import serve as pool_serve
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc import wire
 from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.service import PoolServicer
+from rlep.services.pool.storage import connection
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.store import Store
 from tests.services.pool import pool_writer
@@ -38,10 +37,9 @@ DEADLINE = 60.0
 SERVER_POINTS = (
     "arrived",  # the handler has the call, and has read none of its frames
     "read",  # all records are checked, no script is sent
-    "between scripts",  # Redis has the first bucket's script, not the others'
-    "within a script",  # Redis has all scripts but half of the last one
-    "scripts sent",  # no answer of Redis was read
-    "scripts answered",  # it is not known whether the append-only file holds the records
+    "within the script",  # Redis has half of its bytes
+    "script sent",  # no answer of Redis was read
+    "script answered",  # it is not known whether the append-only file holds the records
     "replying",  # all is done but the reply to the client
 )
 WRITER_POINTS = (
@@ -51,7 +49,6 @@ WRITER_POINTS = (
     "replied",  # the reply is there, and was told to nobody
     "noted",  # between two calls
 )
-_SCRIPT = re.compile(rb"\*\d+\r\n\$7\r\nEVALSHA\r\n")
 
 
 Action = Literal["die", "kill Redis", "stop Redis"]
@@ -123,25 +120,26 @@ def _lay_on_scripts(traps: Traps) -> None:
     """Traps on the way of ``add.lua`` to Redis: a process that is killed may have sent any part of its bytes."""
     send, run = redis.connection.AbstractConnection.send_packed_command, RetryingRedis._run
 
+    adding = threading.local()
+
     def sending(connection: Any, command: Any, check_health: bool = True) -> None:
         packed = command if isinstance(command, bytes) else b"".join(command)
-        starts = [match.start() for match in _SCRIPT.finditer(packed)]
-        if len(starts) > 1:
-            for point, cut in (("between scripts", starts[1]), ("within a script", (starts[-1] + len(packed)) // 2)):
-                if trap := traps.due(point):
-                    send(connection, [packed[:cut]], check_health)
-                    packed, check_health = packed[cut:], False
-                    traps.spring(trap)
-                    break
+        add = getattr(adding, "now", False) and b"EVALSHA" in packed
+        if add and (trap := traps.due("within the script")):
+            cut = len(packed) // 2
+            send(connection, [packed[:cut]], check_health)
+            packed, check_health = packed[cut:], False
+            traps.spring(trap)
         send(connection, [packed], check_health)
-        if len(starts) > 1:
-            traps.reached("scripts sent")
+        if add:
+            traps.reached("script sent")
 
-    def running(link: RetryingRedis, name: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
-        answers = run(link, name, calls)
+    def running(link: RetryingRedis, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        adding.now = name == "add"
+        answer = run(link, name, keys, arguments)
         if name == "add":
-            traps.reached("scripts answered")
-        return answers
+            traps.reached("script answered")
+        return answer
 
     redis.connection.AbstractConnection.send_packed_command = sending  # type: ignore[method-assign]
     RetryingRedis._run = running  # type: ignore[method-assign,assignment]
@@ -163,7 +161,7 @@ def serve(directory: Path, address: str, traps: Sequence[Trap] = (), patience: f
     laid.around(PoolServicer, "Add", before="arrived", after="replying")
     laid.around(Store, "insert", before="read")
     _lay_on_scripts(laid)
-    pool_serve.connect = functools.partial(connect, timeout=patience)  # type: ignore[attr-defined]
+    connection.connect = functools.partial(connect, timeout=patience)  # type: ignore[assignment]
     sys.argv = ["rlep", "pool", "serve", "--redis", server.url, "--listen", address]
     main()
 

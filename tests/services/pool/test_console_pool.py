@@ -60,7 +60,6 @@ def counted(one_redis: EmbeddedRedis, trajectory: MakeTrajectory) -> PoolPlace:
         gone, aside = made["q0"]
         pool.remove("q0", [gone.content_id])
         pool.remove("q0", [aside.content_id], quarantine=True)
-        pool.pin("q1", [made["q1"][0].content_id])
     return PoolPlace(None, one_redis.directory, "counted")
 
 
@@ -69,12 +68,12 @@ def test_a_redis_is_counted(counted: PoolPlace) -> None:
         counts, (entries, total) = look.counts(), look.entries("q5", 4)
         assert look.questions(100) == [f"q{at}" for at in range(6)]
         assert look.responses(["q5", "nobody", "q2"]) == [9, 0, 2]
-        aside, pinned = look.entries("q0", 4)[0], look.entries("q1", 4)[0]
+        aside, kept = look.entries("q0", 4)[0], look.entries("q1", 4)[0]
     assert (counts.trajectories, counts.coverage.questions, counts.coverage.counted) == (20, 6, 6)
     assert counts.coverage.at_least == {n: sum(held >= n for held in HELD) for n in (1, 2, 4, 8)}
     assert (counts.coverage.quarantined, counts.by_policy) == (1, {"policy@3": 20})
     assert (len(entries), total) == (4, 9)
-    assert [(one.quarantined, one.pinned) for one in (*aside, *pinned)] == [(True, False), (False, True)]
+    assert [one.quarantined for one in (*aside, *kept)] == [True, False]
 
 
 def test_of_a_large_pool_some_questions_are_counted(counted: PoolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +118,7 @@ def test_a_named_pool_is_shown(counted: PoolPlace, tmp_path: Path, one_redis: Em
     assert ["8 or more", "1", "16.7 %"] in rows
     assert [row[1:4] for row in rows if row[0] == "q5"] == [["9", "4", "1: 42 "]]
     entries = Found(page(client, "/pools/0/counted/prompts/q1")).rows
-    assert [row[-1].strip() for row in entries[1:]] == ["pinned"]
+    assert [row[-1].strip() for row in entries[1:]] == [""]
     assert one_redis.password_file.read_text().strip() not in text
     for path in ("/pools/0/nothing", "/pools/1/counted", "/pools/0/%2e%2e", "/pools/x/counted"):
         assert client.get(path).status_code == 404

@@ -200,15 +200,14 @@ def test_pruning_takes_what_meets_every_criterion(
     assert pool.add([made[name] for name in gone]).inserted == len(gone)  # removed, not quarantined
 
 
-def test_pruning_to_a_number_keeps_pinned_ones_then_the_smallest_ids(
+def test_pruning_to_a_number_keeps_the_smallest_ids(
     aged: tuple[Pool, dict[str, Trajectory]],
 ) -> None:
     pool, made = aged
     ids = sorted(one.content_id for one in made.values())
-    pool.pin("q0", ids[-1:])
     result = prune(pool, Criteria(keep=3), dry_run=False)
-    assert pool.content_ids("q0") == [*ids[:2], ids[-1]]
-    assert (result.examined, result.removed, result.pinned, result.emptied) == (7, 3, 1, 0)
+    assert pool.content_ids("q0") == ids[:3]
+    assert (result.examined, result.removed, result.emptied) == (7, 3, 0)
 
 
 def test_pruning_without_a_criterion_is_refused() -> None:
@@ -251,9 +250,9 @@ def test_what_is_only_quarantined_survives_two_exports(
     bad = trajectory("q0", [1])
     pool.add([bad])
     pool.remove("q0", [bad.content_id], quarantine=True)
-    one = export_records(pool, tmp_path / "one", "jsonl")
+    one = export_records(pool, tmp_path / "one")
     assert import_records(twin, tmp_path / "one").quarantined == 1
-    two = export_records(twin, tmp_path / "two", "jsonl")
+    two = export_records(twin, tmp_path / "two")
     assert (one.records, one.shards) == (1, two.shards)  # shards are equal where their hashes are
 
 

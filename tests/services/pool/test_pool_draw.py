@@ -10,7 +10,6 @@ import pytest
 
 from rlep.core.errors import ConfigError, PoolError
 from rlep.core.types import Trajectory, content_id_of
-from rlep.services.pool import pool as pool_module
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.sample import Sample
@@ -95,13 +94,10 @@ def test_the_order_and_the_company_of_prompts_change_nothing(filled: Pool) -> No
     assert drawn(filled.sample(PROMPTS, 2, seed=6, step=7)) != whole
 
 
-def test_neither_history_nor_buckets_nor_openers_change_a_draw(
-    open_pool: OpenPool, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_history_nor_openers_change_a_draw(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
     batch = [trajectory(f"q{i % 6}", [i]) for i in range(60)]
     one = open_pool("one")
     one.add(batch)
-    monkeypatch.setattr(pool_module, "_BUCKETS", 3)
     other = open_pool("other")
     for t in batch[::-1]:
         other.add([t])

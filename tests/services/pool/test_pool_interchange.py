@@ -1,39 +1,31 @@
-"""A pool in files of Parquet or JSON lines, and back to the byte; what was interrupted goes on, what is hostile is refused."""
+"""A pool in files of Parquet, and back to the byte; what was interrupted starts again, what is hostile is refused."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
-from rlep.core.jsonl import JsonLines
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
-from rlep.services.pool.files.manifest import Kind, sha256_of
-from rlep.services.pool.files.records import JOURNAL, export_records, import_records
+from rlep.services.pool.files import export_rows, parquet_shards
+from rlep.services.pool.files.manifest import sha256_of
+from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import scan
 from rlep.services.pool.storage.store import NewRecord
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return request.param
 
 
 def contents(pool: Pool) -> tuple[object, ...]:
-    """Every byte of a pool's records and quarantine, and which are pinned."""
-    return *scan(pool.store, pool.store.all_prompts(), quarantined=True), pool.store.pinned()
+    """Every byte of a pool's records and quarantine."""
+    return tuple(scan(pool.store, pool.store.all_prompts(), quarantined=True))
 
 
 def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
@@ -57,18 +49,17 @@ def odd_ones(make: MakeTrajectory) -> list[Trajectory]:
 
 
 def test_an_export_comes_back_to_the_byte(
-    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path, kind: Kind
+    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:
-    pool = open_pool(f"origin-{kind}", precision="float32")
+    pool = open_pool("origin", precision="float32")
     batch = [*odd_ones(trajectory), *(trajectory(f"q{i % 7}", [i, i + 1]) for i in range(60))]
     assert pool.add(batch).inserted == 66
-    halves = open_pool(f"origin-{kind}", precision="float16")
+    halves = open_pool("origin", precision="float16")
     assert halves.add([trajectory("q8", [1, 1]), trajectory("q8", [1, 2])]).inserted == 2
     pool.remove("q0", [batch[0].content_id], quarantine=True)
-    pool.pin("q1", [batch[1].content_id])
-    manifest = export_records(pool, tmp_path, kind)
+    manifest = export_records(pool, tmp_path)
     assert (manifest.records, manifest.digest, manifest.cap) == (68, pool.digest(), 64)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", f"part-00000.{kind}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "part-00000.parquet"]
     report = import_records(twin, tmp_path)
     assert (report.inserted, report.duplicates, report.quarantined, report.refused.total()) == (67, 0, 1, 0)
     assert contents(twin) == contents(pool)
@@ -83,14 +74,11 @@ def test_other_programs_read_what_was_exported(open_pool: OpenPool, trajectory: 
     pool = open_pool()
     one = trajectory("q0", [7, 8, 2])
     pool.add([one, trajectory("q1", [3])])
-    export_records(pool, tmp_path / "parquet", "parquet")
-    export_records(pool, tmp_path / "jsonl", "jsonl")
-    row = pq.read_table(tmp_path / "parquet" / "part-00000.parquet").to_pylist()[0]
-    line = json.loads((tmp_path / "jsonl" / "part-00000.jsonl").read_text().splitlines()[0])
-    assert line == row | {"metadata": dict(row["metadata"])}
-    assert line["content_id"] == one.content_id
-    assert (line["tokens"], line["logprobs"], line["precision"]) == ([7, 8, 2], [-0.5] * 3, "float16")
-    assert (line["verifier"], line["extracted"], line["metadata"]) == ("math", "42", {"source": "test"})
+    export_records(pool, tmp_path)
+    row = pq.read_table(tmp_path / "part-00000.parquet").to_pylist()[0]
+    assert row["content_id"] == one.content_id
+    assert (row["tokens"], row["logprobs"], row["precision"]) == ([7, 8, 2], [-0.5] * 3, "float16")
+    assert (row["verifier"], row["extracted"], row["metadata"]) == ("math", "42", [("source", "test")])
 
 
 def test_wrong_answers_go_into_a_pool_of_wrong_answers_only(
@@ -98,14 +86,14 @@ def test_wrong_answers_go_into_a_pool_of_wrong_answers_only(
 ) -> None:
     pool = open_pool("bad.failures", holds="wrong")
     pool.add([trajectory("q0", [1], status="wrong")])
-    export_records(pool, tmp_path, "parquet")
+    export_records(pool, tmp_path)
     assert import_records(twin, tmp_path).refused == {"its verdict is wrong; the pool holds only correct answers": 1}
     assert import_records(open_pool("worse.failures", holds="wrong"), tmp_path).inserted == 1
 
 
 def test_an_empty_pool_makes_an_export_without_shards(open_pool: OpenPool, tmp_path: Path) -> None:
     pool = open_pool()
-    assert export_records(pool, tmp_path / "out", "parquet").shards == ()
+    assert export_records(pool, tmp_path / "out").shards == ()
     assert import_records(pool, tmp_path / "out").inserted == 0
 
 
@@ -124,40 +112,23 @@ def stop_after(records: int) -> Callable[[int], None]:
     return advance
 
 
-def test_an_interrupted_export_goes_on_behind_its_last_whole_shard(
-    ten_questions: Pool, tmp_path: Path, kind: Kind
-) -> None:
-    whole = export_records(ten_questions, tmp_path / "whole", kind)
+def test_an_interrupted_export_starts_again(ten_questions: Pool, tmp_path: Path) -> None:
+    whole = export_records(ten_questions, tmp_path / "whole")
     assert [shard.records for shard in whole.shards] == [6] * 5
     torn = tmp_path / "torn"
     with pytest.raises(Stopped):
-        export_records(ten_questions, torn, kind, advance=stop_after(15))  # in the third shard
-    names = sorted(path.name for path in torn.iterdir())
-    assert names == [JOURNAL, f"part-00000.{kind}", f"part-00001.{kind}", f"part-00002.{kind}.new"]
+        export_records(ten_questions, torn, advance=stop_after(15))  # in the third shard
+    assert [path.name for path in torn.iterdir()] == [".unfinished"]
     with pytest.raises(DataError, match=r"manifest\.json cannot be read: No such file"):
         import_records(ten_questions, torn)
-    kept = [(torn / f"part-0000{n}.{kind}").stat().st_ino for n in range(2)]
+    (torn / "part-00000.parquet").write_text("moved up, then killed")
     done: list[int] = []
-    assert export_records(ten_questions, torn, kind, advance=done.append) == whole
+    assert export_records(ten_questions, torn, advance=done.append) == whole
     assert sum(done) == 30
-    assert [(torn / f"part-0000{n}.{kind}").stat().st_ino for n in range(2)] == kept  # not written again
     assert {path.name: sha256_of(path) for path in torn.iterdir()} == {
         path.name: sha256_of(path) for path in (tmp_path / "whole").iterdir()
     }
-    assert export_records(ten_questions, torn, kind) == whole  # finished: nothing to do
-
-
-def test_a_shard_that_was_torn_is_written_again_with_all_that_follow(ten_questions: Pool, tmp_path: Path) -> None:
-    whole = export_records(ten_questions, tmp_path / "whole", "parquet")
-    torn = tmp_path / "torn"
-    with pytest.raises(Stopped):
-        export_records(ten_questions, torn, "parquet", advance=stop_after(27))  # in the fifth
-    (torn / "part-00001.parquet").write_bytes((torn / "part-00001.parquet").read_bytes()[:-1])
-    with pytest.raises(Stopped):
-        export_records(ten_questions, torn, "parquet", advance=stop_after(13))  # 6 kept, 6 again, then in the third
-    lines = [json.loads(line) for line in (torn / JOURNAL).read_text().splitlines()]
-    assert [line["file"] for line in lines[1:]][-2:] == ["part-00003.parquet", "part-00001.parquet"]
-    assert export_records(ten_questions, torn, "parquet") == whole
+    assert export_records(ten_questions, torn) == whole  # finished: nothing to do
 
 
 def test_an_export_takes_no_directory_that_holds_something_else(
@@ -165,20 +136,18 @@ def test_an_export_takes_no_directory_that_holds_something_else(
 ) -> None:
     (tmp_path / "part-00000.parquet").write_text("somebody's")
     with pytest.raises(DataError, match=r"holds other files, e\.g\. part-00000\.parquet"):
-        export_records(ten_questions, tmp_path, "parquet")
+        export_records(ten_questions, tmp_path)
     assert (tmp_path / "part-00000.parquet").read_text() == "somebody's"
     out = tmp_path / "out"
-    with pytest.raises(Stopped):
-        export_records(ten_questions, out, "parquet", advance=stop_after(10))
-    other = open_pool("other")
-    with pytest.raises(DataError, match="unfinished export of"):
-        export_records(other, out, "parquet")
-    with JsonLines(out / JOURNAL), pytest.raises(DataError, match="being written by another process"):
-        export_records(ten_questions, out, "parquet")
-    export_records(ten_questions, out, "parquet")
+
+    def another(_: int) -> None:
+        with pytest.raises(DataError, match="being written by another process"):
+            export_records(ten_questions, out)
+
+    export_records(ten_questions, out, advance=another)
     ten_questions.add([trajectory("q0", [77])])
     with pytest.raises(DataError, match="holds a finished export of pool"):
-        export_records(ten_questions, out, "parquet")
+        export_records(ten_questions, out)
 
 
 def test_a_damaged_record_ends_an_export_by_name(
@@ -188,11 +157,11 @@ def test_a_damaged_record_ends_an_export_by_name(
     pool.add([trajectory("q0", [1]), trajectory("q0", [2])])
     pool.add_entries([NewRecord("q1", b"\7" * 16, "p@1\nmath@1", b"no record")])
     with pytest.raises(RecordRefused, match=f"trajectory {'07' * 16} of prompt q1: record of 9 bytes is shorter"):
-        export_records(pool, tmp_path, "parquet")
+        export_records(pool, tmp_path)
 
 
-def test_an_interrupted_import_is_repeated(ten_questions: Pool, twin: Pool, tmp_path: Path, kind: Kind) -> None:
-    export_records(ten_questions, tmp_path, kind)
+def test_an_interrupted_import_is_repeated(ten_questions: Pool, twin: Pool, tmp_path: Path) -> None:
+    export_records(ten_questions, tmp_path)
     with pytest.raises(Stopped):
         import_records(twin, tmp_path, advance=stop_after(14))  # two shards of six are in
     before = twin.stats().trajectories
@@ -208,9 +177,8 @@ def test_the_export_of_a_sealed_pool_seals_the_pool_that_has_its_content(
     pool = open_pool("sealed-origin")
     batch = [trajectory("q0", [i]) for i in range(4)]
     pool.add(batch)
-    pool.pin("q0", [batch[0].content_id])
     digest = pool.seal()
-    export_records(pool, tmp_path, "jsonl")
+    export_records(pool, tmp_path)
     assert import_records(twin, tmp_path).sealed == digest == twin.sealed
     assert contents(twin) == contents(pool)
     again = import_records(twin, tmp_path)
@@ -225,8 +193,20 @@ def test_the_export_of_a_sealed_pool_leaves_a_pool_with_other_content_open(
     pool = open_pool("sealed-part")
     pool.add([trajectory("q0", [i]) for i in range(4)])
     pool.seal()
-    export_records(pool, tmp_path, "jsonl")
+    export_records(pool, tmp_path)
     twin.add([trajectory("q9", [1])])
     report = import_records(twin, tmp_path)
     assert (report.inserted, report.sealed, twin.sealed) == (4, None, None)
     assert twin.add([trajectory("q9", [2])]).inserted == 1
+
+
+def test_an_export_with_a_column_of_pins_is_read(
+    ten_questions: Pool, twin: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rlep 0.1 wrote them."""
+    monkeypatch.setattr(parquet_shards, "SCHEMA", parquet_shards._WITH_PINS)
+    monkeypatch.setattr(parquet_shards, "fields_of", lambda line: export_rows.fields_of(line) | {"pinned": True})
+    export_records(ten_questions, tmp_path)
+    monkeypatch.undo()
+    assert import_records(twin, tmp_path).inserted == 30
+    assert twin.digest() == ten_questions.digest()

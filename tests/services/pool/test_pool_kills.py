@@ -17,7 +17,6 @@ import pytest
 import redis
 
 from rlep import PoolClient
-from rlep.services.pool import pool as pool_module
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import connect
@@ -43,7 +42,7 @@ KILLED = -signal.SIGKILL
 
 @dataclass
 class Place:
-    """Where servers and writers meet: a pool of three buckets, so that each batch needs three scripts."""
+    """Where servers and writers meet: a pool that keeps all of a question."""
 
     redis: EmbeddedRedis
     address: str
@@ -87,8 +86,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    monkeypatch.setattr(pool_module, "_BUCKETS", 3)
+def place(tmp_path: Path) -> Iterator[Place]:
     with EmbeddedRedis(tmp_path / "redis") as server, reserved_address() as address, processes() as started:
         place = Place(server, address, started, tmp_path)
         place.open().close()
@@ -110,7 +108,7 @@ def inserted(calls: Sequence[Call]) -> int:
 WRITERS = (0, 0, 1, 2)  # the first two add the same records
 
 
-def test_a_server_killed_at_21_points_loses_and_doubles_nothing(place: Place) -> None:
+def test_a_server_killed_at_18_points_loses_and_doubles_nothing(place: Place) -> None:
     histories = [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
     for trap in points(SERVER_POINTS, 3, seed=4):
@@ -149,7 +147,7 @@ def test_clients_killed_at_20_points_lose_and_double_nothing(place: Place) -> No
     assert held == BATCH * sum(len(history.calls()) for history in histories)
 
 
-def test_redis_killed_at_21_points_of_a_running_server_loses_and_doubles_nothing(place: Place) -> None:
+def test_redis_killed_at_18_points_of_a_running_server_loses_and_doubles_nothing(place: Place) -> None:
     traps = points(SERVER_POINTS, 3, seed=6, action="kill Redis")
     server, histories = place.serve(*traps), [place.history(n) for n in range(len(WRITERS))]
     writers = [place.write(number, history) for number, history in zip(WRITERS, histories, strict=True)]
@@ -161,7 +159,7 @@ def test_redis_killed_at_21_points_of_a_running_server_loses_and_doubles_nothing
     assert inserted(calls) == held
 
 
-@pytest.mark.parametrize("point", ["between scripts", "scripts sent"])
+@pytest.mark.parametrize("point", ["within the script", "script sent"])
 def test_a_redis_that_stands_still_for_3_seconds_stores_nothing_twice(place: Place, point: str) -> None:
     """Each answer is waited for 0.5 s: calls are sent again while the first ones still lie in the socket."""
     with connect(place.redis.url, password_file=place.redis.password_file) as client:

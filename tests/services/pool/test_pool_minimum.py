@@ -5,17 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from rlep import AsyncPoolClient, PoolClient
-from rlep.core.errors import ConfigError, PoolError
+from rlep.core.errors import ConfigError
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from rlep.services.pool.rpc import wire
-from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.server import PoolServer
 from tests.services.conftest import MakeTrajectory, OpenPool
-from tests.services.pool.pool_servers import serving, stub
+from tests.services.pool.pool_servers import serving
 
 PROMPTS = ["q0", "q1", "q2", "q3"]
 """Question q<n> has n trajectories."""
@@ -80,15 +77,3 @@ def test_the_pool_keeps_the_minimum_that_it_was_made_with(
     with PoolClient(server.address, pool=made.name) as client:
         assert client.sample(["q1"], 2, seed=0, step=0).counts.tolist() == [1]
     assert open_pool(minimum=3, read_only=True).sample(["q1"], 2, seed=0, step=0).below_minimum == ("q1",)
-
-
-def test_an_older_client_is_answered_and_an_older_server_understood(client: PoolClient, server: PoolServer) -> None:
-    asked = pb.SampleRequest(pool=client._pool, prompt_ids=PROMPTS, count=2, seed=0, step=0)
-    with stub(server.address) as bare:
-        frames = list(bare.Sample(asked, timeout=30))
-    assert np.frombuffer(frames[0].counts, "<i4").tolist() == [0, 0, 2, 2]
-    for field in ("available", "minimum", "vocabulary"):
-        frames[0].ClearField(field)
-    assert wire.sample_of(PROMPTS, frames).below_minimum == ("q0", "q1")
-    with pytest.raises(PoolError, match="does not know minimum="):
-        wire.sample_of(PROMPTS, frames, 1)

@@ -22,18 +22,3 @@ def test_an_address_that_cannot_be_is_refused(words: list[str], message: str) ->
     result = CliRunner().invoke(app, ["pool", "stats", *words])
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["backup", "pool.rlep", "--json"], "error: `rlep pool backup` was removed: use `rlep pool export DIRECTORY`"),
-        (["restore", "pool.rlep", "--name", "x"], "was removed: use `rlep pool import DIRECTORY`"),
-        (["doctor", "--mend"], "this option is now --repair"),
-        (["serve", "--cache-mib", "0"], "the record cache was removed; leave this option out"),
-    ],
-)
-def test_what_was_removed_or_renamed_names_what_to_use(words: list[str], sentence: str) -> None:
-    result = CliRunner().invoke(app, ["pool", *words], env={"COLUMNS": "200"})
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert sentence in result.stderr

@@ -87,14 +87,20 @@ def test_add_reports_what_the_pool_itself_reports(
     assert (again.inserted, again.duplicates, again.refused) == (0, 2, ())
 
 
-def test_an_empty_add_makes_no_pool(connected: Connect, trajectory: MakeTrajectory) -> None:
+def test_a_pool_that_nobody_has_added_to_is_empty(connected: Connect, trajectory: MakeTrajectory) -> None:
     client = connected()
     assert client.add([]).inserted == 0
     assert client.add([trajectory(tokenizer="x", tokens=[])]).refused == (
         (trajectory(tokens=[]).content_id, "response has 0 tokens; a record holds 1 to 1048576"),
     )
-    with pytest.raises(PoolError, match="there is no pool test_an_empty_add"):
-        client.stats()
+    assert client.sample(["q0"], 2, seed=0, step=0).below_minimum == ("q0",)
+    assert (client.stats().trajectories, client.prompt_ids(), list(client.export())) == (0, [], [])
+    assert client._pool not in client.names()
+    with pytest.raises(PoolError, match="there is no pool test_a_pool_that_nobody"):
+        client.remove("q0", [])
+    reader = connected()  # it was asked before anybody has added to it
+    assert client.add([trajectory("q0", [1]), trajectory("q0", [2])]).inserted == 2
+    assert reader.sample(["q0"], 2, seed=0, step=0).counts.tolist() == [2]
 
 
 @pytest.fixture
@@ -195,7 +201,6 @@ def test_single_records(connected: Connect, trajectory: MakeTrajectory) -> None:
     assert client.get(three.content_id, "q0") is None
     with pytest.raises(RecordRefused, match="32 hex digits"):
         client.get("xyz", "q0")
-    assert client.pin("q0", [one.content_id, three.content_id]) == 1
     assert client.content_ids("q0") == sorted([one.content_id, two.content_id])
     assert client.remove("q0", [two.content_id], quarantine=True) == 1
     assert client.add([two]).refused == ((two.content_id, "quarantined: it did not pass a later verification"),)
@@ -331,7 +336,7 @@ async def test_the_verbs_can_be_awaited(server: PoolServer, trajectory: MakeTraj
             assert columns_of(sample) == columns_of(blocking.sample(["q0", "q1"], 1, seed=0, step=0))
         assert [t.prompt_id async for t in client.export(after="q0")] == ["q1", "q1", "q2", "q2"]
         ids = await client.content_ids("q2")
-        assert (await client.pin("q2", ids), await client.remove("q2", ids[:1])) == (2, 1)
+        assert await client.remove("q2", ids[:1]) == 1
         found = await client.get(ids[1], "q2")
         assert found is not None
         assert found.content_id == ids[1]

@@ -17,7 +17,7 @@ from rlep import ClientTls, PoolClient
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.types import Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from rlep.services.pool.rpc.access import Rates, Role, Tokens, is_loopback, split_address
+from rlep.services.pool.rpc.access import Role, Tokens, is_loopback, split_address
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.server import PoolServer
 from rlep.services.pool.rpc.tls import ServerTls
@@ -83,12 +83,11 @@ def test_each_role_may_what_it_says_and_no_more(server: PoolServer, trajectory: 
         for client in (reader, appender):
             for forbidden in (
                 lambda: client.remove("q0", ids),  # noqa: B023
-                lambda: client.pin("q0", ids),  # noqa: B023
                 client.seal,
             ):
                 with pytest.raises(PoolError, match="needs the role admin"):
                     forbidden()
-        assert (admin.pin("q0", ids), admin.remove("q0", ids)) == (2, 2)
+        assert admin.remove("q0", ids) == 2
 
 
 def test_a_token_may_be_for_single_pools(server: PoolServer, trajectory: MakeTrajectory) -> None:
@@ -238,34 +237,6 @@ def test_tls_files_that_cannot_be_used_are_named(one_redis: EmbeddedRedis, tmp_p
         pytest.fail("it listens")
     with pytest.raises(ConfigError, match="belong together"):
         PoolClient("127.0.0.1:7171", tls=ClientTls(made.certificate_file, made.certificate_file))
-
-
-def test_rates_count_each_caller_by_itself() -> None:
-    now = [100.0]
-    rates = Rates(2.0, clock=lambda: now[0])
-    assert [rates.wait("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]  # 4 at once, then one every half second
-    assert rates.wait("b") == 0
-    now[0] += 0.25
-    assert rates.wait("a") == 0.25
-    now[0] += 0.25
-    assert [rates.wait("a"), rates.wait("a")] == [0, 0.5]
-    now[0] += 60.0
-    assert [rates.wait("a") for _ in range(5)] == [0, 0, 0, 0, 0.5]
-
-
-def test_a_client_that_asks_too_often_is_told_when_to_come_again(one_redis: EmbeddedRedis) -> None:
-    with serving(one_redis, calls_per_second=0.001) as server:
-        with PoolClient(server.address) as client:
-            assert isinstance(client.names(), list)
-            with pytest.raises(DeadlineExceeded, match="too many calls by this client"):
-                client.names()
-        with stub(server.address) as bare, pytest.raises(grpc.RpcError) as caught:
-            bare.ListPools(pb.ListRequest(), timeout=30)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert 900 < float(dict(caught.value.trailing_metadata())["rlep-retry-after"]) <= 1000
-    with serving(one_redis, calls_per_second=5) as server, PoolClient(server.address) as client:
-        for _ in range(15):  # 10 at once, the others when their time has come
-            assert isinstance(client.names(), list)
 
 
 def test_a_call_needs_a_deadline(server: PoolServer) -> None:

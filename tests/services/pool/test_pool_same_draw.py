@@ -12,7 +12,6 @@ import pytest
 from rlep import AsyncPoolClient, PoolClient
 from rlep.algorithms.selection import draw_uniform
 from rlep.core.types import Trajectory, prompt_id_of
-from rlep.services.pool import pool as pool_module
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.sample import Sample
@@ -84,32 +83,27 @@ def opened(server: EmbeddedRedis, name: str) -> Pool:
     return Pool.open(server.url, name, tokenizer_digest="tokenizer-digest", password_file=server.password_file)
 
 
-async def test_a_draw_is_the_same_to_the_bit_by_every_way(
-    tmp_path: Path, batch: list[Trajectory], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_draw_is_the_same_to_the_bit_by_every_way(tmp_path: Path, batch: list[Trajectory]) -> None:
     with (
         EmbeddedRedis(tmp_path / "redis") as server,
         reserved_address() as address,
         processes() as started,
         PoolClient(address, pool="one") as client,
         PoolClient(address, pool="one") as second,
-        PoolClient(address, pool="five") as five,
+        PoolClient(address, pool="other") as other,
     ):
         process = started.start(serve, server.directory, address)
         assert client.add(batch).inserted == len(batch)
-        monkeypatch.setattr(pool_module, "_BUCKETS", 5)
-        with opened(server, "five") as pool:
-            assert pool.store.buckets == 5
         shuffled = random.Random(1).sample(batch, len(batch))
-        assert sum(five.add(shuffled[at : at + 17]).inserted for at in range(0, len(batch), 17)) == len(batch)
+        assert sum(other.add(shuffled[at : at + 17]).inserted for at in range(0, len(batch), 17)) == len(batch)
 
         draws = Draws(draw(client))
         assert list(draws.first.ids) == expected_ids(batch)
         draws.add("another client", draw(second))
-        draws.add("five buckets, filled in another order", draw(five))
+        draws.add("filled in another order", draw(other))
         async with AsyncPoolClient(address, pool="one") as awaited:
             draws.add("awaited", await awaited.sample(PROMPTS, COUNT, seed=SEED, step=STEP))
-        for name in ("one", "five"):
+        for name in ("one", "other"):
             with opened(server, name) as pool:
                 draws.add(f"pool {name} itself", draw(pool))
         draws.add("prompts in another order", draw(client, random.Random(2).sample(PROMPTS, len(PROMPTS))))

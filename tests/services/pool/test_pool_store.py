@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import Command, RetryingRedis, connect
 from rlep.services.pool.storage.store import Meta, Store
+from tests.services.pool.pool_servers import reserved_address
+from tests.waiting import wait_until
 
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
@@ -114,19 +118,6 @@ def test_over_the_cap_the_smallest_content_ids_stay_in_any_order_of_arrival(
     assert {reason for report in reports for _, reason in report.refused} == {"its prompt has 5 already"}
 
 
-def test_a_pinned_trajectory_is_never_the_one_to_go(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
-    pool = open_pool(cap=3)
-    batch = sorted((trajectory("q0", [i]) for i in range(6)), key=lambda t: t.content_id)
-    ids = [t.content_id for t in batch]
-    pool.add(batch[3:])
-    assert pool.pin("q0", [ids[5], "0" * 32]) == 1
-    assert pool.add(batch[:3]).evicted == 2
-    assert pool.content_ids("q0") == [ids[0], ids[1], ids[5]]
-    pool.pin("q0", [ids[5]], pinned=False)
-    pool.add(batch[2:3])
-    assert pool.content_ids("q0") == ids[:3]
-
-
 def test_removed_ones_may_come_again_and_quarantined_ones_may_not(
     open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:
@@ -215,7 +206,6 @@ def test_a_reader_never_writes_and_needs_a_pool(open_pool: OpenPool, trajectory:
     for change in (
         lambda: reader.add([trajectory()]),
         lambda: reader.remove("q0", []),
-        lambda: reader.pin("q0", []),
         reader.seal,
     ):
         with pytest.raises(PoolError, match="read-only"):
@@ -323,6 +313,19 @@ def test_a_pool_whose_maker_was_killed_is_made_and_listed_by_the_next(
 ) -> None:
     client = connect(redis_server.url, password_file=redis_server.password_file)
     with pytest.raises(KeyboardInterrupt):
-        Store(KilledLink(client), "half-made").create(Meta("tokenizer-digest", 1, 7, None))
+        Store(KilledLink(client), "half-made").create(Meta("tokenizer-digest", 7, None))
     client.close()
     assert "half-made" in open_pool("half-made").names()
+
+
+def test_a_redis_cluster_is_refused(any_binary: Path, tmp_path: Path) -> None:
+    settings = ["--port", "0", "--unixsocket", "redis.sock", "--cluster-enabled", "yes"]
+    with reserved_address() as address:
+        settings[1] = address.partition(":")[2]
+        with subprocess.Popen([any_binary, *settings], cwd=tmp_path, stdout=subprocess.DEVNULL) as server:
+            try:
+                wait_until((tmp_path / "redis.sock").exists, "the server's socket")
+                with pytest.raises(PoolError, match="is a cluster; a pool lies on one server"):
+                    connect(f"redis://{address}")
+            finally:
+                server.kill()

@@ -93,11 +93,11 @@ def test_an_import_refuses_token_ids_beyond_the_vocabulary_and_an_export_states_
 ) -> None:
     old, twin = open_pool(), open_pool("twin-vocabulary", vocabulary=42)
     old.add([trajectory("q1", [99_999, 2]), trajectory("q2", [7])])
-    assert export_records(old, tmp_path / "old", "jsonl").vocabulary is None
+    assert export_records(old, tmp_path / "old").vocabulary is None
     assert "vocabulary" not in (tmp_path / "old" / "manifest.json").read_text()  # as older versions read it
     report = import_records(twin, tmp_path / "old")
     assert (report.inserted, dict(report.refused)) == (1, {REASON: 1})
-    export_records(twin, tmp_path / "new", "parquet")
+    export_records(twin, tmp_path / "new")
     assert read_manifest(tmp_path / "new").vocabulary == 42
 
 

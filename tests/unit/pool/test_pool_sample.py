@@ -45,7 +45,8 @@ def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> Non
     blobs, ids = [BLOBS[n] for n in chosen], [IDS[n] for n in chosen]
     stored = Stored(ids, blobs)
     part = stored.part()
-    sample = columns(["q"], np.array([len(chosen)], np.int32), [part])
+    held = np.array([4], np.int32)
+    sample = columns(["q"], np.array([len(chosen)], np.int32), [part], (held, 1))
     singles = [parse(blob) for blob in blobs]
     assert sample.tokens.tolist() == [token for single in singles for token in single.tokens.tolist()]
     wanted = [np.full(len(s.tokens), np.nan) if s.logprobs is None else s.logprobs for s in singles]
@@ -53,7 +54,7 @@ def test_columns_hold_the_values_of_the_single_records(chosen: list[int]) -> Non
     assert np.diff(sample.offsets).tolist() == [len(single.tokens) for single in singles]
     # Over the wire the same.
     frames = list(sample_frames(stored)) or [pb.SampleFrame()]
-    frames[0].counts = struct.pack("<i", len(chosen))
+    frames[0].counts, frames[0].available = struct.pack("<i", len(chosen)), struct.pack("<i", 4)
     received = sample_of(["q"], frames)
     assert (received.ids, received.details) == (sample.ids, sample.details)
     for name in ("counts", "offsets", "tokens", "logprobs", "finished"):
@@ -84,19 +85,14 @@ def test_a_log_prob_that_is_not_finite_is_found_and_its_record_named(value: int)
             part_of([IDS[n] for n in chosen], [sections[n] for n in chosen])
 
 
-def test_a_frame_of_a_server_with_a_record_cache_is_refused_by_name() -> None:
-    columns_of_one = bytes.fromhex("0a04010000001210" + "00" * 16 + "1a0401000000220405000000")  # fields 1 to 4
-    with pytest.raises(PoolError, match=r"1 ids and no records: .* Upgrade the server, or start it with --cache-mib 0"):
-        sample_of(["q"], [pb.SampleFrame.FromString(columns_of_one)])
-
-
 def test_stored_records_that_do_not_fit_their_frame_are_refused() -> None:
     (good,) = sample_frames(Stored(IDS, BLOBS))
-    good.counts = struct.pack("<i", 4)
+    good.counts = good.available = struct.pack("<i", 4)
     assert sample_of(["q"], [good]).counts.tolist() == [4]
     lengths = list(map(len, BLOBS))
     changes = {
         "counts": struct.pack("<i", 3),
+        "available": struct.pack("<2i", 4, 4),
         "ids": good.ids[:-1],
         "records": good.records[:-1],
         "record_lengths": struct.pack("<4i", -1, lengths[0] + lengths[1] + 1, *lengths[2:]),
@@ -122,7 +118,7 @@ def test_a_part_larger_than_a_frame_is_divided_between_records() -> None:
     assert [size for frame in sizes for size in frame] == list(map(len, blobs))
     assert len(frames) > 1
     assert all(sum(frame) <= FRAME_BYTES < sum(frame) + later[0] for frame, later in itertools.pairwise(sizes))
-    frames[0].counts = struct.pack("<i", 4)
+    frames[0].counts = frames[0].available = struct.pack("<i", 4)
     received = sample_of(["q"], frames)
     assert np.diff(received.offsets).tolist() == lengths
     assert received.ids == tuple(one.hex() for one in IDS)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
-
-import numpy as np
 
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
@@ -22,10 +21,9 @@ TEXTS = (
 )  # fmt: skip
 INTEGERS = ("policy_version", "top_k", "max_tokens")
 NUMBERS = ("seconds", "temperature", "top_p", "created_at")
-FLAGS = ("pinned", "quarantined")
+FLAGS = ("quarantined",)
 OPTIONAL = ("extracted", "precision")
 """Texts that may be null. ``precision``: how the pool stores the log-probs, ``float16`` or ``float32``."""
-FIELDS = (*TEXTS, *INTEGERS, *NUMBERS, *FLAGS, *OPTIONAL, "metadata", "tokens", "logprobs")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,17 +33,16 @@ class ExportRow:
     trajectory: Trajectory
     precision: Precision | None
     """How its log-probs are stored; None where it has none."""
-    pinned: bool
     quarantined: bool
 
 
-def line_of(held: Held, *, pinned: bool) -> ExportRow:
+def line_of(held: Held) -> ExportRow:
     """A record as a line. Raises ``RecordRefused``, naming it, where it is damaged."""
-    return ExportRow(trajectory_of(held), precision_of(held.record), pinned, held.quarantined)
+    return ExportRow(trajectory_of(held), precision_of(held.record), held.quarantined)
 
 
 def fields_of(line: ExportRow) -> dict[str, Any]:
-    """The row of a line: ``FIELDS``, token ids and log-probs as arrays; a verdict's score and parts are in ``metadata``."""
+    """The row of a line: token ids and log-probs as arrays; a verdict's score and parts are in ``metadata``."""
     trajectory = line.trajectory
     verdict, origin = trajectory.verdict, trajectory.provenance
     return {
@@ -68,7 +65,6 @@ def fields_of(line: ExportRow) -> dict[str, Any]:
         "temperature": origin.sampling.temperature,
         "top_p": origin.sampling.top_p,
         "created_at": trajectory.created_at,
-        "pinned": line.pinned,
         "quarantined": line.quarantined,
         "extracted": verdict.extracted,
         "precision": line.precision,
@@ -78,14 +74,21 @@ def fields_of(line: ExportRow) -> dict[str, Any]:
     }
 
 
+def json_of(line: ExportRow) -> str:
+    """One line as JSON for a terminal, which may show no other character than ASCII; without a newline."""
+    fields = fields_of(line)
+    fields["tokens"] = fields["tokens"].tolist()
+    fields["logprobs"] = None if fields["logprobs"] is None else fields["logprobs"].tolist()
+    return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+
+
 def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
-    """The line of a row and what the store takes of it; fields are checked here, their values by the codec.
+    """The line of a row and what the store takes of it; the shard's columns have given its fields their kinds.
 
     Raises ``RecordRefused`` with the reason, also where the content id is not that of the tokens.
     """
-    if wrong := sorted(set(FIELDS) ^ set(fields)):
-        raise RecordRefused(f"fields missing or unknown: {', '.join(wrong)}")
-    _check_kinds(fields)
+    if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
+        raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")
     score, parts, metadata = score_of(fields["metadata"])
     trajectory = Trajectory(
         prompt_id=fields["prompt_id"],
@@ -114,27 +117,8 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
         sample_id=fields["sample_id"],
         metadata=metadata,
     )
-    line = ExportRow(trajectory, fields["precision"], fields["pinned"], fields["quarantined"])
+    line = ExportRow(trajectory, fields["precision"], fields["quarantined"])
     entry = entry_of(trajectory, encode(trajectory, precision=line.precision or "float16"))
     if trajectory.content_id != fields["content_id"]:
         raise RecordRefused(f"content id {fields['content_id']} is not that of its tokens: {trajectory.content_id}")
     return line, entry
-
-
-def _check_kinds(fields: Mapping[str, Any]) -> None:
-    kinds: list[tuple[tuple[str, ...], type | tuple[type, ...]]] = [
-        (TEXTS, str),
-        (INTEGERS, int),
-        (NUMBERS, (int, float)),
-        (OPTIONAL, (str, type(None))),
-        (("metadata",), dict),
-        (("tokens",), np.ndarray),
-        (("logprobs",), (np.ndarray, type(None))),
-    ]
-    wrong = [name for names, kind in kinds for name in names if not isinstance(fields[name], kind)]
-    wrong += [name for name in FLAGS if not isinstance(fields[name], bool)]
-    wrong += [name for name in (*INTEGERS, *NUMBERS) if isinstance(fields[name], bool)]
-    if wrong:
-        raise RecordRefused(f"fields of another kind than they should be: {', '.join(sorted(wrong))}")
-    if fields["precision"] not in ((None,) if fields["logprobs"] is None else get_args(Precision)):
-        raise RecordRefused(f"precision {fields['precision']!r} does not fit the log-probs")

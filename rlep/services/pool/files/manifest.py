@@ -10,20 +10,17 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from rlep.core.errors import DataError
 
 NAME = "manifest.json"
-FORMAT, VERSION = "rlep-pool", 1
-Kind = Literal["parquet", "jsonl"]
-Form = Literal["parquet", "jsonl", "candidates"]
-"""What ``rlep pool export --as`` writes: a directory of shards, or one prompt file with the responses as texts."""
+FORMAT, VERSION, KIND = "rlep-pool", 1, "parquet"
 MAX_MANIFEST = 16 << 20
 MAX_SHARD = 8 << 30
 """Bytes; a larger manifest or shard is refused unread."""
 
-_FILE = re.compile(r"part-\d{5,9}\.(parquet|jsonl)")
+_FILE = re.compile(r"part-\d{5,9}\.parquet")
 _HEX = re.compile(r"[0-9a-f]{64}")
 _ARCHIVES = {
     b"PK\x03\x04": "zip",
@@ -55,7 +52,6 @@ class Shard:
 class Manifest:
     """A whole export."""
 
-    kind: Kind
     pool: str
     tokenizer_digest: str
     cap: int
@@ -81,7 +77,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     if manifest.vocabulary is None:
         del tree["vocabulary"]
     with fresh.open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, "version": VERSION} | tree, file, indent=1)
+        json.dump({"format": FORMAT, "version": VERSION, "kind": KIND} | tree, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(directory / NAME)
@@ -99,28 +95,28 @@ def read_manifest(directory: Path) -> Manifest:
         raise DataError(f"{path} is no manifest of a pool's export")
     if (version := tree.pop("version", None)) != VERSION:
         raise DataError(f"{path} has version {version!r:.40}; this rlep reads version {VERSION}")
+    if (kind := tree.pop("kind", None)) != KIND:
+        raise DataError(f"{path} lists shards of kind {kind!r:.40}; this rlep reads {KIND}: export the pool again")
     shards = tree.pop("shards", None)
     if not isinstance(shards, list):
         raise DataError(f"{path} lists no shards")
-    wanted = {"kind": str, "pool": str, "tokenizer_digest": str, "cap": int, "sealed": (str, type(None)), "digest": str}
+    wanted = {"pool": str, "tokenizer_digest": str, "cap": int, "sealed": (str, type(None)), "digest": str}
     _check_fields(path, tree, wanted | ({"vocabulary": int} if "vocabulary" in tree else {}))
-    if tree["kind"] not in get_args(Kind):
-        raise DataError(f"{path} is of kind {tree['kind']!r:.40}; known are {', '.join(get_args(Kind))}")
-    manifest = Manifest(shards=tuple(shard_of(path, shard, tree["kind"]) for shard in shards), **tree)
+    manifest = Manifest(shards=tuple(_shard_of(path, shard) for shard in shards), **tree)
     if len({shard.file for shard in manifest.shards}) != len(manifest.shards):
         raise DataError(f"{path} lists a shard twice")
     return manifest
 
 
-def shard_of(path: Path, tree: object, kind: str) -> Shard:
-    """A shard as a manifest or a journal at ``path`` lists it. Raises ``DataError``."""
+def _shard_of(path: Path, tree: object) -> Shard:
+    """A shard as the manifest at ``path`` lists it. Raises ``DataError``."""
     if not isinstance(tree, dict):
         raise DataError(f"{path} lists a shard that is no object")
     whole = {"bytes": int, "records": int, "quarantined": int}
     _check_fields(path, tree, whole | {"file": str, "sha256": str, "last_prompt": str})
     shard = Shard(**tree)
-    if not _FILE.fullmatch(shard.file) or not shard.file.endswith(f".{kind}"):
-        raise DataError(f"{path} names the file {shard.file!r:.80}; a shard is part-00000.{kind} and lies beside it")
+    if not _FILE.fullmatch(shard.file):
+        raise DataError(f"{path} names the file {shard.file!r:.80}; a shard is part-00000.{KIND} and lies beside it")
     if not 0 <= shard.quarantined <= shard.records or not 0 <= shard.bytes <= MAX_SHARD:
         raise DataError(f"{path}: {shard.file} has {shard.records} records in {shard.bytes} bytes; at most {MAX_SHARD}")
     if not _HEX.fullmatch(shard.sha256):

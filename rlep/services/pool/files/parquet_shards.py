@@ -40,6 +40,11 @@ SCHEMA = pa.schema(
 )
 
 
+_PINNED = SCHEMA.get_field_index("quarantined")
+_WITH_PINS = SCHEMA.insert(_PINNED, pa.field("pinned", pa.bool_(), nullable=False))
+"""Of exports that rlep 0.1 wrote: the column of pins is not read."""
+
+
 def write_parquet(path: Path, lines: Iterable[ExportRow]) -> None:
     """Write lines, one row group at a time in memory."""
     with pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=False, store_schema=False) as writer:
@@ -62,12 +67,12 @@ def read_parquet(path: Path) -> Iterator[dict[str, Any]]:
     """
     try:
         with pq.ParquetFile(path) as file:
-            if not file.schema_arrow.equals(SCHEMA):
+            if not any(file.schema_arrow.equals(known) for known in (SCHEMA, _WITH_PINS)):
                 raise DataError(f"{path}: other columns than those of a pool's export: {file.schema_arrow.names}")
             groups = check_pages(path, file.metadata, most=_LARGEST_GROUP)
             for index, columns in enumerate(groups):
                 _check_group(path, file.metadata.row_group(index).num_rows, columns)
-                yield from _rows(file.read_row_group(index, use_threads=False))
+                yield from _rows(file.read_row_group(index, columns=SCHEMA.names, use_threads=False))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {error}") from None
 

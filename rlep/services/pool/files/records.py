@@ -1,33 +1,32 @@
-"""A pool as a directory of shards with a manifest, Parquet or JSON lines, and back: every field, without loss.
+"""A pool as a directory of Parquet shards with a manifest, and back: every field, without loss.
 
-An export that was interrupted goes on behind its last whole shard; an import may be repeated, since nothing is stored
-twice. What an import reads is checked as if a stranger had written it.
+An export that was interrupted starts again; an import may be repeated, since nothing is stored twice. What an import
+reads is checked as if a stranger had written it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
-from rlep.core.jsonl import JsonLines, read_lines
 from rlep.core.types import beyond_vocabulary
 from rlep.services.pool.files.export_rows import ExportRow, line_from, line_of
-from rlep.services.pool.files.jsonl_shards import read_jsonl, write_jsonl
 from rlep.services.pool.files.manifest import (
     NAME,
-    Kind,
     Manifest,
     Shard,
     check_shard,
     read_manifest,
     sha256_of,
-    shard_of,
     write_manifest,
 )
 from rlep.services.pool.files.parquet_shards import read_parquet, write_parquet
@@ -38,15 +37,12 @@ from rlep.services.pool.storage.store import NewRecord
 
 SHARD_RECORDS, SHARD_TOKENS = 8192, 1 << 28
 """A shard ends with the question that reaches one of these."""
-JOURNAL = "export.jsonl"
-"""The shards written so far, while an export is not finished."""
+UNFINISHED = ".unfinished"
+"""Folder of the shards of an export that is being written."""
 EXAMPLES = 20
 
 _BATCH = 512
 _BATCH_TOKENS = 1 << 22
-_WRITERS = {"parquet": write_parquet, "jsonl": write_jsonl}
-_READERS = {"parquet": read_parquet, "jsonl": read_jsonl}
-
 Advance = Callable[[int], None]
 """Told how many more records are done."""
 
@@ -74,96 +70,73 @@ class Imported:
             self.examples.append((name, reason))
 
 
-def export_records(pool: Pool, directory: Path, kind: Kind, *, advance: Advance = lambda _: None) -> Manifest:
-    """Write a pool to a directory, quarantined records and pins included; the manifest comes last.
+def export_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: None) -> Manifest:
+    """Write a pool to a directory, quarantined records included; the manifest comes last.
 
-    Shards of an interrupted export of the same pool are kept. A pool that is written to meanwhile is seen prompt by
-    prompt. Raises ``DataError`` where the directory holds something else, ``RecordRefused`` for a damaged record.
+    A pool that is written to meanwhile is seen prompt by prompt. Raises ``DataError`` where the directory holds something
+    else or another process exports to it, ``RecordRefused`` for a damaged record.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    if (directory / NAME).exists():
-        return _finished(pool, directory, kind)
-    known = ("part-", JOURNAL, NAME) if (directory / JOURNAL).exists() else ()
-    if others := sorted(path.name for path in directory.iterdir() if not path.name.startswith(known)):
-        raise DataError(f"{directory} holds other files, e.g. {others[0]}; an export needs a directory of its own")
-    with JsonLines(directory / JOURNAL) as journal:
-        export = _Export(pool, directory, kind, advance)
-        export.resume(journal)
-        for shard in export.shards_left():
-            journal.append(asdict(shard))
-        manifest = export.manifest()
+    with _locked(directory):
+        if (directory / NAME).exists():
+            return _finished(pool, directory)
+        unfinished = directory / UNFINISHED
+        ours = ("part-", UNFINISHED) if unfinished.exists() else ()
+        if others := sorted(path.name for path in directory.iterdir() if not path.name.startswith(ours)):
+            raise DataError(f"{directory} holds other files, e.g. {others[0]}; an export needs a directory of its own")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        manifest = _Export(pool, unfinished, advance).write()
+        for shard in manifest.shards:
+            (unfinished / shard.file).replace(directory / shard.file)
         write_manifest(directory, manifest)
-        journal.path.unlink()
+        unfinished.rmdir()
     return manifest
 
 
-def _finished(pool: Pool, directory: Path, kind: Kind) -> Manifest:
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DataError(f"{directory} is being written by another process: is this export already running?") from None
+    finally:
+        os.close(descriptor)
+
+
+def _finished(pool: Pool, directory: Path) -> Manifest:
     """The manifest of a finished export that is the one asked for."""
     manifest = read_manifest(directory)
-    if (manifest.pool, manifest.kind, manifest.digest) != (pool.name, kind, pool.digest()):
+    if (manifest.pool, manifest.digest) != (pool.name, pool.digest()):
         raise DataError(
-            f"{directory} holds a finished export of pool {manifest.pool} as {manifest.kind} with digest "
-            f"{manifest.digest}; choose another directory"
+            f"{directory} holds a finished export of pool {manifest.pool} with digest {manifest.digest}; choose another directory"
         )
     return manifest
 
 
 class _Export:
-    """An unfinished export: the shards that are whole, and the content ids in them."""
+    """Shards, and the content ids in them."""
 
-    def __init__(self, pool: Pool, directory: Path, kind: Kind, advance: Advance) -> None:
-        self._pool, self._directory, self._kind, self._advance = pool, directory, kind, advance
-        self._shards: list[Shard] = []
+    def __init__(self, pool: Pool, directory: Path, advance: Advance) -> None:
+        self._pool, self._directory, self._advance = pool, directory, advance
         self._ids: list[bytes] = []
 
-    def resume(self, journal: JsonLines) -> None:
-        """Take over what an interrupted export of this pool left whole; what follows a damaged shard is written anew."""
-        head = {"pool": self._pool.name, "tokenizer_digest": self._pool.tokenizer_digest, "kind": self._kind}
-        lines = read_lines(journal.path)
-        if not lines:
-            journal.append(head)
-        elif lines[0] != head:
-            raise DataError(f"{self._directory} holds an unfinished export of {lines[0]}; choose another directory")
-        listed: list[Shard] = []
-        for line in lines[1:]:
-            shard = shard_of(journal.path, line, self._kind)
-            listed = [*listed[: int(shard.file[5:].partition(".")[0])], shard]  # written again: what followed is void
-        for number, shard in enumerate(listed):
-            try:
-                check_shard(self._directory, shard)
-            except DataError:
-                break
-            if shard.file != self._name(number):
-                break
-            rows = _READERS[self._kind](self._directory / shard.file)
-            self._ids += (bytes.fromhex(fields["content_id"]) for fields in rows if not fields["quarantined"])
-            self._shards.append(shard)
-            self._advance(shard.records)
-
-    def shards_left(self) -> Iterator[Shard]:
-        """Write the other shards, each whole on disk when it is given."""
-        prompts = self._pool.store.all_prompts()
-        if self._shards:
-            prompts = [prompt_id for prompt_id in prompts if prompt_id > self._shards[-1].last_prompt]
-        pins = self._pool.store.pinned()
-        held = groupby(scan(self._pool.store, prompts, quarantined=True), key=lambda one: one.prompt_id)
-        questions = ([line_of(one, pinned=one.content_id in pins) for one in group] for _, group in held)
+    def write(self) -> Manifest:
+        """Write all shards; what they hold."""
+        pool, shards = self._pool, list[Shard]()
+        held = groupby(scan(pool.store, pool.store.all_prompts(), quarantined=True), key=lambda one: one.prompt_id)
+        questions = ([line_of(one) for one in group] for _, group in held)
         for first in questions:
-            shard = self._write(self._directory / self._name(len(self._shards)), chain([first], questions))
-            self._shards.append(shard)
-            yield shard
-
-    def manifest(self) -> Manifest:
-        """Of the shards written."""
-        pool = self._pool
+            shards.append(self._write(self._directory / f"part-{len(shards):05d}.parquet", chain([first], questions)))
         return Manifest(
-            self._kind,
             pool.name,
             pool.tokenizer_digest,
             pool.cap,
             pool.sealed,
             digest_of(self._ids),
-            tuple(self._shards),
+            tuple(shards),
             pool.vocabulary,
         )
 
@@ -187,15 +160,10 @@ class _Export:
                 if records >= SHARD_RECORDS or tokens >= SHARD_TOKENS:
                     return
 
-        fresh = path.with_name(f"{path.name}.new")
-        _WRITERS[self._kind](fresh, lines())
-        with fresh.open("rb") as file:
+        write_parquet(path, lines())
+        with path.open("rb") as file:
             os.fsync(file.fileno())
-        fresh.replace(path)
         return Shard(path.name, path.stat().st_size, sha256_of(path), records, quarantined, last)
-
-    def _name(self, number: int) -> str:
-        return f"part-{number:05d}.{self._kind}"
 
 
 def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: None) -> Imported:
@@ -217,7 +185,7 @@ def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: 
     report = Imported()
     for shard in manifest.shards:
         path, batch, tokens, rows = directory / shard.file, list[tuple[ExportRow, NewRecord]](), 0, 0
-        for rows, fields in enumerate(_READERS[manifest.kind](path), start=1):
+        for rows, fields in enumerate(read_parquet(path), start=1):
             if rows > shard.records:
                 raise DataError(f"{path} holds more than the {shard.records} records of the manifest")
             if (taken := _taken(pool, fields, report)) is not None:
@@ -262,6 +230,3 @@ def _put(pool: Pool, batch: Sequence[tuple[ExportRow, NewRecord]], report: Impor
     for entry in aside:
         pool.remove(entry.prompt_id, [entry.content_id.hex()], quarantine=True)
     report.quarantined += pool.store.set_aside(aside)
-    for line, entry in batch:
-        if line.pinned:
-            pool.pin(entry.prompt_id, [entry.content_id.hex()])

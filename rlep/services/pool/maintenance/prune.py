@@ -36,21 +36,17 @@ class Pruned:
 
     examined: int = 0
     removed: int = 0
-    pinned: int = 0
-    """Met the criteria, but are pinned and stay."""
     emptied: int = 0
     """Questions left without a response."""
 
 
 def prune(pool: Pool, criteria: Criteria, *, dry_run: bool, advance: Callable[[int], None] = lambda _: None) -> Pruned:
-    """Remove what meets the criteria, question by question; pinned records stay. May be repeated."""
+    """Remove what meets the criteria, question by question. May be repeated."""
     result = Pruned()
-    pins = pool.store.pinned()
     for prompt_id, group in groupby(scan(pool.store, pool.prompt_ids()), key=lambda held: held.prompt_id):
         meets = {held.content_id: _meets(held, criteria) for held in group}
         result.examined += len(meets)
-        free = [content_id for content_id, met in meets.items() if met and content_id not in pins]
-        result.pinned += sum(met and content_id in pins for content_id, met in meets.items())
+        free = [content_id for content_id, met in meets.items() if met]
         removed = free[max(0, criteria.keep - (len(meets) - len(free))) :]
         if removed and not dry_run:
             pool.remove(prompt_id, [content_id.hex() for content_id in removed])

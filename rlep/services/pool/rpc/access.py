@@ -1,4 +1,4 @@
-"""Who may call what on a pool server, and how often."""
+"""Who may call what on a pool server."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ import os
 import re
 import secrets
 import socket
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-_MOST_CALLERS = 4096
 
 
 class Role(enum.IntEnum):
@@ -32,7 +27,7 @@ class Role(enum.IntEnum):
     APPEND = 2
     """Also ``add``, which makes a pool that does not exist."""
     ADMIN = 3
-    """Also ``remove``, ``pin`` and ``seal``."""
+    """Also ``remove`` and ``seal``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,7 @@ class Caller:
     """Somebody with a token, or anybody where the server asks for none."""
 
     name: str
-    """Names the caller in messages and counts its calls; holds nothing of the token."""
+    """Names the caller in messages; holds nothing of the token."""
     grants: tuple[Grant, ...]
 
     def role(self, pool: str) -> Role:
@@ -122,31 +117,6 @@ def _digest(token: str) -> bytes:
 
 ANYBODY = Grant(Role.ADMIN, None, b"")
 """What everybody may do where a server on loopback asks for no token."""
-
-
-class Rates:
-    """A token bucket for each caller: ``per_second`` calls a second, and twice as many at once after a pause.
-
-    ``limits`` has windows but no bucket that allows a burst, and counts and waits in two look-ups; ``cachetools`` would save
-    the two lines that bound the number of callers, and needs the lock all the same.
-    """
-
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate, self._clock = per_second, clock
-        self._lock = threading.Lock()
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def wait(self, name: str) -> float:
-        """0 where the caller may call now, which counts; else the seconds until it may."""
-        now, most = self._clock(), max(1.0, 2 * self._rate)
-        with self._lock:
-            left, at = self._left.pop(name, (most, now))
-            left = min(most, left + (now - at) * self._rate)
-            taken = left >= 1
-            self._left[name] = (left - taken, now)
-            while len(self._left) > _MOST_CALLERS:
-                self._left.popitem(last=False)
-        return 0.0 if taken else (1 - left) / self._rate
 
 
 def split_address(address: str) -> tuple[str, int]:

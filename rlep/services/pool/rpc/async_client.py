@@ -57,10 +57,6 @@ class AsyncPoolClient:
         """See ``PoolClient.remove``."""
         return await self._run(lambda client: client.remove(prompt_id, content_ids, quarantine=quarantine))
 
-    async def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """See ``PoolClient.pin``."""
-        return await self._run(lambda client: client.pin(prompt_id, content_ids, pinned=pinned))
-
     async def export(self, *, after: str = "") -> AsyncIterator[Trajectory]:
         """See ``PoolClient.export``."""
         following: str | None = after

@@ -19,7 +19,7 @@ from rlep.services.pool.rpc.access import is_loopback, split_address
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
-from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, RETRY_KEY, insert_calls, sample_of
+from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, sample_of
 from rlep.services.pool.storage.codec import Precision, decode, encode, name_of
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.values import PoolStats
@@ -52,7 +52,7 @@ _STATS = TypeAdapter(PoolStats)
 class PoolClient:
     """One pool on a pool server. Safe to share between threads; every call may be repeated and has a deadline.
 
-    A server that is away, restarts, or is asked too often is tried again until the deadline. Errors are those of
+    A server that is away or restarts is tried again until the deadline. Errors are those of
     ``Pool``, with the server's reason; ``PoolError`` also where the token does not allow a call.
     """
 
@@ -145,9 +145,7 @@ class PoolClient:
             raise ConfigError(f"a sample of count {count}, seed {seed}, step {step}: {error}") from None
         if minimum is not None and minimum < 1:
             raise ConfigError(f"minimum = {minimum}: a draw needs 1 trajectory of a prompt or more")
-        return self._call(
-            "sampling", lambda **options: sample_of(prompt_ids, self._stub.Sample(request, **options), minimum)
-        )
+        return self._call("sampling", lambda **options: sample_of(prompt_ids, self._stub.Sample(request, **options)))
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it."""
@@ -159,11 +157,6 @@ class PoolClient:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
         request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, quarantine=quarantine)
         return int(self._call("removing", lambda **options: self._stub.Remove(request, **options)).count)
-
-    def pin(self, prompt_id: str, content_ids: Sequence[str], *, pinned: bool = True) -> int:
-        """Keep trajectories when their prompt is over its cap, or end that; how many of them there are."""
-        request = pb.PinRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, pinned=pinned)
-        return int(self._call("pinning", lambda **options: self._stub.Pin(request, **options)).count)
 
     def export(self, *, after: str = "") -> Iterator[Trajectory]:
         """Every trajectory, by prompts in ascending order; ``after`` goes on behind a prompt id.
@@ -234,7 +227,7 @@ class PoolClient:
     def _call(self, what: str, attempt: Callable[..., T]) -> T:
         """The result of a call that may be repeated, tried until the deadline.
 
-        Ours, not ``tenacity``: the server may say how long to wait, and each attempt gets what is left of one deadline.
+        Ours, not ``tenacity``: each attempt gets what is left of one deadline.
         """
         end, pause = time.monotonic() + self._deadline, 0.05
         while not self._closed:
@@ -246,14 +239,13 @@ class PoolClient:
                 break
             except grpc.RpcError as error:
                 trailing = dict(error.trailing_metadata() or ())
-                wait = float(trailing.get(RETRY_KEY, pause))
                 if self._closed:
                     break
                 tls = any(sign in str(error.details()) for sign in (_NO_TLS, _UNKNOWN_CA))
                 hopeless = tls or error.code() not in _AGAIN
-                if hopeless or time.monotonic() + wait > end:
+                if hopeless or time.monotonic() + pause > end:
                     raise self._error(what, error, trailing) from None
-            time.sleep(wait)
+            time.sleep(pause)
             pause = min(2 * pause, 1.0)
         raise PoolError(f"{what} at pool server {self._address}: this client was closed")
 

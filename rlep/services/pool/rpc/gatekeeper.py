@@ -1,7 +1,7 @@
 """Admission of callers, decided before anything that a caller sends is read.
 
 gRPC's server reads the request of a unary call in one of its threads, for as long as the caller takes to send it, and
-parses it before its handler runs. Here every call of the pool is served as one whose request is a stream: token, rate and
+parses it before its handler runs. Here every call of the pool is served as one whose request is a stream: token and
 deadline are checked first, then the request is read. Health and reflection need no token: each has threads of its own, and
 a caller has ``FIRST_MESSAGE_S`` to send its request.
 """
@@ -18,8 +18,8 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from rlep.services.pool.rpc.access import ANYBODY, Caller, Rates, Tokens
-from rlep.services.pool.rpc.wire import MESSAGE_BYTES, RETRY_KEY, SERVICE, SMALL_BYTES
+from rlep.services.pool.rpc.access import ANYBODY, Caller, Tokens
+from rlep.services.pool.rpc.wire import MESSAGE_BYTES, SERVICE, SMALL_BYTES
 
 Context = Any
 """``grpc.ServicerContext``; grpc has no types."""
@@ -37,19 +37,19 @@ _OPEN_THREADS = {health.SERVICE_NAME: 16, reflection.SERVICE_NAME: 4}
 
 
 class Refused(Exception):
-    """A refused call: its status, and the seconds after which it may be repeated."""
+    """A refused call and its status."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
-        self.code, self.retry_after = code, retry_after
+        self.code = code
 
 
 class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Checks each call of a server."""
 
-    def __init__(self, tokens: Tokens | None, rates: Rates) -> None:
+    def __init__(self, tokens: Tokens | None) -> None:
         """``tokens`` None lets everybody do everything."""
-        self._tokens, self._rates = tokens, rates
+        self._tokens = tokens
         self._open = {name: ThreadPoolExecutor(most, f"pool-{name}") for name, most in _OPEN_THREADS.items()}
 
     def close(self) -> None:
@@ -75,12 +75,9 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
         return _open(handler, self._open[service])
 
     def _admit(self, context: Context) -> None:
-        """End the call unless its token is known, its rate within the limit, and its deadline short enough."""
-        caller = self.caller(context)
+        """End the call unless its token is known and its deadline short enough."""
         left = context.time_remaining()
-        if wait := self._rates.wait(caller.name if caller else _host(context)):
-            refusal = Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls by this client", wait)
-        elif caller is None:
+        if self.caller(context) is None:
             refusal = Refused(grpc.StatusCode.UNAUTHENTICATED, "no token that this server knows")
         elif left is None or left > LONGEST_CALL:
             message = f"a call needs a deadline of at most {LONGEST_CALL:g} seconds"
@@ -92,8 +89,7 @@ class Gatekeeper(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no t
 
 def refuse(context: Context, refusal: Refused) -> NoReturn:
     """End the call with the refusal's status."""
-    wait = refusal.retry_after
-    end(context, refusal.code, refusal, () if wait is None else ((RETRY_KEY, f"{wait:.3f}"),))
+    end(context, refusal.code, refusal, ())
 
 
 def end(

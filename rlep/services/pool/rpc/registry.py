@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rlep.core.errors import ConfigError
+from rlep.core.errors import ConfigError, PoolError
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.connection import Client, RetryingRedis
 from rlep.services.pool.storage.store import Store
@@ -51,8 +51,8 @@ class PoolRegistry:
         return self._store("any").names()
 
     def reader(self, name: str, *, fresh: bool = False) -> Pool:
-        """A pool to read; ``fresh`` looks whether it was sealed meanwhile. Raises ``PoolError`` where there is none."""
-        options = PoolOptions(read_only=True, deadline=self._deadline)
+        """A pool to read, empty where there is none; ``fresh`` looks whether it was sealed meanwhile."""
+        options = PoolOptions(read_only=True, may_be_missing=True, deadline=self._deadline)
         pool = self._opened((name, None), lambda: self._open_one(name, None, options))
         if fresh and pool.sealed is None and (meta := pool.store.meta()) and meta.digest:
             self.forget(name)
@@ -66,7 +66,9 @@ class PoolRegistry:
             store = self._store(name)
             meta = store.meta()
             if meta is None and stated is None:
-                return self.reader(name)  # says that there is none
+                raise PoolError(
+                    f"there is no pool {name} in this Redis; pools found: {', '.join(store.names()) or 'none'}"
+                )
             digest = meta.tokenizer_digest if meta else stated and stated.tokenizer_digest
             new = stated.vocabulary if stated and (meta is None or stated.by_admin) else None
             vocabulary = meta.vocabulary if meta and meta.vocabulary else new
@@ -101,6 +103,8 @@ class PoolRegistry:
                 self._open.move_to_end(key)
                 return pool
         pool = open_it()  # outside the lock: a slow Redis does not delay calls to other pools
+        if not pool.tokenizer_digest:  # somebody may make it
+            return pool
         with self._lock:
             pool = self._open.setdefault(key, pool)
             while len(self._open) > _MOST_OPEN:

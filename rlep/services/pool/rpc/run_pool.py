@@ -108,7 +108,8 @@ class ServedPool:
             return
         stats = self._client.stats()
         if not stats.tokenizer_digest:
-            raise PoolError("this pool server does not say which tokenizer a pool has: upgrade the server")
+            found = ", ".join(self._client.names()) or "none"
+            raise PoolError(f"there is no pool {name} on this server; pools found: {found}")
         if stats.tokenizer_digest != tokenizer_digest:
             raise PoolError(
                 f"pool {name} holds token ids of tokenizer {stats.tokenizer_digest}; this run's is {tokenizer_digest}. "

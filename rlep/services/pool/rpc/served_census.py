@@ -57,17 +57,17 @@ class ServedCensus:
         return [len(self._client.content_ids(prompt_id)) for prompt_id in prompt_ids]
 
     def entries(self, prompt_id: str, most: int) -> tuple[list[PoolEntry], int]:
-        """See ``PoolCensus``: quarantined and pinned ones are not known here."""
+        """See ``PoolCensus``: quarantined ones are not known here."""
         ids = self._client.content_ids(prompt_id)
         found: list[PoolEntry] = []
         for content_id in ids[:most]:
             try:
                 trajectory = self._client.get(content_id, prompt_id)
             except RecordRefused:
-                found.append(PoolEntry(content_id, None, False, False))
+                found.append(PoolEntry(content_id, None, False))
                 continue
             if trajectory is not None:
-                found.append(PoolEntry(content_id, trajectory, False, False))
+                found.append(PoolEntry(content_id, trajectory, False))
         return found, len(ids)
 
 

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from rlep.core.errors import ConfigError, RlepError
 from rlep.core.heap import keep_freed_memory
-from rlep.services.pool.rpc.access import Rates, Tokens, is_loopback, split_address
+from rlep.services.pool.rpc.access import Tokens, is_loopback, split_address
 from rlep.services.pool.rpc.gatekeeper import Gatekeeper
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
 from rlep.services.pool.rpc.registry import PoolRegistry
@@ -56,8 +56,6 @@ class ServerOptions:
     token_file: Path | None = None
     """See ``Tokens.read``. None lets everybody do everything, on loopback only."""
     tls: ServerTls | None = None
-    calls_per_second: float = 1000.0
-    """Of one token, or of one address where there are none; twice as many at once after a pause."""
 
 
 class PoolServer:
@@ -76,7 +74,7 @@ class PoolServer:
         keep_freed_memory()
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")
-        self._gatekeeper = Gatekeeper(tokens, Rates(options.calls_per_second))
+        self._gatekeeper = Gatekeeper(tokens)
         self._server = grpc.server(
             self._threads, interceptors=(self._gatekeeper,), options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE
         )

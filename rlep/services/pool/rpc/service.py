@@ -24,7 +24,6 @@ from rlep.services.pool.rpc.wire import (
     ERROR_KEY,
     FRAME_BYTES,
     RECORDS_A_CALL,
-    RETRY_KEY,
     first_frame,
     sample_frames,
 )
@@ -108,11 +107,6 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             ids = list(request.content_ids)
             return pb.CountReply(count=pool.remove(request.prompt_id, ids, quarantine=request.quarantine))
 
-    def Pin(self, request: pb.PinRequest, context: Context) -> pb.CountReply:
-        with self._admitting(context) as caller:
-            pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
-            return pb.CountReply(count=pool.pin(request.prompt_id, list(request.content_ids), pinned=request.pinned))
-
     def Seal(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
         with self._admitting(context) as caller:
             name = self._allowed(caller, request.pool, Role.ADMIN)
@@ -153,7 +147,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             yield caller
         except RecordsRemoved:
             gone = "a drawn record was removed meanwhile: ask again"
-            end(context, grpc.StatusCode.ABORTED, gone, ((RETRY_KEY, "0"),))
+            end(context, grpc.StatusCode.ABORTED, gone, ())
         except Refused as refusal:
             refuse(context, refusal)
         except RlepError as error:
@@ -220,7 +214,7 @@ def _check_logprobs(trajectory: Trajectory) -> None:
 def _added(
     pool: Pool, found: list[tuple[Trajectory, bytes]], refused: list[tuple[str, str]], call: str | None
 ) -> AddReport:
-    """Store what the pool takes, in one atomic insert a bucket."""
+    """Store what the pool takes, in one atomic insert."""
     entries = []
     for trajectory, record in found:
         try:

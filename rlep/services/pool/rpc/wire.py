@@ -26,8 +26,6 @@ SMALL_BYTES = 1 << 20
 """Largest request but of ``Add`` and ``Sample``."""
 ERROR_KEY = "rlep-error"
 """Trailing metadata with the name of the error."""
-RETRY_KEY = "rlep-retry-after"
-"""Trailing metadata with the seconds after which a call that came too soon is taken."""
 
 _ID_BYTES = 16
 _RECORD_OVERHEAD = 256  # bytes of a record's prompt id and framing at most
@@ -72,25 +70,22 @@ def _framed(sizes: Sequence[int]) -> Iterator[slice]:
         yield slice(start, None)
 
 
-def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame], minimum: int | None = None) -> Sample:
-    """The sample whose frames these are, taken apart as they arrive; ``minimum`` is what was asked for.
+def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> Sample:
+    """The sample whose frames these are, taken apart as they arrive.
 
-    Raises ``PoolError`` where their columns do not fit together or the server does not know ``minimum``, ``RecordRefused``
-    for a damaged record.
+    Raises ``PoolError`` where their columns do not fit together, ``RecordRefused`` for a damaged record.
     """
     counts, parts, first = b"", list[Part](), pb.SampleFrame()
     for frame in frames:
         first = first if counts else frame
         counts += frame.counts
         parts.append(_part(frame))
-    if minimum is not None and first.minimum != minimum:
-        raise PoolError("this server does not know minimum=: upgrade the server, or sample without")
     given = np.frombuffer(counts, "<i4").astype(np.int32)
     drawn = sum(len(part.ids) for part in parts)
     if len(given) != len(prompt_ids) or int(given.sum()) != drawn or given.min(initial=0) < 0:
         raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(given)} counts, {drawn} records")
-    available = np.frombuffer(first.available, "<i4").astype(np.int32) if first.minimum else None
-    if available is not None and len(available) != len(prompt_ids):
+    available = np.frombuffer(first.available, "<i4").astype(np.int32)
+    if len(available) != len(prompt_ids):
         raise PoolError(f"a sample of {len(prompt_ids)} prompts arrived with {len(available)} numbers of trajectories")
     return columns(prompt_ids, given, parts, (available, first.minimum)).checked(first.vocabulary or None)
 
@@ -98,11 +93,6 @@ def sample_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame], minim
 def _part(frame: pb.SampleFrame) -> Part:
     """A frame's trajectories. Raises ``PoolError`` where its columns are not of one length."""
     ids = _divided(frame.ids, [_ID_BYTES] * (len(frame.ids) // _ID_BYTES))
-    if ids and not frame.record_lengths:
-        raise PoolError(
-            f"a sample's frame arrived with {len(ids)} ids and no records: this server sends columns from a record cache, "
-            "which this client does not read. Upgrade the server, or start it with --cache-mib 0"
-        )
     blobs = _divided(frame.records, _numbers(frame.record_lengths))
     if len(blobs) != len(ids):
         raise PoolError(f"a sample's frame arrived with {len(ids)} ids, {len(blobs)} records")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import redis
 from redis.exceptions import BusyLoadingError, NoPermissionError, ResponseError
 
 from rlep.core.errors import PoolError
@@ -23,28 +22,25 @@ Info = Mapping[str, Any]
 def check_server(link: RetryingRedis, *, allow_volatile: bool = False, read_only: bool = False) -> None:
     """Refuse a Redis that is too old, that drops records, or that forgets them: ``PoolError`` with the remedy.
 
-    ``allow_volatile`` accepts one without append-only file. A reader accepts what only a writer needs. In a cluster
-    every primary is checked.
+    ``allow_volatile`` accepts one without append-only file. A reader accepts what only a writer needs.
     """
-    for where, info in _infos(link):
-        _check_version(where, info)
-        _check_eviction(where, info, link)
-        if not read_only:
-            _check_role(where, info)
-            _check_memory(where, info)
-            if not allow_volatile:
-                _check_persistence(where, info)
+    info = _info(link)
+    _check_version(info)
+    _check_eviction(info, link)
+    if not read_only:
+        _check_role(info)
+        _check_memory(info)
+        if not allow_volatile:
+            _check_persistence(info)
 
 
 def memory_of(link: RetryingRedis) -> tuple[int, int]:
-    """(bytes used, ``maxmemory`` or 0) of the server, or of all primaries of a cluster together."""
-    infos = [info for _, info in _infos(link)]
-    limits = [int(info.get("maxmemory", 0)) for info in infos]
-    return sum(int(info.get("used_memory", 0)) for info in infos), sum(limits) if all(limits) else 0
+    """(bytes used, ``maxmemory`` or 0) of the server."""
+    info = _info(link)
+    return int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
 
 
-def _infos(link: RetryingRedis) -> list[tuple[str, Info]]:
-    """(name, INFO) of the server, or of every primary of a cluster."""
+def _info(link: RetryingRedis) -> Info:
     try:
         return link.call("checking Redis", lambda: _asked(link.client))
     except PoolError as error:
@@ -53,29 +49,25 @@ def _infos(link: RetryingRedis) -> list[tuple[str, Info]]:
         raise
 
 
-def _asked(client: Client) -> list[tuple[str, Info]]:
-    if isinstance(client, redis.RedisCluster):
-        infos = client.info(target_nodes=redis.RedisCluster.PRIMARIES)
-        found = [(f"Redis {node}", info) for node, info in infos.items()]
-    else:
-        found = [("Redis", client.info())]
-    if any(info.get("loading") for _, info in found):  # INFO replies meanwhile, with no append-only file
+def _asked(client: Client) -> Info:
+    info: Info = client.info()
+    if info.get("loading"):  # INFO replies meanwhile, with no append-only file
         raise BusyLoadingError("it is loading its data")
-    return found
+    return info
 
 
-def _check_version(where: str, info: Info) -> None:
+def _check_version(info: Info) -> None:
     text = str(info.get("redis_version", ""))
     numbers = re.match(r"(\d+)\.(\d+)", text)
     if not numbers or tuple(map(int, numbers.groups())) < OLDEST:
-        raise PoolError(f"{where} has version {text or 'unknown'}; a pool needs 6.2 or newer, or any Valkey")
+        raise PoolError(f"Redis has version {text or 'unknown'}; a pool needs 6.2 or newer, or any Valkey")
 
 
-def _check_eviction(where: str, info: Info, link: RetryingRedis) -> None:
+def _check_eviction(info: Info, link: RetryingRedis) -> None:
     policy = info.get("maxmemory_policy") or _configured(link, "maxmemory-policy")
     if policy != "noeviction":
         raise PoolError(
-            f"{where} drops keys when its memory is full (maxmemory-policy {policy}), so answers would vanish silently: "
+            f"Redis drops keys when its memory is full (maxmemory-policy {policy}), so answers would vanish silently: "
             "set maxmemory-policy noeviction"
         )
 
@@ -87,24 +79,24 @@ def _configured(link: RetryingRedis, name: str) -> str:
         return "unknown"
 
 
-def _check_role(where: str, info: Info) -> None:
+def _check_role(info: Info) -> None:
     if info.get("role") not in ("master", None):
-        raise PoolError(f"{where} is a {info['role']}, which takes no writes: give the primary's address")
+        raise PoolError(f"Redis is a {info['role']}, which takes no writes: give the primary's address")
 
 
-def _check_persistence(where: str, info: Info) -> None:
+def _check_persistence(info: Info) -> None:
     if not info.get("aof_enabled"):
         raise PoolError(
-            f"{where} keeps no append-only file, so a crash would lose acknowledged answers: set appendonly yes and "
+            "Redis keeps no append-only file, so a crash would lose acknowledged answers: set appendonly yes and "
             "appendfsync everysec, or accept the loss with allow_volatile"
         )
     if info.get("aof_last_write_status", "ok") != "ok":
-        raise PoolError(f"{where} cannot write its append-only file: free disk space where its data lies")
+        raise PoolError("Redis cannot write its append-only file: free disk space where its data lies")
 
 
-def _check_memory(where: str, info: Info) -> None:
+def _check_memory(info: Info) -> None:
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if limit and used > HEADROOM * limit:
         raise PoolError(
-            f"{where} uses {used >> 20} of {limit >> 20} MiB: no room for new answers. Raise maxmemory or prune a pool"
+            f"Redis uses {used >> 20} of {limit >> 20} MiB: no room for new answers. Raise maxmemory or prune a pool"
         )

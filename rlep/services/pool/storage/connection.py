@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -29,14 +29,13 @@ from redis.retry import Retry
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 
 T = TypeVar("T")
-Client = redis.Redis | redis.RedisCluster
+Client = redis.Redis
 Command = tuple[Any, ...]
 
 _log = logging.getLogger(__name__)
 # Codes of states that pass when a server has started, caught up, or been given room again; UNWRITTEN is ours.
 _PASSING = {
-    "LOADING", "READONLY", "OOM", "MISCONF", "NOSCRIPT", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "BUSY", "NOREPLICAS",
-    "UNWRITTEN",
+    "LOADING", "READONLY", "OOM", "MISCONF", "NOSCRIPT", "MASTERDOWN", "BUSY", "NOREPLICAS", "UNWRITTEN",
 }  # fmt: skip
 # redis-py takes the code off these.
 _CODES: dict[type[RedisError], str] = {
@@ -44,8 +43,6 @@ _CODES: dict[type[RedisError], str] = {
     exceptions.ReadOnlyError: "READONLY",
     exceptions.OutOfMemoryError: "OOM",
     exceptions.NoScriptError: "NOSCRIPT",
-    exceptions.ClusterDownError: "CLUSTERDOWN",
-    exceptions.TryAgainError: "TRYAGAIN",
     exceptions.MasterDownError: "MASTERDOWN",
 }
 # How Redis 6 reports what a command in a script met: "Error running script (…): @user_script: 12: -OOM command …".
@@ -58,7 +55,7 @@ _REFUSED = {
 }
 _SCRIPTS = {
     name: resources.files("rlep.services.pool.storage").joinpath(f"scripts/{name}.lua").read_text()
-    for name in ("add", "remove", "pin", "fence", "lease", "written")
+    for name in ("add", "remove", "fence", "lease", "written")
 }
 
 
@@ -90,7 +87,7 @@ def read_password(password_file: Path | None = None) -> str | None:
 
 
 def connect(url: str, *, password_file: Path | None = None, timeout: float = 5.0) -> Client:
-    """A client for ``redis://``, ``rediss://`` or ``unix://``, of one server or of a cluster, whichever runs there.
+    """A client for ``redis://``, ``rediss://`` or ``unix://``.
 
     ``timeout`` is the longest wait for one reply in seconds. A URL may carry a user name, never a password. Raises
     ``ConfigError`` for the URL and ``PoolError`` or a redis-py error where the connection fails.
@@ -113,10 +110,12 @@ def connect(url: str, *, password_file: Path | None = None, timeout: float = 5.0
     if parts.username:
         options["username"] = parts.username
     client = redis.Redis.from_url(url, **options)
-    if parts.scheme == "unix" or not client.info("cluster").get("cluster_enabled"):
-        return client
-    client.close()
-    return redis.RedisCluster.from_url(url, **options)
+    if parts.scheme != "unix" and client.info("cluster").get("cluster_enabled"):
+        client.close()
+        raise PoolError(
+            f"the Redis at {parts.scheme}://… is a cluster; a pool lies on one server: give it one of its own"
+        )
+    return client
 
 
 class RetryingRedis:
@@ -126,9 +125,8 @@ class RetryingRedis:
         """``deadline``: seconds that one operation may take, retries included."""
         self.client = client
         self.deadline = deadline
-        self.clustered = isinstance(client, redis.RedisCluster)
         self._shas: dict[str, str] = {}
-        self._runs: dict[str, bytes] = {}
+        self._run_id = b""
 
     def call(self, what: str, operation: Callable[[], T]) -> T:
         """The result of an operation that may be applied twice, tried until the deadline.
@@ -147,14 +145,14 @@ class RetryingRedis:
 
     def write(self, what: str, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """The replies to idempotent writes (name, key, …), sent together, once the append-only file holds them."""
-        return self._written(what, [command[1] for command in commands], lambda: self._send(commands, atomic))
+        return self._written(what, lambda: self._send(commands, atomic)) if commands else []
 
-    def scripts(self, what: str, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
-        """The replies to calls (keys, arguments) of one of ``scripts/*.lua``, once the append-only file holds their writes.
+    def script(self, what: str, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """The reply to one of ``scripts/*.lua``, once the append-only file holds its writes.
 
-        Each must bear being applied twice.
+        It must bear being applied twice.
         """
-        return self._written(what, [keys[0] for keys, _ in calls], lambda: self._run(name, calls))
+        return self._written(what, lambda: self._run(name, keys, arguments))
 
     def _send(self, commands: Sequence[Command], atomic: bool = False) -> list[Any]:
         with self.client.pipeline(transaction=atomic) as pipeline:
@@ -162,52 +160,46 @@ class RetryingRedis:
                 pipeline.execute_command(*command)
             return _checked(pipeline.execute(raise_on_error=False))
 
-    def _run(self, name: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+    def _run(self, name: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         sha = self._shas.get(name) or self._load(name)
-        commands = [(len(keys), *keys, *arguments) for keys, arguments in calls]
         try:
-            if self.clustered:
-                return [self.client.evalsha(sha, *command) for command in commands]
-            return self._send([("EVALSHA", sha, *command) for command in commands])
+            return self._send([("EVALSHA", sha, len(keys), *keys, *arguments)])[0]
         except exceptions.NoScriptError:
             self._shas.pop(name, None)
             raise
 
-    def _written(self, what: str, keys: Sequence[str], operation: Callable[[], list[Any]]) -> list[Any]:
-        """The replies to a write, once every server that holds one of the keys has handed it to its operating system.
+    def _written(self, what: str, operation: Callable[[], T]) -> T:
+        """The replies to a write, once the server has handed it to its operating system.
 
         A server that was started again in between may have lost the write: it is then sent once more.
         """
-        places = list(dict.fromkeys(keys)) if self.clustered else list(keys[:1])
-        replies: list[Any] | None = None
-        runs: list[bytes] = []
-        first: list[_Progress] = []
+        replies: T | None = None
+        run = b""
+        first: _Progress | None = None
 
-        def attempt() -> list[Any]:
-            nonlocal replies, runs, first
+        def attempt() -> T:
+            nonlocal replies, run, first
             if replies is None:
-                runs = [self._runs.get(place) or self._progress([place])[0].run for place in places]
-                replies = operation()
-                first = []
-            now = self._progress(places)
-            if [progress.run for progress in now] != runs:
+                run = self._run_id or self._progress().run
+                replies, first = operation(), None
+            now = self._progress()
+            if now.run != run:
                 replies = None
                 raise exceptions.ConnectionError("it was started again before all was in its append-only file")
             # A file that shrank was rewritten meanwhile: count anew.
-            first = [new if new.size < old.size else old for old, new in zip(first or now, now, strict=True)]
-            for old, new in zip(first, now, strict=True):
-                if new.pending and new.size < old.size + old.pending:
-                    code = "UNWRITTEN" if new.status == b"ok" else "MISCONF"
-                    raise ResponseError(f"{code} its append-only file lacks {new.pending} bytes")
+            first = now if first is None or now.size < first.size else first
+            if now.pending and now.size < first.size + first.pending:
+                code = "UNWRITTEN" if now.status == b"ok" else "MISCONF"
+                raise ResponseError(f"{code} its append-only file lacks {now.pending} bytes")
             return replies
 
-        return self.call(what, attempt) if places else []
+        return self.call(what, attempt)
 
-    def _progress(self, places: Sequence[str]) -> list[_Progress]:
-        """How far the server of each key has written, asked now."""
-        replies = [_Progress(*reply) for reply in self._run("written", [([place], ()) for place in places])]
-        self._runs.update(zip(places, (progress.run for progress in replies), strict=True))
-        return replies
+    def _progress(self) -> _Progress:
+        """How far the server has written, asked now."""
+        progress = _Progress(*self._run("written", [], []))
+        self._run_id = progress.run
+        return progress
 
     def _load(self, name: str) -> str:
         sha = self.client.script_load(_SCRIPTS[name])

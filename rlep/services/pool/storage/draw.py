@@ -88,12 +88,12 @@ class Index:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._generations: list[Generation] = []
+        self._generation: Generation | None = None
         self._rows = _Rows()
         self._sealed = False
 
     def refresh(self) -> None:
-        """Read what changed in the store since the last time: nothing but a number per bucket where nothing did."""
+        """Read what changed in the store since the last time: nothing but a number where nothing did."""
         with self._lock:
             if not self._sealed:
                 self._read()
@@ -105,22 +105,18 @@ class Index:
             self._sealed = True
 
     def _read(self) -> None:
-        generations = self._store.generations()
-        known: list[Generation | None] = list(self._generations) or [None] * len(generations)
-        changes = [
-            [] if before == now else before and self._store.changed(bucket, before, now)
-            for bucket, (before, now) in enumerate(zip(known, generations, strict=True))
-        ]
-        whole = None in changes  # the first time, a long time ago, or another history lies under this name now
-        prompts = (
-            self._store.all_prompts() if whole else [prompt_id for changed in changes for prompt_id in changed or ()]
-        )
+        known, now = self._generation, self._store.generation()
+        if known == now:
+            return
+        changed = None if known is None else self._store.changed(known, now)
+        # None: the first time, a long time ago, or another history lies under this name now.
+        prompts = self._store.all_prompts() if changed is None else changed
         ids = self._store.content_ids(prompts)
-        if whole:
+        if changed is None:
             self._rows = _Rows()
         if prompts:
             self._rows.put(prompts, ids)
-        self._generations = generations
+        self._generation = now
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int) -> Drawn:
         """Which records each prompt gives, uniformly and without replacement; none below ``minimum`` records."""

@@ -40,15 +40,15 @@ class Sample:
     """``[K]``: whether the response ended with its EOS."""
     details: tuple[bytes, ...]
     """``[K]``: packed verdict, provenance and metadata, which ``trajectories`` unpacks."""
-    available: Int32Array | None = None
-    """``[P]``: trajectories that the pool has for each prompt; None from a server that does not say."""
-    minimum: int = 0
-    """A prompt with fewer trajectories gave none; 0 from a server that does not say."""
+    available: Int32Array
+    """``[P]``: trajectories that the pool has for each prompt."""
+    minimum: int
+    """A prompt with fewer trajectories gave none."""
 
     @property
     def below_minimum(self) -> tuple[str, ...]:
         """Prompts that gave none because the pool has fewer than ``minimum`` trajectories for them, or none at all."""
-        few = self.counts == 0 if self.available is None else self.available < self.minimum
+        few = self.available < self.minimum
         return tuple(prompt_id for prompt_id, below in zip(self.prompt_ids, few.tolist(), strict=True) if below)
 
     def checked(self, vocabulary: int | None) -> Sample:
@@ -130,7 +130,7 @@ def columns(
     prompt_ids: Sequence[str],
     counts: Int32Array,
     parts: Sequence[Part],
-    eligible: tuple[Int32Array | None, int] = (None, 0),
+    eligible: tuple[Int32Array, int],
 ) -> Sample:
     """The sample that these parts make; ``eligible``: its ``available`` and ``minimum``."""
     lengths = [length for part in parts for length in part.lengths]

@@ -1,21 +1,19 @@
 """Every Redis key of a pool, and the commands on them. Nothing above this file knows a key; nothing here knows a field.
 
-For a pool ``N`` with bucket ``B`` (hash-tagged: a script touches one bucket, which is one slot of a Redis Cluster; one server
-needs no more than one bucket)::
+For a pool ``N``::
 
     rlep:pools                set     names of the pools of this Redis
-    rlep:{N}:meta             hash    format, buckets, tokenizer, cap, minimum, vocabulary (once stated), digest (when sealed)
+    rlep:{N}:meta             hash    format, buckets (1), tokenizer, cap, minimum, vocabulary (once stated), digest (when sealed)
     rlep:{N}:lease            string  who alone may write it, if anybody; it ends by itself
-    rlep:{N/B}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
+    rlep:{N/0}:state          hash    generation and its mark, sealed, aside (if anything was ever quarantined),
                                       labels (last number given), epoch:<writer>
-    rlep:{N/B}:index          set     ids of prompts that ever had a record or a quarantined one
-    rlep:{N/B}:changes        list    the last 512 changes: generation, mark, ids of the prompts whose records changed
-    rlep:{N/B}:labels         hash    label (policy and verifier version) -> number
-    rlep:{N/B}:totals         hash    n:<number> records and b:<number> bytes of a label
-    rlep:{N/B}:pins           set     content ids that no cap removes
-    rlep:{N/B}:q:<prompt>     hash    content id -> label number u32, then the record
-    rlep:{N/B}:x:<prompt>     hash    the same, quarantined
-    rlep:{N/B}:reply:<nonce>  string  reply to a named insert or a thread's last, for an hour: a repeated call gets it again
+    rlep:{N/0}:index          set     ids of prompts that ever had a record or a quarantined one
+    rlep:{N/0}:changes        list    the last 512 changes: generation, mark, ids of the prompts whose records changed
+    rlep:{N/0}:labels         hash    label (policy and verifier version) -> number
+    rlep:{N/0}:totals         hash    n:<number> records and b:<number> bytes of a label
+    rlep:{N/0}:q:<prompt>     hash    content id -> label number u32, then the record
+    rlep:{N/0}:x:<prompt>     hash    the same, quarantined
+    rlep:{N/0}:reply:<nonce>  string  reply to a named insert or a thread's last, for an hour: a repeated call gets it again
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -49,7 +46,6 @@ class Meta:
     """What is fixed when a pool is made, and its digest once it is sealed."""
 
     tokenizer_digest: str
-    buckets: int
     cap: int
     digest: str | None
     vocabulary: int | None = None
@@ -69,7 +65,7 @@ class NewRecord:
 
 
 class Generation(NamedTuple):
-    """A state of a bucket's records."""
+    """A state of the pool's records."""
 
     number: int
     """Grows by 1 with every change; a server that lost unacknowledged changes in a crash may give one again."""
@@ -93,7 +89,6 @@ class Store:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"pool name {name!r:.80} is not 1 to 64 letters, digits or ._- (first a letter or digit)")
         self.name = name
-        self.buckets = 0
         self._link = link
         self._calls = count()
         self._local = threading.local()
@@ -113,11 +108,14 @@ class Store:
                 f"pool {self.name} has format {int(fields[b'format'])}; this rlep reads format {FORMAT}. Export it with the "
                 "rlep that made it (rlep pool export), and import the files into a new pool (rlep pool import)"
             )
-        self.buckets = int(fields[b"buckets"])
+        if int(fields[b"buckets"]) != 1:
+            raise PoolError(
+                f"pool {self.name} was made on a Redis Cluster, in {int(fields[b'buckets'])} parts; this rlep keeps a pool on "
+                "one server. Export it with rlep 0.1 (rlep pool export), and import the files into a new pool (rlep pool import)"
+            )
         digest, vocabulary, minimum = (fields.get(name) for name in (b"digest", b"vocabulary", b"minimum"))
         return Meta(
             fields[b"tokenizer"].decode(),
-            self.buckets,
             int(fields[b"cap"]),
             digest.decode() if digest else None,
             int(vocabulary) if vocabulary else None,
@@ -129,7 +127,7 @@ class Store:
 
         The name comes first: a maker killed in between leaves no pool, and the next one makes it.
         """
-        fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": meta.buckets, "cap": meta.cap}
+        fields = {"format": FORMAT, "tokenizer": meta.tokenizer_digest, "buckets": 1, "cap": meta.cap}
         fields |= {} if meta.minimum is None else {"minimum": meta.minimum}
         commands = [("HSETNX", self._meta, field, value) for field, value in fields.items()]
         self._link.write(f"pool {self.name}: making", [("SADD", _NAMES, self.name)])
@@ -142,37 +140,33 @@ class Store:
     def insert(
         self, entries: Sequence[NewRecord], *, cap: int, writer: str, epoch: int | None, call: str | None = None
     ) -> tuple[list[str], int]:
-        """Insert atomically per bucket: one letter an entry (see ``add.lua``) and how many others the cap removed.
+        """Insert atomically: one letter an entry (see ``add.lua``) and how many others the cap removed.
 
         A ``call`` of the same name, by whichever process, gets the first one's reply again within an hour.
         """
-        by_bucket: dict[int, dict[str, list[int]]] = {}
+        if not entries:
+            return [], 0
+        prompts: dict[str, list[int]] = {}
         for position, entry in enumerate(entries):
-            prompts = by_bucket.setdefault(self._bucket(entry.prompt_id), {})
             prompts.setdefault(entry.prompt_id, []).append(position)
-        number, calls = (0 if call else next(self._calls)), []
-        for bucket, prompts in by_bucket.items():
-            reply = f"reply:{call or self._nonce()}"
-            kinds = ("state", "index", "changes", "totals", "labels", "pins", reply, "q:", "x:")
-            keys = [self._key(bucket, kind) for kind in kinds]
-            labels: dict[str, int] = {}
-            records: list[str | int | bytes] = []
-            for prompt_id, positions in prompts.items():
-                records += (prompt_id, len(positions))
-                for position in positions:
-                    entry = entries[position]
-                    records += (entry.content_id, labels.setdefault(entry.label, len(labels) + 1), entry.record)
-            fence = "" if epoch is None else epoch
-            calls.append((keys, [writer, fence, cap, number, _mark(), len(labels), *labels, *records]))
-        replies = self._link.scripts(f"pool {self.name}: adding", "add", calls)
-        letters, evicted = [""] * len(entries), 0
-        for prompts, reply in zip(by_bucket.values(), replies, strict=True):
-            _, removed, answers = reply.decode().split(":")
-            evicted += int(removed)
-            order = [position for positions in prompts.values() for position in positions]
-            for position, letter in zip(order, answers, strict=True):
-                letters[position] = letter
-        return letters, evicted
+        number = 0 if call else next(self._calls)
+        kinds = ("state", "index", "changes", "totals", "labels", f"reply:{call or self._nonce()}", "q:", "x:")
+        labels: dict[str, int] = {}
+        records: list[str | int | bytes] = []
+        for prompt_id, positions in prompts.items():
+            records += (prompt_id, len(positions))
+            for position in positions:
+                entry = entries[position]
+                records += (entry.content_id, labels.setdefault(entry.label, len(labels) + 1), entry.record)
+        fence = "" if epoch is None else epoch
+        arguments = [writer, fence, cap, number, _mark(), len(labels), *labels, *records]
+        reply = self._link.script(f"pool {self.name}: adding", "add", [self._key(kind) for kind in kinds], arguments)
+        _, removed, answers = reply.decode().split(":")
+        letters = [""] * len(entries)
+        order = [position for positions in prompts.values() for position in positions]
+        for position, letter in zip(order, answers, strict=True):
+            letters[position] = letter
+        return letters, int(removed)
 
     def fetch(self, wanted: Wanted, *, quarantined: bool = False) -> list[bytes | None]:
         """Records, or quarantined ones, of the given content ids of each prompt, in this order; None where one was removed."""
@@ -183,18 +177,20 @@ class Store:
 
     def remove(self, prompt_id: str, ids: Sequence[bytes], *, quarantine: bool) -> int:
         """Take records out, or aside; how many there were."""
-        bucket = self._bucket(prompt_id)
-        keys = [self._key(bucket, kind) for kind in ("state", "changes", "totals", "pins")]
+        keys = [self._key(kind) for kind in ("state", "changes", "totals")]
         keys += (self._records(prompt_id), self._quarantine(prompt_id))
-        call = (keys, [prompt_id, "quarantine" if quarantine else "remove", _mark(), *ids])
-        return int(self._link.scripts(f"pool {self.name}: removing", "remove", [call])[0])
+        arguments = [prompt_id, "quarantine" if quarantine else "remove", _mark(), *ids]
+        return int(self._link.script(f"pool {self.name}: removing", "remove", keys, arguments))
 
     def set_aside(self, entries: Sequence[NewRecord]) -> int:
         """Quarantine records that the pool does not hold; how many were not quarantined before."""
         unlabelled, doing = bytes(_LABEL_BYTES), f"pool {self.name}: quarantining"
-        prompts = {entry.prompt_id: self._bucket(entry.prompt_id) for entry in entries}
-        first: list[Command] = [("HSET", self._key(bucket, "state"), "aside", 1) for bucket in set(prompts.values())]
-        first += [("SADD", self._key(bucket, "index"), prompt_id) for prompt_id, bucket in prompts.items()]
+        if not entries:
+            return 0
+        first: list[Command] = [
+            ("HSET", self._key("state"), "aside", 1),
+            ("SADD", self._key("index"), *{entry.prompt_id for entry in entries}),
+        ]
         commands = [
             ("HSETNX", self._quarantine(entry.prompt_id), entry.content_id, unlabelled + entry.record)
             for entry in entries
@@ -207,51 +203,42 @@ class Store:
         command = ("HDEL", self._quarantine(prompt_id), *ids)
         return int(self._link.write(f"pool {self.name}: forgetting", [command])[0])
 
-    def pin(self, prompt_id: str, ids: Sequence[bytes], *, pinned: bool) -> int:
-        """Protect records from removal by the cap, or end that; how many of them are in the pool."""
-        keys = [self._key(self._bucket(prompt_id), "pins"), self._records(prompt_id)]
-        return int(self._link.scripts(f"pool {self.name}: pinning", "pin", [(keys, [int(pinned), *ids])])[0])
-
     def fence(self, writer: str, epoch: int) -> None:
-        """Refuse this writer's older incarnations from now on, in every bucket."""
-        calls = [([self._key(bucket, "state")], [writer, epoch]) for bucket in range(self.buckets)]
-        self._link.scripts(f"pool {self.name}: opening for writer {writer} at epoch {epoch}", "fence", calls)
+        """Refuse this writer's older incarnations from now on."""
+        doing = f"pool {self.name}: opening for writer {writer} at epoch {epoch}"
+        self._link.script(doing, "fence", [self._key("state")], [writer, epoch])
 
     def newest_epoch(self, writer: str) -> int:
         """Of this writer's incarnations so far; 0 where there was none, or no pool."""
-        doing = "looking for its writer's epoch"
-        found = self._everywhere(doing, "HGET", "state", f"epoch:{writer}") if self.meta() else []
-        return max((int(epoch or 0) for epoch in found), default=0)
+        return int(self._one("looking for its writer's epoch", "HGET", "state", f"epoch:{writer}") or 0)
 
     def lease(self, holder: str, seconds: float) -> tuple[str, float] | None:
         """Take the lease, renew it, or with 0 seconds give it back. Another's: who has it, and for how many more seconds."""
-        calls = [([f"rlep:{{{self.name}}}:lease"], [holder, int(1000 * seconds)])]
-        (reply,) = self._link.scripts(f"pool {self.name}: taking its lease", "lease", calls)
+        arguments = [holder, int(1000 * seconds)]
+        reply = self._link.script(
+            f"pool {self.name}: taking its lease", "lease", [f"rlep:{{{self.name}}}:lease"], arguments
+        )
         return (reply[0].decode(), reply[1] / 1000) if reply else None
 
     def seal(self) -> None:
-        """Close every bucket for inserts and removals."""
-        commands = [("HSET", self._key(bucket, "state"), "sealed", 1) for bucket in range(self.buckets)]
-        self._link.write(f"pool {self.name}: sealing", commands)
+        """Close the pool for inserts and removals."""
+        self._link.write(f"pool {self.name}: sealing", [("HSET", self._key("state"), "sealed", 1)])
 
     def set_digest(self, digest: str) -> None:
         """Record the digest of a sealed pool."""
         self._link.write(f"pool {self.name}: sealing", [("HSET", self._meta, "digest", digest)])
 
-    def generations(self) -> list[Generation]:
-        """Of each bucket; unequal whenever its records have changed."""
-        answers = self._everywhere("looking for changes", "HMGET", "state", "generation", "mark")
-        return [Generation(int(number or 0), mark or b"") for number, mark in answers]
+    def generation(self) -> Generation:
+        """Unequal whenever the pool's records have changed."""
+        number, mark = self._one("looking for changes", "HMGET", "state", "generation", "mark")
+        return Generation(int(number or 0), mark or b"")
 
-    def changed(self, bucket: int, since: Generation, now: Generation) -> list[str] | None:
-        """Prompts of a bucket whose records changed between two generations, at least; None where that is not known."""
+    def changed(self, since: Generation, now: Generation) -> list[str] | None:
+        """Prompts whose records changed between two generations, at least; None where that is not known."""
         kept = now.number - since.number + 1
         if kept < 1:
             return None
-        log = self._link.one(
-            f"pool {self.name}: reading changes", "LRANGE", self._key(bucket, "changes"), -kept - 8, -1
-        )
-        entries = [entry.split(b" ") for entry in log]
+        entries = [entry.split(b" ") for entry in self._one("reading changes", "LRANGE", "changes", -kept - 8, -1)]
         starts = [at for at, entry in enumerate(entries) if entry[:2] == [b"%d" % since.number, since.mark]]
         if not starts:
             return None
@@ -267,13 +254,13 @@ class Store:
 
     def questions(self) -> int:
         """How many prompts ever had a record, quarantined ones included."""
-        return sum(map(int, self._everywhere("counting", "SCARD", "index")))
+        return int(self._one("counting", "SCARD", "index"))
 
     def some_prompts(self, about: int) -> list[str]:
         """Prompts that ever had a record, ascending: all, or about so many, which come first by the server's own hash."""
-        share = -(-2 * about // self.buckets)  # of its table's places, which are half full at least
-        answers = self._everywhere("looking at some prompts", "SSCAN", "index", 0, "COUNT", share)
-        return sorted({prompt_id.decode() for _, prompt_ids in answers for prompt_id in prompt_ids})
+        places = 2 * about  # of its table, which is half full at least
+        _, prompt_ids = self._one("looking at some prompts", "SSCAN", "index", 0, "COUNT", places)
+        return sorted({prompt_id.decode() for prompt_id in prompt_ids})
 
     def counts(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[int]:
         """Per prompt, how many records, or quarantined ones, it has."""
@@ -281,54 +268,34 @@ class Store:
         commands = [("HLEN", key(prompt_id)) for prompt_id in prompt_ids]
         return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
 
-    def pinned(self) -> set[bytes]:
-        """Content ids of all pinned records."""
-        return {content_id for ids in self._everywhere("reading the pins", "SMEMBERS", "pins") for content_id in ids}
-
-    def are_pinned(self, prompt_id: str, ids: Sequence[bytes]) -> set[bytes]:
-        """Those of a prompt's records that are pinned."""
-        key = self._key(self._bucket(prompt_id), "pins")
-        found = self._link.many(f"pool {self.name}: reading the pins", [("SISMEMBER", key, one) for one in ids])
-        return {one for one, pinned in zip(ids, found, strict=True) if pinned}
-
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""
-        answers = self._everywhere("reading the index", "SMEMBERS", "index")
-        return sorted(prompt_id.decode() for prompt_ids in answers for prompt_id in prompt_ids)
+        return sorted(prompt_id.decode() for prompt_id in self._one("reading the index", "SMEMBERS", "index"))
 
     def labels(self) -> dict[str, Label]:
         """Records and bytes by label."""
-        names = self._everywhere("counting", "HGETALL", "labels")
-        totals = self._everywhere("counting", "HGETALL", "totals")
-        sums: dict[str, Label] = {}
-        for name_answer, total_answer in zip(names, totals, strict=True):
-            total = _pairs(total_answer)
-            for name, number in _pairs(name_answer).items():
-                before = sums.get(name.decode(), Label(0, 0))
-                records, size = (int(total.get(kind + number, 0)) for kind in (b"n:", b"b:"))
-                sums[name.decode()] = Label(before.records + records, before.bytes + size)
-        return sums
+        totals = _pairs(self._one("counting", "HGETALL", "totals"))
+        return {
+            name.decode(): Label(*(int(totals.get(kind + number, 0)) for kind in (b"n:", b"b:")))
+            for name, number in _pairs(self._one("counting", "HGETALL", "labels")).items()
+        }
 
-    def _everywhere(self, doing: str, command: str, kind: str, *arguments: str | int) -> list[Any]:
-        """One reading command on the same kind of key of every bucket."""
-        commands = [(command, self._key(bucket, kind), *arguments) for bucket in range(self.buckets)]
-        return self._link.many(f"pool {self.name}: {doing}", commands)
+    def _one(self, doing: str, command: str, kind: str, *arguments: str | int) -> Any:
+        """The reply to one reading command on one of the pool's keys."""
+        return self._link.one(f"pool {self.name}: {doing}", command, self._key(kind), *arguments)
 
     @property
     def _meta(self) -> str:
         return f"rlep:{{{self.name}}}:meta"
 
-    def _bucket(self, prompt_id: str) -> int:
-        return zlib.crc32(prompt_id.encode()) % self.buckets if self.buckets > 1 else 0
-
-    def _key(self, bucket: int, kind: str) -> str:
-        return f"rlep:{{{self.name}/{bucket}}}:{kind}"
+    def _key(self, kind: str) -> str:
+        return f"rlep:{{{self.name}/0}}:{kind}"
 
     def _records(self, prompt_id: str) -> str:
-        return f"rlep:{{{self.name}/{self._bucket(prompt_id)}}}:q:{prompt_id}"
+        return self._key(f"q:{prompt_id}")
 
     def _quarantine(self, prompt_id: str) -> str:
-        return self._key(self._bucket(prompt_id), f"x:{prompt_id}")
+        return self._key(f"x:{prompt_id}")
 
     def _nonce(self) -> str:
         """Names this thread's inserts: it waits for each reply before the next call, so one kept reply is enough."""

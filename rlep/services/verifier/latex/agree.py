@@ -19,6 +19,8 @@ _ROUGH = MP.mpf("1e-11")
 """The greatest relative difference of equal values of which one was computed to fewer digits, as an integral is."""
 _DECIMAL = MP.mpf("1e-6")
 """The greatest relative difference of a decimal and an irrational number that it stands for."""
+_LAST_DIGITS = 20
+"""Units of its last place by which a decimal may be off."""
 _SMALL = MP.mpf("1e-30")
 """Rough values below this are computed again, as they may be zero."""
 _MANY_DIGITS = 400
@@ -170,10 +172,11 @@ def _close(gold: Node, target: Node) -> Equal:
     """The comparison of their values, which allows for decimals as the contract says."""
     mixed = _has_decimals(gold) != _has_decimals(target)
     limit = None if unknowns(gold) | unknowns(target) else 1  # of names only the relative difference says something
+    allowed = min(_DECIMAL, _last_digits(gold), _last_digits(target)) if mixed else None
 
     def close(left: Value, right: Value) -> bool:
         return _shape(left) == _shape(right) and all(
-            _same_number(one, two, gold, target, allowed=_DECIMAL if mixed else None, limit=limit)
+            _same_number(one, two, gold, target, allowed=allowed, limit=limit)
             for one, two in zip(_cells(left), _cells(right), strict=True)
         )
 
@@ -197,10 +200,22 @@ def _has_decimals(node: Node) -> bool:
     return (node.kind == "number" and "." in node.name) or any(map(_has_decimals, node.parts))
 
 
-def _rounds(exact: Fraction, node: Node, value: Fraction) -> bool:
-    """Whether a decimal is the rounded value of a fraction whose own decimals never end."""
+def _last_digits(node: Node) -> Scalar:
+    """The difference that the last digits of a decimal allow; 1 for anything else."""
+    node = _unsigned(node)
+    places = len(node.name.partition(".")[2]) if node.kind == "number" else 0
+    return _LAST_DIGITS * MP.mpf(10) ** -places if places else MP.mpf(1)
+
+
+def _unsigned(node: Node) -> Node:
     while node.kind in ("negative", "group"):
         node = node.parts[0]
+    return node
+
+
+def _rounds(exact: Fraction, node: Node, value: Fraction) -> bool:
+    """Whether a decimal is the rounded value of a fraction whose own decimals never end."""
+    node = _unsigned(node)
     return node.kind == "number" and exact * value > 0 and rounds(exact, node.name, value)
 
 

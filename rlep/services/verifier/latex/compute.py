@@ -95,6 +95,8 @@ def _named(node: Node, point: SamplePoint) -> Value:
         return _drawn(point, name, _SIZE)
     if name in point.vectors:
         return _drawn(point, name, 1)
+    if name in point.complexes and name.startswith("\\bar "):
+        return MP.conj(_named(Node("name", (), name.removeprefix("\\bar ")), replace(point, bound={})))
     if name in point.complexes:
         return MP.mpc(number(draw(point, name)), number(draw(point, name, "imaginary") - 2))
     if name in point.integers:

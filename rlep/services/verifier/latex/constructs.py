@@ -47,7 +47,8 @@ class Constructs(Scanner):
         if inner and letters and (len(inner) == 1 or command in vocabulary.MARKS):
             if command == "mathrm" and word in ("e", "i", "d"):
                 return self._applied(Node("name", (), word))
-            return self._applied(self._primed(Node("name", (), f"\\{command} {word}")))
+            mark = vocabulary.SAME_MARK.get(command, command) if len(inner) == 1 else command
+            return self._applied(self._primed(Node("name", (), f"\\{mark} {word}")))
         if command in ("mathrm", "rm") and inner and letters:
             return self._word(word)
         if command in vocabulary.MARKS:
@@ -144,7 +145,7 @@ class Constructs(Scanner):
         arguments = self._arguments()
         if base is not None:
             arguments, name = (*arguments, base), "logarithm"
-        node = Node("function", arguments, name)
+        node = Node("absolute", arguments) if name == "abs" else Node("function", arguments, name)
         return node if exponent is None else Node("power", (node, exponent))
 
     def _arguments(self) -> tuple[Node, ...]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
-from rlep.services.verifier.latex.nodes import Node, has
+from rlep.services.verifier.latex.nodes import Node, has, is_closed, renamed, ungrouped, unknowns
 from rlep.services.verifier.latex.statements import Answer, Item
+
+_UNIT_VECTORS = "ijk"
+_UNIT_VECTOR = re.compile(r"\\(?:mathbf|vec|hat|boldsymbol|bm) (?:[ijk]|\\[ij]math)")
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,8 @@ def opened(node: Node) -> Answer:
 def assignment_of(answer: Answer) -> Assignment | None:
     """The values under names that an answer states; None where it states anything else."""
     if answer.form == "one" and set(answer.items[0].relations) == {"="}:
+        if (chain := _chain_of_names(answer.items[0])) is not None:
+            return chain
         left, right = answer.items[0].sides[0], answer.items[0].value
         if left is None or not left.kind == right.kind == "tuple" or len(left.parts) != len(right.parts):
             return None
@@ -45,6 +52,14 @@ def assignment_of(answer: Answer) -> Assignment | None:
             return None
         found[name] = Item((item.value,))
     return Assignment(found, ordered=False) if len(found) == len(answer.items) else None
+
+
+def _chain_of_names(item: Item) -> Assignment | None:
+    """The value that a chain gives to each of several names, as in ``x=y=3``."""
+    names = [side.name for side in item.sides[:-1] if side is not None and side.kind == "name"]
+    if len(names) < max(2, len(item.sides) - 1) or len(set(names)) < len(names) or not is_closed(item.value):
+        return None
+    return Assignment({name: Item((item.value,)) for name in names}, ordered=False)
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,106 @@ def alternatives_of(answer: Answer) -> Alternatives | None:
     assert first is not None
     name = next(iter(roots)) if counted else first.name if first.kind == "name" else repr(first)
     return Alternatives(name, tuple(Item((item.value,)) for item in answer.items), counted)
+
+
+def in_one_form(gold: Answer, target: Answer) -> tuple[Answer, Answer]:
+    """Both answers, each as a tuple or list where the other is one: ``P(1,2)`` is a point, ``x\\in\\{1,2\\}`` two values of x."""
+    gold, target = _spread(gold), _spread(target)
+    gold, target = _coordinates(gold, target), _coordinates(target, gold)
+    gold, target = _as_vector(gold, target), _as_vector(target, gold)
+    return _as_matrix(gold, target), _as_matrix(target, gold)
+
+
+def _spread(answer: Answer) -> Answer:
+    """The members of a set of which a name is said to be one, as values of that name."""
+    if answer.form != "one":
+        return answer
+    (item,) = answer.items
+    left = item.sides[0]
+    if item.relations != ("in",) or item.value.kind != "set" or len(item.value.parts) < 2:
+        return answer
+    if left is None or left.kind != "name":
+        return answer
+    return Answer("list", tuple(Item((left, part), ("=",)) for part in item.value.parts), "or")
+
+
+def _coordinates(answer: Answer, other: Answer) -> Answer:
+    """The coordinates of a point with its name or of a sum of unit vectors, where the other answer is a tuple."""
+    if answer.form != "one" or answer.items[0].relations or other.form != "tuple":
+        return answer
+    node = answer.items[0].value
+    if node.kind == "apply" and len(node.parts) > 2 and node.parts[0].name.isupper() and len(node.parts[0].name) == 1:
+        node = Node("tuple", node.parts[1:], "()")
+    node = _components(node, Node("tuple", tuple(item.value for item in other.items), "()"))
+    return opened(node) if node.kind == "tuple" else answer
+
+
+def _as_vector(answer: Answer, other: Answer) -> Answer:
+    """A tuple as one value where the other answer is one that is made of tuples, as ``\\frac{1}{2}(1,3)``."""
+    node = other.items[0].value if other.form == "one" and not other.items[0].relations else None
+    if answer.form != "tuple" or answer.brackets != "()" or node is None or not has(node, "tuple"):
+        return answer
+    return Answer("one", (Item((Node("tuple", tuple(item.value for item in answer.items), "()"),)),))
+
+
+def _as_matrix(answer: Answer, other: Answer) -> Answer:
+    """``[[1,2],[3,4]]`` as a matrix where the other answer is one."""
+    if other.form != "one" or other.items[0].value.kind != "matrix" or answer.form != "tuple":
+        return answer
+    node = Node("tuple", tuple(item.value for item in answer.items), answer.brackets)
+    return Answer("one", (Item((node,)),))
+
+
+def as_tuples(gold: Node, target: Node) -> tuple[Node, Node]:
+    """Both values: a sum of unit vectors as a tuple where the other is one, ``(1,2)^T`` and ``[[1],[2]]`` as matrices."""
+    gold, target = _matrix(gold), _matrix(target)
+    if "matrix" in (gold.kind, target.kind):
+        gold, target = _rows(gold), _rows(target)
+    gold, target = _with_unit_vectors(gold), _with_unit_vectors(target)
+    return _components(gold, target), _components(target, gold)
+
+
+def _matrix(node: Node) -> Node:
+    """A transposed tuple as a column; anything else with such parts as columns."""
+    transposed = node.kind == "transpose" or (node.kind == "power" and node.parts[1] == Node("name", (), "T"))
+    if transposed and node.parts[0].kind == "tuple":
+        return Node("matrix", tuple(Node("row", (part,)) for part in node.parts[0].parts))
+    return replace(node, parts=tuple(map(_matrix, node.parts))) if node.parts else node
+
+
+def _rows(node: Node) -> Node:
+    """``[[1,2],[3,4]]`` as a matrix."""
+    rows = [ungrouped(part) if part.kind == "group" and part.name != "[]" else part for part in node.parts]
+    if node.kind != "tuple" or node.name != "[]" or any(row.kind != "tuple" or row.name != "[]" for row in rows):
+        return node
+    return (
+        Node("matrix", tuple(Node("row", row.parts) for row in rows))
+        if len({len(r.parts) for r in rows}) == 1
+        else node
+    )
+
+
+def _components(node: Node, other: Node) -> Node:
+    """A sum of the unit vectors i, j and k as a tuple, where the other value is one."""
+    names = unknowns(node)
+    units = {name: _UNIT_VECTORS.index(name.removesuffix("math")[-1]) for name in names if _UNIT_VECTOR.fullmatch(name)}
+    if other.kind != "tuple" or node.kind == "tuple" or not units or max(units.values()) >= len(other.parts):
+        return node
+    return Node("tuple", tuple(_component(node, units, index) for index in range(len(other.parts))), "()")
+
+
+def _with_unit_vectors(node: Node) -> Node:
+    """An expression with the vectors i, j and k in one font."""
+    units = {
+        name: f"\\mathbf {name.removesuffix('math')[-1]}" for name in unknowns(node) if _UNIT_VECTOR.fullmatch(name)
+    }
+    return renamed(node, units) if len(set(units.values())) == len(units) else node
+
+
+def _component(node: Node, units: dict[str, int], index: int) -> Node:
+    if node.kind == "name" and node.name in units:
+        return Node("number", value=Fraction(int(units[node.name] == index)))
+    return replace(node, parts=tuple(_component(part, units, index) for part in node.parts))
 
 
 def letters_of(node: Node | None) -> str:

@@ -139,6 +139,7 @@ FUNCTION_RULES: dict[str, Function] = {
     "lcm": lambda values, point: Fraction(math.lcm(*whole(values))),
     "max": lambda values, point: _largest(values, 1),
     "min": lambda values, point: _largest(values, -1),
+    "cis": lambda values, point: MP.expj(number(_only(values))),
     "Re": lambda values, point: MP.re(number(values[0])),
     "Im": lambda values, point: MP.im(number(values[0])),
 }

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import permutations
 
-from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, all_of, has, is_closed, ungrouped, unknowns
+from rlep.services.verifier.latex.nodes import (
+    SET_OPERATIONS,
+    Node,
+    all_of,
+    has,
+    is_closed,
+    renamed,
+    ungrouped,
+    unknowns,
+)
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.statements import Answer
 
@@ -23,8 +34,18 @@ _FONT = (
     "\\mathtt ",
     "\\mathnormal ",
     "\\pmb ",
+    "\\mathcal N",
+    "\\mathbb E",
+    "\\mathbb P",
 )
+_MOST_CONSTANTS = 3
 _COMPLEX = frozenset({"z", "w", "\\zeta", "\\psi", "\\omega"})
+_WHOLE = frozenset("kmnN")
+"""Letters that are whole numbers by custom, where they are rounded."""
+_CONSTANT = re.compile(r"[CcKAB]|[Cc]_\{\d\}")
+"""Letters of arbitrary constants."""
+_LEIBNIZ = re.compile(r"d ([a-zA-Z]) / d d [a-z] (?:\^ \d )?(?:\^ (\d))?")
+"""Names that the grammar gives to ``\\frac{dy}{dx}`` and ``\\frac{d^2y}{dx^2}``."""
 _MINUS_ONE = Node("negative", (Node("number", value=Fraction(1)),))
 _T = Node("name", (), "T")
 _OPAQUE = ("apply", "operator", "derivative", "transpose", "cross", "either", "norm", "limit")
@@ -40,16 +61,46 @@ class Names:
     point: SamplePoint
     may_multiply: frozenset[str]
     """Letters before a bracket that may be factors."""
-    renamed: dict[str, str]
+    spellings: dict[str, str]
+    """Other spellings of names."""
 
 
 def readings(gold: Node, target: Node) -> Iterator[tuple[Node, Node, Names]]:
     """Both expressions with the letters before brackets as functions, then, where that may be, as factors."""
     names = _names_of(gold, target)
-    one, two = (_renamed(node, names.renamed) for node in (gold, target))
+    one, two = (renamed(node, names.spellings) for node in (gold, target))
     yield one, two, names
     if names.may_multiply:
         yield _multiplied(one, names.may_multiply), _multiplied(two, names.may_multiply), names
+    for constants in _exchanges(one, two):
+        yield one, renamed(two, constants), names
+
+
+def _exchanges(gold: Node, target: Node) -> Iterator[dict[str, str]]:
+    """Other names for the arbitrary constants of an answer: those of the reference, in every order.
+
+    Constants are arbitrary where they are numbered, or where one is added or is the factor of a power of e.
+    """
+    sides = [unknowns(gold), unknowns(target)]
+    wanted, given = (sorted(name for name in side if _CONSTANT.fullmatch(name)) for side in sides)
+    others = [side - {*wanted, *given} for side in sides]
+    if not wanted or len(wanted) != len(given) or len(wanted) > _MOST_CONSTANTS or others[0] != others[1]:
+        return
+    numbered = all("_" in name for name in wanted)
+    if not numbered and not (len(wanted) == 1 and wanted != given and _is_arbitrary(gold, wanted[0])):
+        return
+    for order in permutations(wanted):
+        if list(order) != given:
+            yield dict(zip(given, order, strict=True))
+
+
+def _is_arbitrary(node: Node, name: str) -> bool:
+    """Whether a constant is added to an expression, or the factor of a power of e."""
+    if node.kind == "sum":
+        return any(part.kind == "name" and part.name == name for part in node.parts)
+    names = {part.name for part in node.parts if part.kind == "name"}
+    powers = [part for part in node.parts if part.kind == "power" and part.parts[0] == Node("name", (), "e")]
+    return node.kind == "product" and name in names and any(unknowns(part.parts[1]) for part in powers)
 
 
 def _multiplied(node: Node, factors: frozenset[str]) -> Node:
@@ -72,10 +123,10 @@ def _is_factor(node: Node, factors: frozenset[str]) -> bool:
 
 def _names_of(gold: Node, target: Node) -> Names:
     sides = [unknowns(gold), unknowns(target)]
-    renamed = _renaming(gold, target, sides)
-    together = {renamed.get(name, name) for name in sides[0] | sides[1]}
+    spellings = _renaming(gold, target, sides)
+    together = {spellings.get(name, name) for name in sides[0] | sides[1]}
     applied = list(_applications(gold)) + list(_applications(target))
-    heads = {renamed.get(name, name) for name, _ in applied}
+    heads = {spellings.get(name, name) for name, _ in applied}
     imaginary = "i" in together and (all("i" in side for side in sides) or together <= {"e", "i", "z"})
     matrices = _matrix_letters(gold, target)
     vectors = frozenset(name for name in together if name.startswith(_VECTORS)) - matrices
@@ -91,21 +142,22 @@ def _names_of(gold: Node, target: Node) -> Names:
     derived = any(has(node, "operator", "derivative") for node in (gold, target))
     closed = together <= constants and not heads and not derived
     bare = _bare(gold) | _bare(target)
-    arguments = {name: [node for head, node in applied if renamed.get(head, head) == name] for name in heads}
+    arguments = {name: [node for head, node in applied if spellings.get(head, head) == name] for name in heads}
     may_multiply = frozenset(name for name in heads if _may_multiply(name, arguments[name], bare))
-    return Names(closed, point, may_multiply, renamed)
+    return Names(closed, point, may_multiply, spellings)
 
 
 def _complex_letters(gold: Node, target: Node) -> frozenset[str]:
     """Letters that are complex numbers by custom, where an absolute value, a real or an imaginary part is asked for."""
     if not any(_asks_for_parts(node) for node in (gold, target)):
         return frozenset()
-    return frozenset(name for name in unknowns(gold) | unknowns(target) if name.partition("_")[0] in _COMPLEX)
+    names = unknowns(gold) | unknowns(target)
+    return frozenset(name for name in names if name.removeprefix("\\bar ").partition("_")[0] in _COMPLEX)
 
 
 def _asks_for_parts(node: Node) -> bool:
-    own = node.kind == "absolute" or (node.kind == "function" and node.name in ("Re", "Im", "arg"))
-    return own or any(map(_asks_for_parts, node.parts))
+    asks = node.kind == "absolute" or (node.kind == "function" and node.name in ("Re", "Im", "arg"))
+    return asks or node.name.startswith("\\bar ") or any(map(_asks_for_parts, node.parts))
 
 
 def _may_multiply(name: str, arguments: list[Node], bare: set[str]) -> bool:
@@ -148,6 +200,8 @@ def _whole_names(node: Node) -> set[str]:
             found |= unknowns(node.parts[1])
     if node.kind in ("total", "running product"):
         found |= unknowns(node.parts[0]) | unknowns(node.parts[1])
+    if node.kind == "function" and node.name in ("floor", "ceiling"):
+        found |= unknowns(node) & _WHOLE
     if node.kind == "modulo" or (node.kind == "function" and node.name in ("gcd", "lcm", "double factorial")):
         found |= unknowns(node)
     return found.union(*map(_whole_names, node.parts)) - {"e"}
@@ -191,36 +245,29 @@ def _tells_order(node: Node) -> bool:
 
 
 def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]:
-    """Other spellings of one letter, where no side uses both: bold or upright type, ``I`` for ``i``, ``c`` for ``C``."""
-    renamed: dict[str, str] = {}
+    """Other spellings of a name, where no side uses both: bold or upright type, ``I`` for ``i``, ``dy/dx`` for ``y'``."""
+    spellings: dict[str, str] = {}
     for one, two in (sides, sides[::-1]):
         if "i" in one and "I" in two and "I" not in one and "i" not in two and not (one | two) - {"i", "I", "e"}:
-            renamed["I"] = "i"
-        constants = "C" in one and "c" in two and "c" not in one and "C" not in two
-        if constants and all(_adds(node, "Cc") for node in (gold, target)):
-            renamed["c"] = "C"
+            spellings["I"] = "i"
+        primed = {name for name in one if "'" in name}
+        for name in two - one:
+            letter = _LEIBNIZ.fullmatch(name)
+            if letter and (prime := letter[1] + "'" * int(letter[2] or 1)) in primed:
+                spellings[name] = prime
     ordered = any(has(node, "cross", "dot", "norm", "transpose") or _transposes(node) for node in (gold, target))
     distinct = all(len({_plain(name) for name in side}) == len(side) for side in sides)
     if distinct and not ordered:
-        renamed |= {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
-    return renamed
-
-
-def _adds(node: Node, letters: str) -> bool:
-    """Whether an expression is a sum in which one of these letters stands alone."""
-    return node.kind == "sum" and any(part.kind == "name" and part.name in letters for part in node.parts)
+        spellings |= {name: _plain(name) for side in sides for name in side if name.startswith(_FONT)}
+    for name in sides[0] ^ sides[1]:
+        if name[:-1] == "\\mathbf " and (blackboard := f"\\mathbb {name[-1]}") in sides[0] ^ sides[1]:
+            spellings[name] = blackboard
+    return spellings
 
 
 def _plain(name: str) -> str:
     """A name without its font."""
     return name.partition(" ")[2] if name.startswith(_FONT) else name
-
-
-def _renamed(node: Node, names: dict[str, str]) -> Node:
-    if not names:
-        return node
-    name = names.get(node.name, node.name) if node.kind == "name" else node.name
-    return replace(node, name=name, parts=tuple(_renamed(part, names) for part in node.parts))
 
 
 def may_ask_engine(gold: Answer, target: Answer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 SET_OPERATIONS = frozenset({"union", "intersection", "difference"})
@@ -56,6 +56,14 @@ def ungrouped(node: Node) -> Node:
     while node.kind == "group":
         node = node.parts[0]
     return node
+
+
+def renamed(node: Node, names: dict[str, str]) -> Node:
+    """The expression with other names."""
+    if not names:
+        return node
+    name = names.get(node.name, node.name) if node.kind == "name" else node.name
+    return replace(node, name=name, parts=tuple(renamed(part, names) for part in node.parts))
 
 
 def infinity_in(node: Node) -> int | None:

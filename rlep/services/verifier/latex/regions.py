@@ -15,6 +15,8 @@ from rlep.services.verifier.latex.points import MP, NoValue, SamplePoint, Scalar
 from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
 
 _REALS = Node("name", (), "\\mathbb R")
+_MEMBER = "\\text{member}"
+"""The letter of a set's members in its condition."""
 _SAMPLES = 60
 
 
@@ -79,9 +81,19 @@ def region_of(answer: Answer) -> Region | None:
         return _of_item(answer.items[0])
     parts = [_of_item(item) for item in answer.items]
     known = [part for part in parts if part is not None]
-    if len(known) < len(parts) or answer.joint == "," or len({part.name for part in known}) > 1:
+    if len(known) < len(parts) or len({part.name for part in known}) > 1:
         return None
+    if answer.joint == ",":
+        return _listed(answer, known)
     return _joined(known, any if answer.joint == "or" else all)
+
+
+def _listed(answer: Answer, parts: list[Region]) -> Region | None:
+    """Inequalities between commas: all of them where they can hold together, as ``x>0, x\\ne 1``, else one of them."""
+    if not all(set(item.relations) <= INEQUALITIES and item.relations for item in answer.items):
+        return None
+    both = _joined(parts, all)
+    return both if any(map(both.holds, _places(both, both))) else _joined(parts, any)
 
 
 def _joined(parts: list[Region], join: Callable[[list[bool]], bool]) -> Region:
@@ -158,7 +170,7 @@ def _of_item(item: Item) -> Region | None:
     (name,) = names
     plain = all(side.kind == "name" or is_closed(side) for side in sides)
     ends = tuple(_value(side) for side in sides if is_closed(side) and infinity_of(side, SamplePoint("region")) is None)
-    return Region(lambda at: _all_hold(sides, item.relations, name, at), ends, name, plain)
+    return Region(lambda at: _all_hold(sides, item.relations, name, at), ends, "" if name == _MEMBER else name, plain)
 
 
 def _membership(item: Item, sides: list[Node]) -> Region | None:

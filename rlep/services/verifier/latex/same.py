@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -12,20 +13,25 @@ from rlep.services.verifier.latex.forms import (
     Alternatives,
     Assignment,
     alternatives_of,
+    as_tuples,
     assignment_of,
+    in_one_form,
     letters_of,
     opened,
     with_both_signs,
 )
-from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, ungrouped, unknowns
+from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, renamed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
 from rlep.services.verifier.latex.regions import same_region
-from rlep.services.verifier.latex.statements import Answer, Item
+from rlep.services.verifier.latex.statements import Answer, Item, read
+from rlep.services.verifier.latex.tokens import Unreadable
+from rlep.services.verifier.latex.whole_numbers import same_family, with_counter_of
 
 _NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
 _FLIPPED = {">": "<", ">=": "<="}
 _CHAIN = SamplePoint("chain")
+_OTHERWISE = re.compile(r"otherwise|else(?:where)?")
 Part = TypeVar("Part")
 
 
@@ -37,7 +43,11 @@ def same(gold: Answer, target: Answer) -> bool:
         return gold == target
     if (found := same_region(gold, target)) is not None:
         return found
+    gold, target = in_one_form(gold, target)
     gold, target = with_both_signs(gold), with_both_signs(target)
+    if (found := same_family(gold, target)) is not None:
+        return found
+    target = with_counter_of(gold, target)
     if (found := _same_alternatives(gold, target)) is not None:
         return found
     if (found := _assigned(gold, target)) is not None:
@@ -213,11 +223,22 @@ def same_item(gold: Item, target: Item) -> bool:
 def _same_named(gold: Item, target: Node) -> bool:
     """A chain against a value: its last side counts behind a name, or its first side before one."""
     left = gold.sides[0]
-    if not all(side is not None and same_value(side, gold.value) for side in gold.sides[1:-1]):
+    if not all(
+        side is not None and (_is_formula(side, gold) or same_value(side, gold.value)) for side in gold.sides[1:-1]
+    ):
         return False  # ``a=b=c`` names no value
     if left is None or _names(left):
         return same_value(gold.value, target)
     return gold.value.kind in _NAMING and is_closed(left) and same_value(left, target)
+
+
+def _same_side_of_chain(one: Node | None, two: Node | None) -> bool:
+    return one is not None and two is not None and same_value(one, two)
+
+
+def _is_formula(side: Node, chain: Item) -> bool:
+    """Whether a side of a chain that ends in a number is the formula of that number, as in ``S=ab=6``, and no second unknown."""
+    return is_closed(chain.value) and len(unknowns(side)) > 1
 
 
 def _names(node: Node) -> bool:
@@ -238,20 +259,27 @@ def _same_side(gold: Node, target: Item) -> bool:
 
 
 def _same_equation(gold: Item, target: Item) -> bool:
-    one, two = _shortened(gold.sides), _shortened(target.sides)
+    one, two = _shortened(gold), _shortened(target)
     if None in (one[0], two[0]):
         if one[0] is None and two[0] is None:
             raise Unknown
         return False
     if len(one) != len(two):
         return False
+    if len(one) > 2 and _paired(one, two, _same_side_of_chain):
+        return True
     return all(_same_pair_of_sides(left, right) for left, right in zip(pairwise(one), pairwise(two), strict=True))
 
 
-def _shortened(sides: Sequence[Node | None]) -> list[Node | None]:
-    """The sides of a chain without those between that have no unknowns, or that are the last one in other words."""
-    middle = [side for side in sides[1:-1] if side is None or not (is_closed(side) or _is_identity(side, sides[-1]))]
-    return [sides[0], *middle, sides[-1]]
+def _shortened(chain: Item) -> list[Node | None]:
+    """The sides of a chain without those between that have no unknowns, or are the last one in other words or its formula."""
+    first, *between, last = chain.sides
+    middle = [side for side in between if side is None or not _is_in_passing(side, chain)]
+    return [first, *middle, last]
+
+
+def _is_in_passing(side: Node, chain: Item) -> bool:
+    return is_closed(side) or _is_formula(side, chain) or _is_identity(side, chain.value)
 
 
 def _same_pair_of_sides(gold: tuple[Node | None, Node | None], target: tuple[Node | None, Node | None]) -> bool:
@@ -262,9 +290,32 @@ def _same_pair_of_sides(gold: tuple[Node | None, Node | None], target: tuple[Nod
         return (left, right) == (one, two)
     if left == one:
         return same_value(right, two)
+    if (names := _same_function(left, right, one, two)) is not None:
+        return same_value(renamed(right, names), renamed(two, names))
     if any(node.kind in ("tuple", "set") for node in (left, right, one, two)):
         return same_value(left, one) and same_value(right, two)
     return proportional(_minus(left, right), _minus(one, two), positive=False)
+
+
+def _same_function(gold: Node, rule: Node, target: Node, other_rule: Node) -> dict[str, str] | None:
+    """The names under which two left sides are one function: ``f(x)`` and ``f(t)``, or ``f(x)`` and ``y``; None for others."""
+    sides = [(node, side) for node, side in ((gold, rule), (target, other_rule)) if _is_function_of_its(node, side)]
+    if len(sides) == 2:
+        (head, letter), (other, second) = (node.parts for node, _ in sides)
+        free = letter.name not in unknowns(other_rule)
+        return {second.name: letter.name} if head == other and letter != second and free else None
+    if not sides:
+        return None
+    ((node, side),) = sides
+    other = target if node is gold else gold
+    return {} if other == Node("name", (), "y") and "y" not in unknowns(side) else None
+
+
+def _is_function_of_its(node: Node, rule: Node) -> bool:
+    """Whether a left side is a function of a letter that its right side has, as ``f(x)`` in ``f(x)=x^2``."""
+    if node.kind != "apply" or len(node.parts) != 2 or node.parts[1].kind != "name" or not node.parts[1].name.islower():
+        return False
+    return node.parts[1].name in unknowns(rule) or is_closed(rule)
 
 
 def _is_identity(left: Node, right: Node | None) -> bool:
@@ -304,12 +355,14 @@ def _same_pair(one: tuple[str, Node, Node], two: tuple[str, Node, Node]) -> bool
 
 def same_value(gold: Node, target: Node) -> bool:
     """Whether two values are equal wherever both are defined. Raises Unknown."""
-    gold, target = ungrouped(gold), ungrouped(target)
+    gold, target = as_tuples(ungrouped(gold), ungrouped(target))
     if gold == target:
         return True
     kinds = {gold.kind, target.kind}
     if "set" in kinds or kinds == {"tuple"}:
         return len(kinds) == 1 and same(opened(gold), opened(target))
+    if "cases" in kinds:
+        return len(kinds) == 1 and _same_cases(gold, target)
     if kinds & SET_OPERATIONS:
         if len(kinds) > 1:
             raise Unknown
@@ -318,6 +371,25 @@ def same_value(gold: Node, target: Node) -> bool:
     if endless != (None, None):
         return endless[0] == endless[1]
     return equal_values(gold, target)
+
+
+def _same_cases(gold: Node, target: Node) -> bool:
+    """Whether two functions have the same values under the same conditions, in any order; *otherwise* is what is left."""
+    return _paired(gold.parts, target.parts, lambda one, two: _same_case(one, two, otherwise=False)) or (
+        any(_OTHERWISE.search(case.name) for case in (*gold.parts, *target.parts))
+        and _paired(gold.parts, target.parts, lambda one, two: _same_case(one, two, otherwise=True))
+    )
+
+
+def _same_case(gold: Node, target: Node, *, otherwise: bool) -> bool:
+    if not same_value(gold.parts[0], target.parts[0]):
+        return False
+    if otherwise and any(_OTHERWISE.search(case.name) for case in (gold, target)):
+        return True
+    try:
+        return gold.name.casefold() == target.name.casefold() or same(read(gold.name), read(target.name))
+    except (Unknown, Unreadable):
+        return False
 
 
 def _same_sets(gold: Node, target: Node) -> bool:

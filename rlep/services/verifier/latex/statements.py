@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlep.services.verifier.latex.nodes import Node
 from rlep.services.verifier.latex.syntax import Parser
-from rlep.services.verifier.latex.tokens import Token, Unreadable, closing, lex, spelled, split
+from rlep.services.verifier.latex.tokens import Token, Unreadable, between, closing, lex, spelled, split
 
 _WRITTEN_ALIKE = (
     "= < > \\equiv \\sim \\cong \\to \\rightarrow \\Rightarrow \\implies \\iff \\Leftrightarrow \\parallel \\perp \\subset"
@@ -28,6 +28,23 @@ _AND = frozenset({"and", ", and", "and also", "和", "及", "與", "与", "und",
 _OR = frozenset({"or", ", or", "或", "oder", "ou", "o", "или"})
 _PLAIN = re.compile(r"(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])(?!\s*\})")
 _CYCLES = re.compile(r"(?:\(\s*\d+(?:(?:\s|\\[,;: ])+\d+)+\s*\)\s*)+")
+_WORDS = re.compile(r"\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}")
+_DOMAIN = re.compile(
+    r"[\s,;(]+(?:(?:where|for|with|and|as)(?![a-z])[\s,]*)?(?:(?:all|any|some|every|each|an?|arbitrary)(?![a-z])\s*)?"
+    r"(?P<before>integers?(?![a-z])\s*)?(?P<name>[k-n])\s*"
+    r"(?:(?P<kind>\\in\s*\\mathbb\s*\{?\s*Z\s*\}?)|(?P<behind>(?:is|are|any|an)(?![a-z])[\sa-z]*integers?))?[\s).]*\Z"
+)
+"""A letter that is declared to be a whole number, at the end of an answer whose words stand outside of ``\\text``."""
+_SET_OF_FAMILY = re.compile(
+    r"\\\{\s*(?:([a-z])\s*[|:]\s*\1\s*=\s*)?([^{}|:]*(?:\{[^{}]*\}[^{}|:]*)*?)\s*[|:,]\s*([k-n])\s*\\in\s*\\mathbb\s*\{?\s*Z\s*\}?\s*\\\}"
+)
+_SYSTEM = re.compile(
+    r"(?:\\\{\s*)?\\begin\{(cases|array|aligned)\}(?:\s*\{[lcr|]*\})?((?:(?!\\begin).)*)\\end\{\1\}", re.DOTALL
+)
+"""Statements under each other."""
+_IF_ANY = re.compile(r"\\text|&(?!\s*=)")
+_CASES = "\\begin { c a s e s }"
+_IF = re.compile(r"\A[\s,]*\\text\{\s*,?\s*(?:if|for|when|where)?\s*,?\s*\}|\\text\{\s*[.,;]?\s*\}")
 _NAMING = re.compile(r"[^\W\d_]|\d\s*,\s*-?[\d\\]")
 _NO_VALUE = re.compile(
     r"\\infty|\{\s*\}(?!\s*[_^])|(?:/|\\[bp]?mod(?![a-zA-Z])|\\frac\s*(?:\{[^{}]*\}|\d))\s*\{?\s*0(?![\d.])"
@@ -66,10 +83,26 @@ class Answer:
     """Of a list: ``,``, ``and`` or ``or``."""
     brackets: str = ""
     """Of a tuple."""
+    whole: frozenset[str] = frozenset()
+    """Letters that are declared to be whole numbers."""
 
 
 def read(latex: str) -> Answer:
     """The statements of an answer in plain LaTeX. Raises Unreadable."""
+    if (system := _SYSTEM.fullmatch(latex)) and not _IF_ANY.search(system[2]):
+        rows = [row.replace("&", "") for row in system[2].split("\\\\") if row.strip()]
+        if all("=" in row for row in rows):
+            return _read(",".join(row.strip().rstrip(",;.") for row in rows))
+    unwrapped = _WORDS.sub(lambda match: " " * (match.start(1) - match.start()) + match[1] + " ", latex)
+    if match := _SET_OF_FAMILY.fullmatch(latex):
+        return replace(_read(match[2]), whole=frozenset(match[3]))
+    match = _DOMAIN.search(unwrapped)
+    if match and match.start() and (match["before"] or match["kind"] or match["behind"]):
+        return replace(_read(latex[: match.start()]), whole=frozenset(match["name"]))
+    return _read(latex)
+
+
+def _read(latex: str) -> Answer:
     if _CYCLES.fullmatch(latex):
         return _cycles(latex)
     tokens = lex(_PLAIN.sub(r"\\text{\1}", latex))
@@ -118,7 +151,9 @@ def _plain(answer: Answer) -> Answer:
     left = first.sides[0]
     named = set(first.relations) == {"="} and left is not None and left.kind in ("name", "tuple")
     if named and not any(item.relations for item in later):
-        return replace(answer, items=(first, *(Item((left, item.value), ("=",)) for item in later)))
+        return replace(
+            answer, items=(first, *(replace(item, sides=(left, item.value), relations=("=",)) for item in later))
+        )
     return answer
 
 
@@ -142,6 +177,8 @@ def _item(tokens: list[Token]) -> Item:
             break
     pieces = list(split(tokens, lambda token: token.kind != "text" and token.text in _RELATIONS))
     relations = tuple(_RELATIONS[behind] for _, behind in pieces[:-1])
+    if not modulus:
+        relations = tuple("=" if relation == "\\equiv" else relation for relation in relations)
     sides = [
         _side(part, last=index == len(pieces) - 1 or bool(set(relations) - {"="}))
         for index, (part, _) in enumerate(pieces)
@@ -151,11 +188,41 @@ def _item(tokens: list[Token]) -> Item:
 
 def _side(tokens: list[Token], *, last: bool) -> Node | None:
     try:
+        if spelled(tokens[:4]) == "\\begin { c a" and spelled(tokens).startswith(_CASES):
+            return _cases(tokens)
         return Parser(tokens).whole()
     except Unreadable:
         if last or not is_name(spelled(tokens)):
             raise
         return None
+
+
+def _cases(tokens: list[Token]) -> Node:
+    """A value for each of several conditions, which stay text. Raises Unreadable."""
+    cases = []
+    for row in between(tokens[8:-8], "\\\\"):
+        parts = [part for part, _ in split(row, lambda token: token.text == "&")]
+        if len(parts) == 1:
+            parts = _at_condition(row)
+        if len(parts) == 2 and all(parts):
+            value, condition = parts
+            value = value[:-1] if value[-1].text in (",", ";") else value
+            cases.append(Node("case", (Parser(value).whole(),), _condition(condition)))
+        elif row:
+            raise Unreadable("a case without its condition")
+    return Node("cases", tuple(cases))
+
+
+def _at_condition(row: list[Token]) -> list[list[Token]]:
+    """A row without ``&``: its value and, behind words or the last comma, its condition."""
+    marks = [index for index, token in enumerate(row) if token.kind == "text" or token.text == ","]
+    return [row[: marks[0]], row[marks[0] :]] if marks else [row]
+
+
+def _condition(tokens: list[Token]) -> str:
+    """A condition in plain LaTeX without the words before it."""
+    words = " ".join(f"\\text{{{token.text}}}" if token.kind == "text" else token.text for token in tokens)
+    return _IF.sub("", words.replace("\\text{is ", "\\text{")).strip(" ,.;")
 
 
 def is_name(text: str) -> bool:

@@ -5,6 +5,7 @@ What it has no rule for is ``Unreadable``: two numbers side by side, dots, opera
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from rlep.services.verifier.latex import vocabulary
@@ -14,6 +15,8 @@ from rlep.services.verifier.latex.scanner import beside
 from rlep.services.verifier.latex.tokens import Token, Unreadable, spelled
 
 _MAX_PRIMES = 99
+_SELECTION = re.compile(r"([CAP])_\{([3-9]|[1-9]\d{1,3})\}")
+"""The base of ``C_5^2`` and ``A_5^2``, which count selections without and with their order."""
 
 
 class Parser(Constructs):
@@ -95,6 +98,8 @@ class Parser(Constructs):
             return Node("transpose", (base,))
         if base.kind != "name":
             return Node("power", (base, self._read(exponent)))
+        if (chosen := _SELECTION.fullmatch(base.name)) and text.isdigit() and int(text) <= int(chosen[2]):
+            return _selection(chosen[1], int(chosen[2]), int(text))
         if exponent and all(token.text == "\\prime" for token in exponent):
             return self._applied(Node("name", (), base.name + "'" * len(exponent)))
         if len(exponent) == 3 and exponent[0].text == "(" and exponent[1].text.isdigit():
@@ -155,6 +160,13 @@ class Parser(Constructs):
         rest = "".join(token.text for token in self._tokens[self._at : end])
         self._at = end
         return rest
+
+
+def _selection(letter: str, total: int, chosen: int) -> Node:
+    """The number of selections, ``A`` and ``P`` with their order."""
+    top, bottom = (Node("number", value=Fraction(number)) for number in (total, chosen))
+    count = Node("binomial", (top, bottom))
+    return count if letter == "C" else Node("product", (count, Node("function", (bottom,), "factorial")))
 
 
 def _kind_of(operator: str) -> str:

@@ -11,7 +11,7 @@ FUNCTIONS = {
     name: name
     for name in _words(
         "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp gcd lcm max min det"
-        " Re Im arg Gamma"
+        " Re Im arg Gamma cis abs"
     )
 } | {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
 """Functions that have a value, under the names people use."""
@@ -28,6 +28,8 @@ MARKS = _words(
     "vec hat bar tilde dot ddot overline underline overrightarrow widehat widetilde mathcal mathbb mathfrak mathscr breve check"
 )
 """Marks: of letters they make another name, of anything else they are not read."""
+SAME_MARK = {"overline": "bar", "overrightarrow": "vec"}
+"""Marks that mean the same over a single letter."""
 GREEK = _words(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho varrho sigma"
     " varsigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar aleph"

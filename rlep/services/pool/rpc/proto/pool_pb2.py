@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'rlep/services/pool/rpc/proto/pool.proto\x12\x0crlep.pool.v1\"+\n\x06Record\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\x0c\"\x8f\x01\n\x08\x41\x64\x64\x46rame\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\t\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12%\n\x07records\x18\x05 \x03(\x0b\x32\x14.rlep.pool.v1.Record\x12\r\n\x05total\x18\x06 \x01(\x03\x12\x12\n\nvocabulary\x18\x07 \x01(\x03\"i\n\x08\x41\x64\x64Reply\x12\x10\n\x08inserted\x18\x01 \x01(\x03\x12\x12\n\nduplicates\x18\x02 \x01(\x03\x12&\n\x07refused\x18\x03 \x03(\x0b\x32\x15.rlep.pool.v1.Refused\x12\x0f\n\x07\x65victed\x18\x04 \x01(\x03\"-\n\x07Refused\x12\x12\n\ncontent_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"m\n\rSampleRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x03\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0f\n\x07minimum\x18\x06 \x01(\x05\"\xd5\x01\n\x0bSampleFrame\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x16\n\x0erecord_lengths\x18\n \x01(\x0c\x12\x0f\n\x07records\x18\x0b \x01(\x0c\x12\x11\n\tavailable\x18\x0c \x01(\x0c\x12\x0f\n\x07minimum\x18\r \x01(\x05\x12\x12\n\nvocabulary\x18\x0e \x01(\x03J\x04\x08\x03\x10\nR\x07lengthsR\x06tokensR\x08logprobsR\x04halfR\x08\x66inishedR\x0e\x64\x65tail_lengthsR\x07\x64\x65tails\",\n\rExportRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"B\n\x0b\x45xportFrame\x12%\n\x07records\x18\x01 \x03(\x0b\x32\x14.rlep.pool.v1.Record\x12\x0c\n\x04next\x18\x02 \x01(\t\"A\n\nGetRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x12\n\ncontent_id\x18\x03 \x01(\t\"\x1a\n\x08GetReply\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"Y\n\rRemoveRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontent_ids\x18\x03 \x03(\t\x12\x12\n\nquarantine\x18\x04 \x01(\x08\"R\n\nPinRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontent_ids\x18\x03 \x03(\t\x12\x0e\n\x06pinned\x18\x04 \x01(\x08\"\x1b\n\nCountReply\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\"\x1b\n\x0bPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x1d\n\x0b\x44igestReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\x1a\n\nStatsReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"9\n\x0bListRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"(\n\tListReply\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0c\n\x04next\x18\x02 \x01(\t\":\n\x17ListTrajectoriesRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\"$\n\x15ListTrajectoriesReply\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x32\x9c\x06\n\x04Pool\x12\x37\n\x03\x41\x64\x64\x12\x16.rlep.pool.v1.AddFrame\x1a\x16.rlep.pool.v1.AddReply(\x01\x12\x42\n\x06Sample\x12\x1b.rlep.pool.v1.SampleRequest\x1a\x19.rlep.pool.v1.SampleFrame0\x01\x12\x42\n\x06\x45xport\x12\x1b.rlep.pool.v1.ExportRequest\x1a\x19.rlep.pool.v1.ExportFrame0\x01\x12\x37\n\x03Get\x12\x18.rlep.pool.v1.GetRequest\x1a\x16.rlep.pool.v1.GetReply\x12?\n\x06Remove\x12\x1b.rlep.pool.v1.RemoveRequest\x1a\x18.rlep.pool.v1.CountReply\x12\x39\n\x03Pin\x12\x18.rlep.pool.v1.PinRequest\x1a\x18.rlep.pool.v1.CountReply\x12<\n\x04Seal\x12\x19.rlep.pool.v1.PoolRequest\x1a\x19.rlep.pool.v1.DigestReply\x12>\n\x06\x44igest\x12\x19.rlep.pool.v1.PoolRequest\x1a\x19.rlep.pool.v1.DigestReply\x12<\n\x05Stats\x12\x19.rlep.pool.v1.PoolRequest\x1a\x18.rlep.pool.v1.StatsReply\x12\x41\n\x0bListPrompts\x12\x19.rlep.pool.v1.ListRequest\x1a\x17.rlep.pool.v1.ListReply\x12^\n\x10ListTrajectories\x12%.rlep.pool.v1.ListTrajectoriesRequest\x1a#.rlep.pool.v1.ListTrajectoriesReply\x12?\n\tListPools\x12\x19.rlep.pool.v1.ListRequest\x1a\x17.rlep.pool.v1.ListReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'rlep/services/pool/rpc/proto/pool.proto\x12\x0crlep.pool.v1\"+\n\x06Record\x12\x11\n\tprompt_id\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\x0c\"\x8f\x01\n\x08\x41\x64\x64\x46rame\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\t\x12\x0e\n\x06writer\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12%\n\x07records\x18\x05 \x03(\x0b\x32\x14.rlep.pool.v1.Record\x12\r\n\x05total\x18\x06 \x01(\x03\x12\x12\n\nvocabulary\x18\x07 \x01(\x03\"i\n\x08\x41\x64\x64Reply\x12\x10\n\x08inserted\x18\x01 \x01(\x03\x12\x12\n\nduplicates\x18\x02 \x01(\x03\x12&\n\x07refused\x18\x03 \x03(\x0b\x32\x15.rlep.pool.v1.Refused\x12\x0f\n\x07\x65victed\x18\x04 \x01(\x03\"-\n\x07Refused\x12\x12\n\ncontent_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"m\n\rSampleRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x03(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\x12\x0c\n\x04seed\x18\x04 \x01(\x03\x12\x0c\n\x04step\x18\x05 \x01(\x03\x12\x0f\n\x07minimum\x18\x06 \x01(\x05\"\xd5\x01\n\x0bSampleFrame\x12\x0e\n\x06\x63ounts\x18\x01 \x01(\x0c\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x16\n\x0erecord_lengths\x18\n \x01(\x0c\x12\x0f\n\x07records\x18\x0b \x01(\x0c\x12\x11\n\tavailable\x18\x0c \x01(\x0c\x12\x0f\n\x07minimum\x18\r \x01(\x05\x12\x12\n\nvocabulary\x18\x0e \x01(\x03J\x04\x08\x03\x10\nR\x07lengthsR\x06tokensR\x08logprobsR\x04halfR\x08\x66inishedR\x0e\x64\x65tail_lengthsR\x07\x64\x65tails\",\n\rExportRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\"B\n\x0b\x45xportFrame\x12%\n\x07records\x18\x01 \x03(\x0b\x32\x14.rlep.pool.v1.Record\x12\x0c\n\x04next\x18\x02 \x01(\t\"A\n\nGetRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x12\n\ncontent_id\x18\x03 \x01(\t\"\x1a\n\x08GetReply\x12\x0e\n\x06record\x18\x01 \x01(\x0c\"Y\n\rRemoveRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontent_ids\x18\x03 \x03(\t\x12\x12\n\nquarantine\x18\x04 \x01(\x08\"\x1b\n\nCountReply\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\"\x1b\n\x0bPoolRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\"\x1d\n\x0b\x44igestReply\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"\x1a\n\nStatsReply\x12\x0c\n\x04json\x18\x01 \x01(\t\"9\n\x0bListRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"(\n\tListReply\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0c\n\x04next\x18\x02 \x01(\t\":\n\x17ListTrajectoriesRequest\x12\x0c\n\x04pool\x18\x01 \x01(\t\x12\x11\n\tprompt_id\x18\x02 \x01(\t\"$\n\x15ListTrajectoriesReply\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x32\xe1\x05\n\x04Pool\x12\x37\n\x03\x41\x64\x64\x12\x16.rlep.pool.v1.AddFrame\x1a\x16.rlep.pool.v1.AddReply(\x01\x12\x42\n\x06Sample\x12\x1b.rlep.pool.v1.SampleRequest\x1a\x19.rlep.pool.v1.SampleFrame0\x01\x12\x42\n\x06\x45xport\x12\x1b.rlep.pool.v1.ExportRequest\x1a\x19.rlep.pool.v1.ExportFrame0\x01\x12\x37\n\x03Get\x12\x18.rlep.pool.v1.GetRequest\x1a\x16.rlep.pool.v1.GetReply\x12?\n\x06Remove\x12\x1b.rlep.pool.v1.RemoveRequest\x1a\x18.rlep.pool.v1.CountReply\x12<\n\x04Seal\x12\x19.rlep.pool.v1.PoolRequest\x1a\x19.rlep.pool.v1.DigestReply\x12>\n\x06\x44igest\x12\x19.rlep.pool.v1.PoolRequest\x1a\x19.rlep.pool.v1.DigestReply\x12<\n\x05Stats\x12\x19.rlep.pool.v1.PoolRequest\x1a\x18.rlep.pool.v1.StatsReply\x12\x41\n\x0bListPrompts\x12\x19.rlep.pool.v1.ListRequest\x1a\x17.rlep.pool.v1.ListReply\x12^\n\x10ListTrajectories\x12%.rlep.pool.v1.ListTrajectoriesRequest\x1a#.rlep.pool.v1.ListTrajectoriesReply\x12?\n\tListPools\x12\x19.rlep.pool.v1.ListRequest\x1a\x17.rlep.pool.v1.ListReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,24 +53,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETREPLY']._serialized_end=936
   _globals['_REMOVEREQUEST']._serialized_start=938
   _globals['_REMOVEREQUEST']._serialized_end=1027
-  _globals['_PINREQUEST']._serialized_start=1029
-  _globals['_PINREQUEST']._serialized_end=1111
-  _globals['_COUNTREPLY']._serialized_start=1113
-  _globals['_COUNTREPLY']._serialized_end=1140
-  _globals['_POOLREQUEST']._serialized_start=1142
-  _globals['_POOLREQUEST']._serialized_end=1169
-  _globals['_DIGESTREPLY']._serialized_start=1171
-  _globals['_DIGESTREPLY']._serialized_end=1200
-  _globals['_STATSREPLY']._serialized_start=1202
-  _globals['_STATSREPLY']._serialized_end=1228
-  _globals['_LISTREQUEST']._serialized_start=1230
-  _globals['_LISTREQUEST']._serialized_end=1287
-  _globals['_LISTREPLY']._serialized_start=1289
-  _globals['_LISTREPLY']._serialized_end=1329
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=1331
-  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=1389
-  _globals['_LISTTRAJECTORIESREPLY']._serialized_start=1391
-  _globals['_LISTTRAJECTORIESREPLY']._serialized_end=1427
-  _globals['_POOL']._serialized_start=1430
-  _globals['_POOL']._serialized_end=2226
+  _globals['_COUNTREPLY']._serialized_start=1029
+  _globals['_COUNTREPLY']._serialized_end=1056
+  _globals['_POOLREQUEST']._serialized_start=1058
+  _globals['_POOLREQUEST']._serialized_end=1085
+  _globals['_DIGESTREPLY']._serialized_start=1087
+  _globals['_DIGESTREPLY']._serialized_end=1116
+  _globals['_STATSREPLY']._serialized_start=1118
+  _globals['_STATSREPLY']._serialized_end=1144
+  _globals['_LISTREQUEST']._serialized_start=1146
+  _globals['_LISTREQUEST']._serialized_end=1203
+  _globals['_LISTREPLY']._serialized_start=1205
+  _globals['_LISTREPLY']._serialized_end=1245
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_start=1247
+  _globals['_LISTTRAJECTORIESREQUEST']._serialized_end=1305
+  _globals['_LISTTRAJECTORIESREPLY']._serialized_start=1307
+  _globals['_LISTTRAJECTORIESREPLY']._serialized_end=1343
+  _globals['_POOL']._serialized_start=1346
+  _globals['_POOL']._serialized_end=2083
 # @@protoc_insertion_point(module_scope)

@@ -130,18 +130,6 @@ class RemoveRequest(_message.Message):
     quarantine: bool
     def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_ids: _Optional[_Iterable[str]] = ..., quarantine: _Optional[bool] = ...) -> None: ...
 
-class PinRequest(_message.Message):
-    __slots__ = ("pool", "prompt_id", "content_ids", "pinned")
-    POOL_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
-    CONTENT_IDS_FIELD_NUMBER: _ClassVar[int]
-    PINNED_FIELD_NUMBER: _ClassVar[int]
-    pool: str
-    prompt_id: str
-    content_ids: _containers.RepeatedScalarFieldContainer[str]
-    pinned: bool
-    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_ids: _Optional[_Iterable[str]] = ..., pinned: _Optional[bool] = ...) -> None: ...
-
 class CountReply(_message.Message):
     __slots__ = ("count",)
     COUNT_FIELD_NUMBER: _ClassVar[int]

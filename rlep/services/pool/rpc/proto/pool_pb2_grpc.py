@@ -59,11 +59,6 @@ class PoolStub:
                 request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.RemoveRequest.SerializeToString,
                 response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.CountReply.FromString,
                 _registered_method=True)
-        self.Pin = channel.unary_unary(
-                '/rlep.pool.v1.Pool/Pin',
-                request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.PinRequest.SerializeToString,
-                response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.CountReply.FromString,
-                _registered_method=True)
         self.Seal = channel.unary_unary(
                 '/rlep.pool.v1.Pool/Seal',
                 request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.PoolRequest.SerializeToString,
@@ -128,12 +123,6 @@ class PoolServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Remove(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Pin(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -205,11 +194,6 @@ def add_PoolServicer_to_server(servicer, server):
             'Remove': grpc.unary_unary_rpc_method_handler(
                     servicer.Remove,
                     request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.RemoveRequest.FromString,
-                    response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.CountReply.SerializeToString,
-            ),
-            'Pin': grpc.unary_unary_rpc_method_handler(
-                    servicer.Pin,
-                    request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.PinRequest.FromString,
                     response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.CountReply.SerializeToString,
             ),
             'Seal': grpc.unary_unary_rpc_method_handler(
@@ -377,33 +361,6 @@ class Pool:
             target,
             '/rlep.pool.v1.Pool/Remove',
             rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.RemoveRequest.SerializeToString,
-            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.CountReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Pin(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rlep.pool.v1.Pool/Pin',
-            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.PinRequest.SerializeToString,
             rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.CountReply.FromString,
             options,
             channel_credentials,

@@ -1,10 +1,10 @@
--- Insert records into one bucket, all or nothing, each at most once. At most 1,000 prompts a call (Lua's `unpack`).
--- KEYS: state index changes totals labels pins reply, and what precedes a prompt's id in the keys of its records and of its
+-- Insert records into a pool, all or nothing, each at most once. At most 1,000 prompts a call (Lua's `unpack`).
+-- KEYS: state index changes totals labels reply, and what precedes a prompt's id in the keys of its records and of its
 --       quarantine (of the same slot)
 -- ARGV: writer, epoch or '', cap, call number, mark, number of labels, labels, then for each prompt: id, n, n times
 --       (content id, which label from 1, record)
 -- Returns '<call number>:<evicted>:<one letter a record>': i inserted, d duplicate, q quarantined before, c over the cap
-local state, index, changes, totals, labels, pins, answered, records, quarantine = unpack(KEYS)
+local state, index, changes, totals, labels, answered, records, quarantine = unpack(KEYS)
 local writer, epoch, cap, call, mark = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 
 -- The same call delivered again, after a reply that was lost: the same reply.
@@ -49,11 +49,11 @@ local function above(a, b)
   return false
 end
 
--- What stays is the `cap` smallest content ids (pinned ones always): a uniform choice that no order of arrival changes.
+-- What stays is the `cap` smallest content ids: a uniform choice that no order of arrival changes.
 local function evict(key)
   local largest
   for _, id in ipairs(redis.call('HKEYS', key)) do
-    if (not largest or above(id, largest)) and redis.call('SISMEMBER', pins, id) == 0 then largest = id end
+    if not largest or above(id, largest) then largest = id end
   end
   local value = redis.call('HGET', key, largest)
   count(tostring(struct.unpack('<I4', value)), -1, -#value)

@@ -1,4 +1,4 @@
--- Raise a writer's epoch in one bucket: from here on its older incarnations are refused.
+-- Raise a writer's epoch: from here on its older incarnations are refused.
 -- KEYS: state
 -- ARGV: writer, epoch
 local newest = tonumber(redis.call('HGET', KEYS[1], 'epoch:' .. ARGV[1]) or ARGV[2])

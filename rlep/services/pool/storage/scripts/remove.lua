@@ -1,8 +1,8 @@
 -- Take records of one prompt out of the pool; with 'quarantine' they are kept aside and refused if they come again.
--- KEYS: state changes totals pins records quarantine
+-- KEYS: state changes totals records quarantine
 -- ARGV: prompt id, 'remove' or 'quarantine', mark, content ids
 -- Returns how many there were.
-local state, changes, totals, pins, key, aside = unpack(KEYS)
+local state, changes, totals, key, aside = unpack(KEYS)
 if redis.call('HEXISTS', state, 'sealed') == 1 then return redis.error_reply('SEALED pool') end
 local removed = 0
 for at = 4, #ARGV do
@@ -17,7 +17,6 @@ for at = 4, #ARGV do
     redis.call('HINCRBY', totals, 'n:' .. label, -1)
     redis.call('HINCRBY', totals, 'b:' .. label, -#value)
     redis.call('HDEL', key, id)
-    redis.call('SREM', pins, id)
     removed = removed + 1
   end
 end

@@ -1,5 +1,4 @@
 -- How far this server has written its append-only file.
--- KEYS: any key, by which a cluster picks the server
 -- Returns the server's run id, then bytes in the file, acknowledged bytes not in it yet, and the last write's status;
 -- nothing after the run id where there is no such file.
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')

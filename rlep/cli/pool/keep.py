@@ -4,50 +4,62 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlep.check.machine import Finding
-from rlep.cli.doctor import show_findings
-from rlep.cli.pool.open import changing, file_errors, matching_tokenizer, opening_of, question_rows, reading
-from rlep.cli.progress import TerminalProgress
-from rlep.cli.tables import show_table
-from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, ModelError, RlepError
-from rlep.core.plural import counted
-from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
-from rlep.services.pool.maintenance.check_records import Checked, check_records
-from rlep.services.pool.maintenance.prune import Criteria, prune
-from rlep.services.pool.maintenance.reverify import Difference, Reverified, reverify
-from rlep.services.pool.pool import Pool
-from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
+from rlep.cli.pool.which import KEEP, Data, DryRun, Json, about_a_pool, pool_app
+
+if TYPE_CHECKING:
+    from rlep.check.machine import Finding
+    from rlep.config.schema import Config
+    from rlep.services.pool.maintenance.check_records import Checked
+    from rlep.services.pool.maintenance.reverify import Difference, Reverified
+    from rlep.services.pool.pool import Pool
+    from rlep.services.verifier.base import BaseVerifier
 
 DAY = 86400.0
 
 
+@pool_app.command(rich_help_panel=KEEP)
+@about_a_pool
 def verify(
-    config: Config, data: Sequence[Path], *, dry_run: bool, other_verifier: bool, out: Path | None, as_json: bool
+    config: Config,
+    *,
+    data: Data = None,
+    dry_run: DryRun = False,
+    other_verifier: Annotated[
+        bool, typer.Option(help="Quarantine though the pool was graded under another verifier.profile.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="File for the differences.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Grade every response again; differences go to ``out``, or to standard output without ``as_json``."""
-    role = config.verifier
+    """Grade every response again with the present verifier; what no longer passes is quarantined."""
+    from rlep.cli.pool.open import (
+        changing,
+        file_errors,
+        files_of,
+        matching_tokenizer,
+        opening_of,
+        question_rows,
+        reading,
+        verifier_of,
+    )
+    from rlep.cli.progress import TerminalProgress
+    from rlep.services.pool.maintenance.reverify import reverify
+
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(reading(config) if dry_run else changing(config))
-        limits = Limits(cpu_seconds=role.cpu_seconds)
-        verifier = stack.enter_context(
-            build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
-        )
+        verifier = stack.enter_context(verifier_of(config))
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)
         references, openings = {}, {}
-        for prompt_id, row in question_rows(data, bars):
+        for prompt_id, row in question_rows(files_of(config, data), bars):
             references[prompt_id], openings[prompt_id] = row.reference, opening_of(config, tokenizer, row)
         if out is not None:
             stack.enter_context(file_errors(out))
@@ -78,6 +90,8 @@ def verify(
 
 def _check_verifier(pool: Pool, verifier: BaseVerifier) -> None:
     """Refuse to quarantine what another kind of verifier accepted: the responses may only be formatted otherwise."""
+    from rlep.core.errors import ConfigError
+
     others = sorted({name for name in pool.stats().by_verifier if name.rpartition("@")[0] != verifier.name})
     if others:
         raise ConfigError(
@@ -97,6 +111,9 @@ def _sentence(difference: Difference) -> str:
 
 
 def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
+    from rlep.cli.tables import show_table
+    from rlep.core.plural import counted
+
     typer.echo(f"{counted(found.graded, 'answer')} graded by {verifier.name} {verifier.version}")
     show_table([{"verdict": status, "answers": str(count)} for status, count in found.statuses.most_common()])
     if found.reread:
@@ -109,42 +126,79 @@ def _show_verified(found: Reverified, verifier: BaseVerifier) -> None:
     typer.echo(f"{found.quarantined} quarantined")
 
 
-def prune_pool(
+@pool_app.command(rich_help_panel=KEEP)
+@about_a_pool
+def prune(
     config: Config,
     *,
-    policy: str | None,
-    verifier: str | None,
-    older_than: float | None,
-    keep: int,
-    dry_run: bool,
-    as_json: bool,
+    policy: Annotated[
+        str | None, typer.Option(metavar="DIGEST@VERSION", help="Of these policies; * and ? stand for anything.")
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(metavar="NAME@VERSION", help="Of these verifiers; * and ? stand for anything.")
+    ] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, metavar="DAYS", help="Older than this.")] = None,
+    keep: Annotated[int, typer.Option(min=0, help="Leave each question at least so many responses.")] = 0,
+    dry_run: DryRun = False,
+    as_json: Json = False,
 ) -> None:
-    """Remove what meets all criteria; ``older_than`` in days."""
+    """Remove the trajectories that meet all criteria given."""
+    from rlep.cli.pool.open import changing, reading
+    from rlep.cli.progress import TerminalProgress
+    from rlep.core.plural import counted
+    from rlep.services.pool.maintenance.prune import Criteria
+    from rlep.services.pool.maintenance.prune import prune as prune_pool
+
     before = None if older_than is None else time.time() - older_than * DAY
     criteria = Criteria(policy, verifier, before, keep)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(reading(config) if dry_run else changing(config))
         advance = stack.enter_context(bars.phase("prune", pool.stats().trajectories, "records"))
-        found = prune(pool, criteria, dry_run=dry_run, advance=advance)
+        found = prune_pool(pool, criteria, dry_run=dry_run, advance=advance)
     if as_json:
         typer.echo(json.dumps(asdict(found) | {"dry_run": dry_run}, indent=2))
         return
     typer.echo(
         f"{'would remove' if dry_run else 'removed'} {found.removed} of {counted(found.examined, 'trajectory')}; "
-        f"pinned and kept: {found.pinned}; left without answers: {counted(found.emptied, 'question')}"
+        f"left without answers: {counted(found.emptied, 'question')}"
     )
 
 
-def seal(config: Config, *, as_json: bool) -> None:
-    """Close the pool for good."""
+@pool_app.command(rich_help_panel=KEEP)
+@about_a_pool
+def seal(
+    config: Config,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Close a pool for good, and print the digest that names its content."""
+    from rlep.cli.pool.open import changing
+
+    if not yes:
+        typer.confirm(f"Nothing can be added to pool {config.pool.name} afterwards. Seal it?", abort=True, err=True)
     with changing(config) as pool:
         digest = pool.seal()
     typer.echo(json.dumps({"digest": digest}) if as_json else f"pool {pool.name} is sealed with digest {digest}")
 
 
-def doctor(config: Config, *, repair: bool, as_json: bool) -> int:
-    """Check the server, the seal and every record; 1 when something is wrong, else 0."""
+@pool_app.command(rich_help_panel=KEEP)
+@about_a_pool
+def doctor(
+    config: Config,
+    *,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove damaged records.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check the server, the seal and every record; exit status 1 when something is wrong."""
+    from rlep.check.machine import Finding
+    from rlep.cli.doctor import show_findings
+    from rlep.cli.pool.open import changing, reading
+    from rlep.cli.progress import TerminalProgress
+    from rlep.core.errors import RlepError
+    from rlep.services.pool.maintenance.check_records import check_records
+
     findings: list[Finding] = []
     try:
         with TerminalProgress() as bars, changing(config) if repair else reading(config) as pool:
@@ -161,10 +215,12 @@ def doctor(config: Config, *, repair: bool, as_json: bool) -> int:
                 findings.append(Finding("writes", "ok", "the server keeps what it acknowledges and takes more"))
     except RlepError as error:
         findings.append(Finding(f"pool {config.pool.name}", "wrong", str(error)))
-    return show_findings(findings, as_json=as_json)
+    raise typer.Exit(show_findings(findings, as_json=as_json))
 
 
 def _state(pool: Pool) -> list[Finding]:
+    from rlep.check.machine import Finding
+
     used, limit = pool.memory()
     room = f"{used / 1e6:.1f} MB used" + (f" of {limit / 1e6:.1f} MB" if limit else ", no limit set")
     sealed = f"sealed with {pool.sealed}, which its content matches" if pool.sealed else "open"
@@ -177,6 +233,10 @@ def _state(pool: Pool) -> list[Finding]:
 
 def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
     """Whether model.path has the tokenizer that the pool's writer stated; then the model's vocabulary."""
+    from rlep.check.machine import Finding
+    from rlep.core.errors import ModelError
+    from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
+
     stated, path = f"the pool's writer stated {pool.tokenizer_digest}", config.model.path
     remedy = (
         "set model.path to the model that wrote the responses; a Python client states its tokenizer as "
@@ -194,6 +254,9 @@ def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
 
 
 def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
+    from rlep.check.machine import Finding
+    from rlep.core.plural import counted
+
     findings = []
     if vocabulary is None:
         detail = "not checked whether token ids exist: nobody stated the pool's number of ids, and its model is not known here"

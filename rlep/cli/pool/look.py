@@ -1,4 +1,4 @@
-"""``rlep pool stats | show | sample | browse``: a pool looked into from a terminal, without a cluster."""
+"""``rlep pool stats | browse | show | sample``: a pool looked into from a terminal, without a cluster."""
 
 from __future__ import annotations
 
@@ -8,42 +8,50 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
-from rlep.cli.progress import TerminalProgress
-from rlep.cli.shell import say_stopping
-from rlep.cli.tables import show_table
-from rlep.cli.terminal import Terminal
-from rlep.config.schema import Config
-from rlep.core.errors import PoolError
-from rlep.core.plural import counted
-from rlep.core.printable import printable
-from rlep.core.types import Trajectory
-from rlep.data.prompt_rows import PromptRow
-from rlep.engines.tokenizer import Tokenizer
-from rlep.launch.event_loop import run_async
-from rlep.services.pool.files.export_rows import line_of
-from rlep.services.pool.files.jsonl_shards import json_of
-from rlep.services.pool.maintenance.measure import Measured, measure
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import find, scan
-from rlep.services.pool.values import PoolStats
+from rlep.cli.pool.which import LOOK, Data, Json, about_a_pool, pool_app
+
+if TYPE_CHECKING:
+    from rlep.config.schema import Config
+    from rlep.core.types import Trajectory
+    from rlep.data.prompt_rows import PromptRow
+    from rlep.engines.tokenizer import Tokenizer
+    from rlep.services.pool.maintenance.measure import Measured
+    from rlep.services.pool.pool import Pool
+    from rlep.services.pool.values import PoolStats
 
 PROMPTS_A_SAMPLE = 64
 
 
-def show_stats(
-    config: Config, *, attach: str | None, data: Sequence[Path] | None, questions: int, as_json: bool
+@pool_app.command(rich_help_panel=LOOK)
+@about_a_pool
+def stats(
+    config: Config,
+    *,
+    attach: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Ask the pool of a running run on the cluster, for counts only.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None, typer.Option("--data", metavar="FILE", help="Also count its questions without responses.")
+    ] = None,
+    questions: Annotated[int, typer.Option(min=0, help="Questions measured for the quantiles; 0 takes all.")] = 1024,
+    as_json: Json = False,
 ) -> None:
-    """Coverage, lengths, size and origins; ``attach`` names a run on the cluster whose pool actor is asked."""
+    """What a pool holds: coverage, lengths, distinctness, memory, by policy and by verifier."""
+    from rlep.cli.pool.open import question_rows, reading
+    from rlep.cli.progress import TerminalProgress
+    from rlep.cli.shell import say_stopping
+    from rlep.launch.event_loop import run_async
+    from rlep.services.pool.maintenance.measure import measure
+
     if attach:
         _print_stats(config.pool.name, {}, run_async(_attached(config, attach), say_stopping), as_json)
         return
     with TerminalProgress() as bars, reading(config) as pool:
-        stats = pool.stats()
+        counts = pool.stats()
         more: dict[str, Any] = {"tokenizer_digest": pool.tokenizer_digest, "cap": pool.cap}
         used, limit = pool.memory()
         more |= {"redis_used_bytes": used, "redis_limit_bytes": limit}
@@ -52,12 +60,14 @@ def show_stats(
             asked = [prompt_id for prompt_id, _ in question_rows(data, bars)]
             more |= {"questions_asked": len(asked), "questions_without": sum(one not in held for one in asked)}
         measured = measure(pool, questions=questions)
-    _print_stats(config.pool.name, more | {"measured": asdict(measured)}, stats, as_json)
+    _print_stats(config.pool.name, more | {"measured": asdict(measured)}, counts, as_json)
     if not as_json:
         _show_measured(measured)
 
 
 def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: bool) -> None:
+    from rlep.cli.tables import show_table
+
     if as_json:
         typer.echo(json.dumps({"pool": name} | asdict(stats) | dict(more), indent=2))
         return
@@ -79,6 +89,9 @@ def _print_stats(name: str, more: Mapping[str, Any], stats: PoolStats, as_json: 
 
 
 def _show_measured(measured: Measured) -> None:
+    from rlep.cli.tables import show_table
+    from rlep.core.plural import counted
+
     rows = []
     for name, values, digits in (("tokens", measured.length, 0), ("distinct 4-grams", measured.distinctness, 3)):
         if values:
@@ -103,51 +116,21 @@ async def _attached(config: Config, run: str) -> PoolStats:
         await asyncio.to_thread(cluster.close)
 
 
-def show_record(config: Config, identity: str, *, as_json: bool) -> None:
-    """All responses of a prompt, or one response by its content id, quarantined ones too."""
-    with reading(config) as pool:
-        tokenizer = tokenizer_of(config, pool)
-        found = find(pool.store, identity)
-        if not found:
-            raise PoolError(f"pool {config.pool.name} holds neither a prompt nor a trajectory {identity}")
-        pins = pool.store.pinned()
-        for held in found:
-            line = line_of(held, pinned=held.content_id in pins)
-            if as_json:
-                typer.echo(json_of(line, ascii_only=True))
-            else:
-                marks = [name for name in ("quarantined", "pinned") if getattr(line, name)]
-                typer.echo(described(line.trajectory, tokenizer, marks))
-
-
-def show_sample(
-    config: Config, prompt_ids: Sequence[str], *, count: int | None, seed: int | None, step: int, as_json: bool
+@pool_app.command(rich_help_panel=LOOK)
+@about_a_pool
+def browse(
+    config: Config,
+    *,
+    data: Data = None,
+    start: Annotated[str, typer.Option("--from", metavar="PROMPT_ID", help="Begin at this prompt id.")] = "",
+    least: Annotated[int, typer.Option(min=1, help="Only questions with at least so many responses.")] = 1,
 ) -> None:
-    """What a training step would draw for these questions, or for every question of the pool."""
-    count = config.replay.count or 2 if count is None else count
-    seed = config.run.seed if seed is None else seed
-    with reading(config) as pool:
-        tokenizer = tokenizer_of(config, pool)
-        wanted = list(prompt_ids) or pool.prompt_ids()
-        for start in range(0, len(wanted), PROMPTS_A_SAMPLE):
-            sample = pool.sample(wanted[start : start + PROMPTS_A_SAMPLE], count, seed=seed, step=step)
-            for prompt_id, drawn in sample.trajectories().items():
-                if as_json:
-                    typer.echo(json.dumps({"prompt_id": prompt_id, "drawn": [_drawn(t, tokenizer) for t in drawn]}))
-                    continue
-                Terminal(soft_wrap=True).print(f"prompt {prompt_id}: {len(drawn)} drawn", style="bold")
-                for trajectory in drawn:
-                    typer.echo(described(trajectory, tokenizer))
-
-
-def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    tokens = trajectory.tokens
-    text = {} if tokenizer is None else {"text": tokenizer.decode(tokens)}
-    return {"content_id": trajectory.content_id, "tokens": tokens.tolist()} | text
-
-
-def browse(config: Config, *, data: Sequence[Path] | None, start: str, least: int) -> None:
     """Page through questions and their decoded responses; without a terminal, print them all."""
+    from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
+    from rlep.cli.progress import TerminalProgress
+    from rlep.cli.terminal import Terminal
+    from rlep.core.errors import PoolError
+
     with TerminalProgress() as bars:
         files = files_of(config, data)
         rows = dict(question_rows(files, bars)) if data or files[0].is_file() else {}
@@ -183,15 +166,89 @@ def places(count: int, keys: Iterator[str]) -> Iterator[int]:
 
 def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> str:
     """A question and all its responses."""
-    answers = [line_of(held, pinned=False).trajectory for held in scan(pool.store, [prompt_id])]
+    from rlep.core.plural import counted
+    from rlep.core.printable import printable
+    from rlep.services.pool.files.export_rows import line_of
+    from rlep.services.pool.storage.scan import scan
+
+    answers = [line_of(held).trajectory for held in scan(pool.store, [prompt_id])]
     parts = [typer.style(f"question {prompt_id}, {counted(len(answers), 'answer')}", bold=True)]
     if row is not None:
         parts.append(printable(f"{row.question}\nreference: {row.reference}"))
     return "\n".join([*parts, *(described(answer, tokenizer) for answer in answers), 80 * "─"])
 
 
+@pool_app.command(rich_help_panel=LOOK)
+@about_a_pool
+def show(
+    config: Config,
+    identity: Annotated[str, typer.Argument(metavar="ID", help="A prompt id or a trajectory's content id.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Print one question's responses, or one response, decoded where model.path has the tokenizer."""
+    from rlep.cli.pool.open import reading, tokenizer_of
+    from rlep.core.errors import PoolError
+    from rlep.services.pool.files.export_rows import json_of, line_of
+    from rlep.services.pool.storage.scan import find
+
+    with reading(config) as pool:
+        tokenizer = tokenizer_of(config, pool)
+        found = find(pool.store, identity)
+        if not found:
+            raise PoolError(f"pool {config.pool.name} holds neither a prompt nor a trajectory {identity}")
+        for held in found:
+            line = line_of(held)
+            if as_json:
+                typer.echo(json_of(line))
+            else:
+                typer.echo(described(line.trajectory, tokenizer, ["quarantined"] if line.quarantined else ()))
+
+
+@pool_app.command(rich_help_panel=LOOK)
+@about_a_pool
+def sample(
+    config: Config,
+    *,
+    prompts: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="ID", help="May be repeated (default: every question).")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=0, help="Responses a question (default replay.count).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run (default run.seed).")] = None,
+    step: Annotated[int, typer.Option(min=0, help="Training step.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a question.")] = False,
+) -> None:
+    """Draw what a training step would draw: the same seed, step and questions give the same responses."""
+    from rlep.cli.pool.open import reading, tokenizer_of
+    from rlep.cli.terminal import Terminal
+
+    count = config.replay.count or 2 if count is None else count
+    seed = config.run.seed if seed is None else seed
+    with reading(config) as pool:
+        tokenizer = tokenizer_of(config, pool)
+        wanted = prompts or pool.prompt_ids()
+        for start in range(0, len(wanted), PROMPTS_A_SAMPLE):
+            drawn_now = pool.sample(wanted[start : start + PROMPTS_A_SAMPLE], count, seed=seed, step=step)
+            for prompt_id, drawn in drawn_now.trajectories().items():
+                if as_json:
+                    typer.echo(json.dumps({"prompt_id": prompt_id, "drawn": [_drawn(t, tokenizer) for t in drawn]}))
+                    continue
+                Terminal(soft_wrap=True).print(f"prompt {prompt_id}: {len(drawn)} drawn", style="bold")
+                for trajectory in drawn:
+                    typer.echo(described(trajectory, tokenizer))
+
+
+def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    tokens = trajectory.tokens
+    text = {} if tokenizer is None else {"text": tokenizer.decode(tokens)}
+    return {"content_id": trajectory.content_id, "tokens": tokens.tolist()} | text
+
+
 def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> str:
     """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
+    from rlep.core.plural import counted
+    from rlep.core.printable import printable
+
     verdict, origin = trajectory.verdict, trajectory.provenance
     lines = [
         f"{counted(len(trajectory.tokens), 'token')}, {verdict.status} by {verdict.verifier} {verdict.version}",

@@ -9,40 +9,53 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rlep.cli.pool.open import file_errors, filling, matching_tokenizer, opening_of, question_rows, reading
-from rlep.cli.progress import TerminalProgress
-from rlep.cli.tables import show_table
-from rlep.config.schema import Config
-from rlep.core.errors import DataError
-from rlep.core.plural import counted
-from rlep.data.prompt_files import write_verl
-from rlep.data.prompt_rows import PromptRow
-from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
-from rlep.services.pool.files.manifest import MAX_SHARD, Form, check_plain, read_manifest
-from rlep.services.pool.files.records import Imported, export_records, import_records
-from rlep.services.pool.files.texts import TextAnswers, import_texts, texts_of
-from rlep.services.pool.pool import Pool
-from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
+from rlep.cli.pool.which import MOVE, Data, Json, about_a_pool, pool_app
+
+if TYPE_CHECKING:
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.schema import Config
+    from rlep.data.prompt_rows import PromptRow
+    from rlep.engines.tokenizer import Tokenizer
+    from rlep.services.pool.files.records import Imported
+    from rlep.services.pool.pool import Pool
 
 QUESTIONS_A_READ = 64
+Form = Literal["parquet", "candidates"]
+"""A directory of shards, or one prompt file with the responses as texts."""
 
 
-def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_json: bool) -> None:
-    """Write the pool to a directory of shards, or its texts to one prompt file."""
+@pool_app.command(rich_help_panel=MOVE)
+@about_a_pool
+def export(
+    config: Config,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory, or for candidates a .parquet or .jsonl file.")],
+    *,
+    form: Annotated[
+        Form,
+        typer.Option("--as", help="parquet: every field, shards with a manifest. candidates: texts in a prompt file."),
+    ] = "parquet",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Write a pool to files. An export that was interrupted starts again."""
+    from rlep.cli.pool.open import file_errors, files_of, reading
+    from rlep.cli.progress import TerminalProgress
+    from rlep.core.plural import counted
+    from rlep.services.pool.files.records import export_records
+
     with file_errors(out), TerminalProgress() as bars, reading(config) as pool:
         if form == "candidates":
-            written = _export_texts(config, pool, out, data, bars)
+            written = _export_texts(config, pool, out, files_of(config, data), bars)
             left = len(pool.prompt_ids()) - written
             text = f"{counted(written, 'question')} with answers in {out}; {left} of the pool's not in these question files"
             _tell({"file": str(out), "questions": written, "left_out": left}, text, as_json)
             return
         with bars.phase("export", pool.stats().trajectories, "records") as advance:
-            manifest = export_records(pool, out, form, advance=advance)
+            manifest = export_records(pool, out, advance=advance)
         summary = {
             "directory": str(out),
             "records": manifest.records,
@@ -58,6 +71,10 @@ def export(config: Config, out: Path, *, form: Form, data: Sequence[Path], as_js
 
 def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
     """Questions that have responses, with these as texts, in the authors' schema; appears as a whole or not at all."""
+    from rlep.cli.pool.open import matching_tokenizer
+    from rlep.core.errors import DataError
+    from rlep.data.prompt_files import write_verl
+
     if out.suffix not in (".parquet", ".jsonl"):
         raise DataError(f"{out}: the authors' form is one file, name it .parquet or .jsonl")
     tokenizer = matching_tokenizer(config, pool)
@@ -76,14 +93,31 @@ def _with_responses(
     pool: Pool, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress
 ) -> Iterator[PromptRow]:
     """The rows whose questions have responses in the pool, each with these."""
+    from rlep.cli.pool.open import question_rows
+    from rlep.services.pool.files.texts import texts_of
+
     rows = question_rows(data, bars)
     while some := dict(islice(rows, QUESTIONS_A_READ)):
         for prompt_id, texts in texts_of(pool, list(some), tokenizer):
             yield replace(some[prompt_id], candidates=texts)
 
 
-def import_(config: Config, source: Path, *, as_json: bool) -> None:
-    """Put an export's directory, or a prompt file with candidates, into the pool; the pool is made where there is none."""
+@pool_app.command("import", rich_help_panel=MOVE)
+@about_a_pool
+def import_(
+    config: Config,
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="An export's directory, or a prompt file with candidates.")
+    ],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Put files into a pool; texts are tokenised for model.path and graded first. May be repeated.
+
+    The export of a sealed pool seals the pool, if it then has the same content.
+    """
+    from rlep.services.pool.files.manifest import MAX_SHARD, check_plain
+
     if source.is_dir():
         report = _import_records(config, source)
     else:
@@ -101,6 +135,11 @@ def import_(config: Config, source: Path, *, as_json: bool) -> None:
 
 
 def _import_records(config: Config, source: Path) -> Imported:
+    from rlep.cli.pool.open import filling
+    from rlep.cli.progress import TerminalProgress
+    from rlep.services.pool.files.manifest import read_manifest
+    from rlep.services.pool.files.records import import_records
+
     manifest = read_manifest(source)
     with (
         TerminalProgress() as bars,
@@ -111,15 +150,17 @@ def _import_records(config: Config, source: Path) -> Imported:
 
 
 def _import_texts(config: Config, source: Path) -> Imported:
+    from rlep.cli.pool.open import filling, opening_of, question_rows, verifier_of
+    from rlep.cli.progress import TerminalProgress
+    from rlep.core.errors import DataError
+    from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
+    from rlep.services.pool.files.texts import TextAnswers, import_texts
+
     tokenizer = load_tokenizer(config.model.path)
-    role = config.verifier
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
-        limits = Limits(cpu_seconds=role.cpu_seconds)
-        verifier = stack.enter_context(
-            build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
-        )
+        verifier = stack.enter_context(verifier_of(config))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)
         questions = (
@@ -137,6 +178,8 @@ def _import_texts(config: Config, source: Path) -> Imported:
 
 
 def _show_refused(report: Imported) -> None:
+    from rlep.cli.tables import show_table
+
     show_table([{"refused because": reason, "answers": str(n)} for reason, n in report.refused.most_common(20)])
     for name, reason in report.examples:
         typer.echo(f"  {name}: {reason}")
