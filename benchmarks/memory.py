@@ -38,7 +38,7 @@ from rlep.core.heap import return_freed_memory
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
 from rlep.engines.learner import device_state, head
-from rlep.engines.learner.largest_update import largest_update
+from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
 
 TOY = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "model"

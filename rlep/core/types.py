@@ -315,7 +315,7 @@ class UpdateOutcome:
     skipped: str
     """Why the weights were left alone, or empty."""
     sources: Mapping[str, float]
-    """``algorithms.loss_stats.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
+    """``algorithms.loss_values.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
     cost: UpdateCost = UpdateCost()
 
 

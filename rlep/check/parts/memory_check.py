@@ -16,7 +16,7 @@ from rlep.core.plural import sized
 from rlep.core.types import SequenceBatch
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
-from rlep.engines.learner.largest_update import largest_update
+from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
 
 ALLOWED = 1.25

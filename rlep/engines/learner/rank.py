@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,22 +16,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlep.algorithms.loss import LossSums
-from rlep.algorithms.objective import high_entropy_mask
+from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
 from rlep.config.schema import Config
+from rlep.config.training import LossConfig
 from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.full_weights import FullWeights
-from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.lora import adapters_of, base_model, write_adapter
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
-from rlep.engines.learner.packed_row import PackedRow, pack_row
+from rlep.engines.learner.packed_row import PackedRow, largest_update, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
-from rlep.engines.learner.row_loss import RowLoss, cross_entropy, policy_loss
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
@@ -45,6 +44,11 @@ from rlep.engines.learner.weight_sender import (
 )
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightDtype, WeightUpdate
+
+RowLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
+"""Row, log-probs ``[R]`` and entropies of its response tokens -> its share of the batch's loss, and what is counted."""
+Reference = Callable[[PackedRow], Tensor]
+"""Row -> log-probs ``[R]`` of the reference policy, without gradients."""
 
 
 class LearnerRank:
@@ -339,3 +343,35 @@ class LearnerRank:
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._trained}
         return weights | self._optimizer.moments()
+
+
+def policy_loss(
+    batch: SequenceBatch, config: Config, high_entropy: BoolArray | None, reference: Reference | None
+) -> RowLoss:
+    """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
+    limit = config.rollout.max_tokens
+    weights = normalizers(batch, config.loss, fixed_length=limit)  # [S]
+    kept = regulariser_normalizers(batch, config.loss, fixed_length=limit)  # [S]
+
+    def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+        with torch.no_grad():
+            base = None if reference is None else reference(row)
+        chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(logprobs.device)
+        values = {"reference_logprobs": base, "entropy": entropy, "high_entropy": chosen}
+        values["regulariser_weights"] = None if batch.regularised is None else row.of_sequences(kept)
+        part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
+        return packed_policy_loss(part, config.loss, config.replay)
+
+    return loss
+
+
+def cross_entropy(batch: SequenceBatch) -> RowLoss:
+    """The mean over all trained response tokens of ``batch``."""
+    weights = normalizers(batch, LossConfig())
+
+    def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+        per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
+        total = -(logprobs.double() * torch.from_numpy(per_token).to(logprobs.device)).sum()
+        return total, LossSums.zeros(logprobs.device)
+
+    return loss

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlep.algorithms.objective import high_entropy_mask
+from rlep.algorithms.loss_values import high_entropy_mask
 from rlep.algorithms.packing import take
 from rlep.core.errors import ModelError, UpdateError
 from rlep.engines.learner.rank import LearnerRank

@@ -11,8 +11,8 @@ import torch
 
 from rlep.algorithms.advantages import group_advantages
 from rlep.algorithms.loss import packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_values import normalizers
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.objective import normalizers
 from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
 from rlep.algorithms.selection import draw_uniform
 from rlep.algorithms.shaping import Shaping, rewards

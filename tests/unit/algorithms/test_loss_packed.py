@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
-from rlep.algorithms.objective import high_entropy_mask, normalizers, regulariser_normalizers
+from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
 from rlep.config.training import LossConfig
 from rlep.core.types import SequenceBatch

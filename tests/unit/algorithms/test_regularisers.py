@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlep.algorithms.loss_terms import kl_estimate
+from rlep.algorithms.loss import kl_estimate
 from rlep.config.training import LossConfig
 from tests.unit.algorithms.algorithm_values import packed_one
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlep.algorithms.loss import packed_policy_loss, packed_tokens
-from rlep.algorithms.loss_terms import shaped_terms
-from rlep.algorithms.objective import normalizers
+from rlep.algorithms.loss import packed_policy_loss, packed_tokens, shaped_terms
+from rlep.algorithms.loss_values import normalizers
 from rlep.config.replay import ReplayConfig
 from rlep.config.training import LossConfig
 from tests.unit.algorithms.algorithm_values import batch_of
