@@ -159,7 +159,7 @@ ALERTS: tuple[Alert, ...] = (
         f"and {_DIFFERENCE} > {series('weights/logprob_tolerance')}",
         "5m",
         "generators and learner disagree on a token five times more than in the last hour, and more than is allowed on average",
-        "Generators may serve other weights or another type than they should: `rlep selftest` compares them.",
+        "Generators may serve other weights or another type than they should: `rlep check --try` compares them.",
     ),
     Alert(
         "RlepRatio",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar, cast
 
+from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.prompts_shown import read_prompts
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, ModelError
+from rlep.core.errors import ModelError, RlepError
 from rlep.core.types import Prompt
 from rlep.data.prompts import PromptSet
-from rlep.driver.model_shape import read_shape, undivided
-from rlep.engines.tokenizer import Tokenizer, context_length, load_tokenizer, vocabulary_size
+from rlep.driver.model_shape import ModelShape, read_shape
+from rlep.engines.tokenizer import Tokenizer, load_tokenizer, vocabulary_size
+
+Command = Literal["train", "sft", "collect", "evaluate"]
+T = TypeVar("T")
 
 FINGERPRINT_BYTES = 2**20
 
@@ -35,38 +41,82 @@ class Inputs:
         return self.evaluation.prompts if self.evaluation is not None else ()
 
 
+class Subject:
+    """A configuration and what it names, each read once.
+
+    The first look at something that cannot be read raises its error; every later one raises ``CheckSkipped``.
+    """
+
+    def __init__(self, config: Config, command: Command = "train") -> None:
+        """``command`` decides what is read and which roles there are."""
+        self.config = config
+        self.command: Command = command
+        self._values: dict[str, object] = {}
+
+    @property
+    def learns(self) -> bool:
+        """Whether the command starts a learner."""
+        return self.command in ("train", "sft")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._once("the tokenizer", lambda: load_tokenizer(self.config.model.path))
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The model's shape; None for a family that has another: vLLM serves more than the plan knows."""
+        return self._once("the model", self._shape)
+
+    @property
+    def train(self) -> PromptSet | None:
+        """The training questions; None for a command that trains on none."""
+        if self.command == "evaluate":
+            return None
+        return self._once("data.train", lambda: self._prompts([self.config.data.train]))
+
+    @property
+    def evaluation(self) -> PromptSet | None:
+        """The held-out questions; None without files."""
+        files = self.config.data.evaluation
+        return self._once("data.evaluation", lambda: self._prompts(files)) if files else None
+
+    def inputs(self) -> Inputs:
+        """Return what a command needs. Raises ``ModelError`` or ``DataError`` saying what to fix."""
+        model = self.config.model
+        template = self.tokenizer.template_digest(chat_template=model.chat_template)
+        rows, digest = vocabulary_size(model.path), fingerprint(model.path)
+        return Inputs(self.tokenizer, rows, digest, template, self.train, self.evaluation)
+
+    def _shape(self) -> ModelShape | None:
+        try:
+            return read_shape(self.config.model.path)
+        except ModelError:
+            return None
+
+    def _prompts(self, files: Sequence[Path]) -> PromptSet:
+        return read_prompts(self.config, files, self.tokenizer)
+
+    def _once(self, what: str, read: Callable[[], T]) -> T:
+        if what not in self._values:
+            try:
+                self._values[what] = read()
+            except RlepError:
+                self._values[what] = CheckSkipped(f"{what} cannot be read")
+                raise
+        value = self._values[what]
+        if isinstance(value, CheckSkipped):
+            raise value
+        return cast("T", value)
+
+
+Look = Callable[[Subject], Iterator[Finding]]
+"""One check: its findings; an error that a run would end with is raised."""
+
+
 def read_inputs(config: Config, *, train: bool = True) -> Inputs:
-    """Tokenizer, prompts and the model's fingerprint. Raises ``ModelError`` or ``DataError`` saying what to fix."""
-    model, data = config.model, config.data
-    tokenizer = load_tokenizer(model.path)
-    check_context(config)
-    check_divided(config)
-    return Inputs(
-        tokenizer,
-        vocabulary_size(model.path),
-        fingerprint(model.path),
-        tokenizer.template_digest(chat_template=model.chat_template),
-        read_prompts(config, [data.train], tokenizer) if train else None,
-        read_prompts(config, data.evaluation, tokenizer) if data.evaluation else None,
-    )
-
-
-def check_context(config: Config) -> None:
-    """Raise ``ModelError`` where the longest prompt and the longest response do not fit the model together."""
-    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
-    context = context_length(config.model.path)
-    if prompt + response > context:
-        raise ModelError(
-            f"data.max_prompt_tokens = {prompt} and rollout.max_tokens = {response} need a context of "
-            f"{prompt + response} tokens, {config.model.path} has {context}; lower one of them"
-        )
-
-
-def check_divided(config: Config) -> None:
-    """Raise ``ConfigError`` where the workers of a generator cannot share the model's heads."""
-    workers, model = config.generator.tensor_parallel, config.model.path
-    if workers > 1 and (part := undivided(read_shape(model), workers)):
-        raise ConfigError(f"generator.tensor_parallel = {workers}: {model} has {part}, which it must divide")
+    """Read tokenizer, prompts and the model's fingerprint, as a command does after its checks."""
+    return Subject(config, "train" if train else "evaluate").inputs()
 
 
 def fingerprint(model: Path) -> str:

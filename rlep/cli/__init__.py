@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from rlep.cli.configs import Files, MaybeFiles, Overrides, config_app
+from rlep.cli.check import check
+from rlep.cli.configs import Files, Overrides, config_app
 from rlep.cli.console import console
 from rlep.cli.pool import pool_app
 from rlep.cli.shell import command_errors
@@ -203,25 +204,7 @@ def plan(
     show_plan(load_config(files, overrides or ()), gpu_memory=gpu_memory, as_json=as_json)
 
 
-@app.command()
-@command_errors
-def doctor(files: MaybeFiles = None, overrides: Overrides = None) -> None:
-    """Check this machine: versions, Ray, Redis, vLLM, GPUs, disk, shared memory, tokens. Prints a remedy for each problem."""
-    from rlep.cli.doctor import examine
-    from rlep.config.settings import load_config
-
-    raise typer.Exit(examine(load_config(files or (), overrides or ())))
-
-
-@app.command()
-@command_errors
-def selftest(files: MaybeFiles = None, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
-    """Try the parts of a run on this machine, with two layers of the configured model's shape: some minutes, no download."""
-    check_versions()
-    from rlep.cli.selftest import each_check, show
-    from rlep.config.settings import load_config
-
-    raise typer.Exit(show(each_check(load_config(files or (), overrides or ())), as_json=as_json))
+app.command()(check)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -9,9 +9,7 @@ import typer
 
 from rlep.cli.shell import command_errors
 
-config_app = typer.Typer(
-    help="Show, check and describe configurations, and copy one to start from.", no_args_is_help=True
-)
+config_app = typer.Typer(help="Show and describe configurations, and copy one to start from.", no_args_is_help=True)
 
 Files = Annotated[list[Path], typer.Argument(metavar="CONFIG.toml…", help="TOML files; later ones win.")]
 MaybeFiles = Annotated[list[Path] | None, typer.Argument(metavar="[CONFIG.toml…]", help="TOML files; later ones win.")]
@@ -27,17 +25,6 @@ def config_show(files: MaybeFiles = None, overrides: Overrides = None) -> None:
     from rlep.config.settings import dump_config, load_config
 
     typer.echo(dump_config(load_config(files or (), overrides or ())), nl=False)
-
-
-@config_app.command("check")
-@command_errors
-def config_check(files: Files, overrides: Overrides = None) -> None:
-    """Print ok, or why the config cannot run."""
-    from rlep.check.before_start import check_verifier
-    from rlep.config.settings import load_config
-
-    check_verifier(load_config(files, overrides or ()))
-    typer.echo("ok")
 
 
 @config_app.command("schema")

@@ -1,46 +1,32 @@
-"""``rlep plan``: reads what there is of a config's inputs, refuses what a run would refuse, prints the numbers."""
+"""``rlep plan``: reads what there is of a config's inputs, and prints what a run will do in numbers."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import typer
 
-from rlep.check.before_start import (
-    check_heads,
-    check_lora_targets,
-    check_output_head,
-    check_verifier,
-    memory_here,
-    missing_cpus,
-    pool_exists,
-)
-from rlep.check.inputs import check_context, check_divided
-from rlep.check.prompts_shown import prompt_notes, read_prompts, unknown_text
+from rlep.check.fit_checks import memory_here, missing_cpus
+from rlep.check.inputs import Subject
+from rlep.check.pool_checks import pool_exists
 from rlep.cli.tables import show_facts
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
-from rlep.driver.model_shape import ModelShape, read_shape
+from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_memory import GIB
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
-from rlep.engines.families import check_family
-from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 
 
 def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
-    """Print the plan, for GPUs of ``gpu_memory`` GiB.
-
-    Raises what the run itself would raise for settings that do not divide or fit.
-    """
-    check_verifier(config)
+    """Print the plan, for GPUs of ``gpu_memory`` GiB; ``rlep check`` says what a run would refuse."""
     plan = make_plan(config, read_known(config), int(gpu_memory * GIB))
     if as_json:
         typer.echo(json.dumps(asdict(plan), indent=2))
@@ -57,19 +43,17 @@ def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
 def read_known(config: Config) -> Known:
     """Model, data and pool, as far as they are there; a missing one is planned around and named."""
     missing: list[str] = []
-    tokenizer, shape = _model(config, missing)
-    train = _prompts(config, [config.data.train], tokenizer, missing)
-    evaluation = _prompts(config, config.data.evaluation, tokenizer, missing) if config.data.evaluation else None
-    for line in (
-        prompt_notes(tokenizer, (train, evaluation), chat_template=config.model.chat_template) if tokenizer else []
-    ):
-        typer.echo(line, err=True)
-    measured = train is not None and tokenizer is not None
+    subject = Subject(config)
+    path, there = config.model.path, config.model.path.is_dir()
+    if not there:
+        missing.append(f"model.path = {path}: no such directory; planned without memory and prompt lengths")
+    train = _prompts(subject, [config.data.train], missing, lambda: subject.train)
+    evaluation = _prompts(subject, config.data.evaluation, missing, lambda: subject.evaluation)
     return Known(
         data=train.report if train else None,
-        prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and measured else None,
+        prompt_tokens=float(np.mean([len(p.tokens) for p in train.prompts])) if train and there else None,
         evaluation_questions=len(evaluation) if evaluation else (None if config.data.evaluation else 0),
-        model=shape,
+        model=read_shape(path) if there else None,
         pool=_pool(config, train, missing) if config.replay.count and config.replay.source != "live" else None,
         missing=tuple(missing),
         missing_cpus=missing_cpus(config),
@@ -77,36 +61,17 @@ def read_known(config: Config) -> Known:
     )
 
 
-def _model(config: Config, missing: list[str]) -> tuple[Tokenizer | None, ModelShape | None]:
-    path = config.model.path
-    if not path.is_dir():
-        missing.append(f"model.path = {path}: no such directory; planned without memory and prompt lengths")
-        return None, None
-    check_family(path)
-    tokenizer = load_tokenizer(path)
-    check_context(config)
-    check_heads(config)
-    check_output_head(config)
-    check_divided(config)
-    check_lora_targets(config)
-    return tokenizer, read_shape(path)
-
-
 def _prompts(
-    config: Config, paths: Sequence[Path], tokenizer: Tokenizer | None, missing: list[str]
+    subject: Subject, paths: Sequence[Path], missing: list[str], read: Callable[[], PromptSet | None]
 ) -> PromptSet | None:
     absent = [str(path) for path in paths if not path.exists()]
     if absent:
         missing.append(f"dataset {', '.join(absent)}: no such file; planned without its questions")
         return None
-    if tokenizer is None:  # questions can be counted, their tokens cannot
-        most = config.data.max_bad_rows
-        found = load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
-    else:
-        found = read_prompts(config, paths, tokenizer)
-    for line in [*found.report.lines(), *(unknown_text(found, tokenizer) if tokenizer else [])]:
-        typer.echo(line, err=True)
-    return found
+    if paths and not subject.config.model.path.is_dir():  # questions can be counted, their tokens cannot
+        most = subject.config.data.max_bad_rows
+        return load_prompts(paths, encode=lambda _: np.empty(0, np.int32), max_tokens=1, max_bad_rows=most)
+    return read()
 
 
 def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCoverage | None:

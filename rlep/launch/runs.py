@@ -7,32 +7,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rlep.actors.pool_actor import PoolService
 from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.algorithms.evaluation import EvaluationReport
-from rlep.check.before_start import (
-    check_cpus,
-    check_heads,
-    check_lora_targets,
-    check_minimum,
-    check_output_head,
-    check_place,
-    check_pool,
-    check_verifier,
-    check_watched,
-    covered_questions,
-    memory_advice,
-    pool_exists,
-)
-from rlep.check.inputs import Inputs, read_inputs
-from rlep.check.prompts_shown import prompt_notes, unknown_text
+from rlep.check.fit_checks import memory_advice
+from rlep.check.inputs import Inputs, Subject
+from rlep.check.pool_checks import check_minimum, covered_questions, pool_exists
+from rlep.check.suite import check_inputs, check_start
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, OutOfMemory, PlacementError, PoolError
 from rlep.core.plural import counted
-from rlep.data.prompts import PromptOrder, PromptSet
+from rlep.data.prompts import PromptSet
 from rlep.driver.checkpoint import Checkpoint, write_json
 from rlep.driver.collect import Collected, Collector, collected_before
 from rlep.driver.context import Run
@@ -43,7 +31,6 @@ from rlep.driver.run_directory import WRITTEN_LATER, Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training, TrainingData
 from rlep.driver.wings.rollout_files import RolloutFiles
-from rlep.engines.families import check_family
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 from rlep.launch.compose import RunActors, run_actors
 from rlep.launch.event_loop import run_async
@@ -91,7 +78,8 @@ def sft(config: Config, progress: CommandProgress) -> Checkpoint:
 
 def collect(config: Config, progress: CommandProgress) -> Collected:
     """Sample every question; fill the pool."""
-    inputs = _read(config, progress)
+    subject = Subject(config, "collect")
+    inputs = check_inputs(subject, progress.note)
     with _opened(config, inputs, "collect", progress) as store:
         if done := collected_before(store.path, _train_set(inputs).prompts):
             if not pool_exists(config):
@@ -101,8 +89,7 @@ def collect(config: Config, progress: CommandProgress) -> Collected:
                 )
             progress.note(f"nothing to do: all {done.coverage.questions} questions are collected")
             return done
-        check_cpus(config, learns=False)
-        check_place(config)
+        check_start(subject, progress.note)
         return run_async(_collect(config, inputs, store, progress), progress.stopping)
 
 
@@ -125,8 +112,9 @@ def evaluate(
         "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
     }
     config = config.model_copy(update=sections)
-    inputs = _read(config, progress, train=False)
-    check_cpus(config, learns=False)
+    subject = Subject(config, "evaluate")
+    inputs = check_inputs(subject, progress.note)
+    check_start(subject, progress.note)
     made = MadeDirectory(out)
     try:
         evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
@@ -141,21 +129,15 @@ def evaluate(
     return evaluated.report
 
 
-def _learn(config: Config, phase: str, progress: CommandProgress) -> Checkpoint:
-    inputs = _read(config, progress)
-    check_family(config.model.path)
-    check_lora_targets(config)
-    check_watched(config, _train_set(inputs))
-    PromptOrder(len(_train_set(inputs)), config.rollout.prompts, config.run.seed)  # refuses a step larger than the data
+def _learn(config: Config, phase: Literal["train", "sft"], progress: CommandProgress) -> Checkpoint:
+    subject = Subject(config, phase)
+    inputs = check_inputs(subject, progress.note)
     with _opened(config, inputs, phase, progress) as store:
         if done := store.checkpoints.complete(config.run.steps):
             store.events.log("run_finished", done.state.step)
             progress.note(f"nothing to do: all {config.run.steps} steps are done, {done.path}")
             return done
-        check_cpus(config, learns=True)
-        check_pool(config, inputs.tokenizer.digest, _train_set(inputs))
-        if config.replay.source != "offline":
-            check_place(config)
+        check_start(subject, progress.note)
         return _trained(config, inputs, store, progress, supervised=phase == "sft")
 
 
@@ -166,24 +148,6 @@ def _trained(
         return run_async(_train(config, inputs, store, progress, supervised=supervised), progress.stopping)
     except OutOfMemory as error:
         raise OutOfMemory(f"{error}. {memory_advice(config)}") from error
-
-
-def _read(config: Config, progress: CommandProgress, *, train: bool = True) -> Inputs:
-    """The inputs; names rows to look at, and says where the evaluation is not held out."""
-    inputs = read_inputs(config, train=train)
-    check_heads(config)
-    check_verifier(config)
-    check_output_head(config)
-    found_sets = (inputs.train, inputs.evaluation)
-    for found in found_sets:
-        for line in [] if found is None else [*found.report.lines(), *unknown_text(found, inputs.tokenizer)]:
-            progress.note(line)
-    for line in prompt_notes(inputs.tokenizer, found_sets, chat_template=config.model.chat_template):
-        progress.note(line)
-    known = {prompt.id for prompt in inputs.train.prompts} if inputs.train else set()
-    if both := sum(prompt.id in known for prompt in inputs.held_out):
-        progress.note(f"{both} of {counted(len(inputs.held_out), 'evaluation question')} are training questions too")
-    return inputs
 
 
 @contextmanager

@@ -81,23 +81,21 @@ def test_rows_without_references_are_named(config: str, overrides: list[str], tm
     assert message == f"{path}: no usable question: 2 rows, 0 without question, 2 without reference"
 
 
-def test_plan_names_the_rows_that_are_left_out(config: str, overrides: list[str], tmp_path: Path) -> None:
+def test_check_names_the_rows_that_are_left_out(config: str, overrides: list[str], tmp_path: Path) -> None:
     path = jsonl(tmp_path / "own.jsonl", [*ROWS, {"problem": "2 + 2?", "anwser": "4"}])
     settings = [*overrides, f'data.train="{path}"', "data.max_bad_rows=0.2"]
-    result = CliRunner().invoke(app, arguments("plan", config, settings))
-    assert result.exit_code == 0
-    assert result.stderr.splitlines() == [
-        f"{path}: 1 of 5 rows (20.0 %) have no usable question or answer, and are left out",
-        '  line 5: no "answer", but "anwser"',
+    result = CliRunner().invoke(app, arguments("check", config, settings))
+    assert [line for line in result.stdout.splitlines() if " questions: " in line] == [
+        f"ok      questions: {path}: 1 of 5 rows (20.0 %) have no usable question or answer, and are left out",
+        'ok      questions:   line 5: no "answer", but "anwser"',
     ]
 
 
-def test_plan_names_conflicts_and_text_without_tokens(config: str, overrides: list[str], tmp_path: Path) -> None:
+def test_check_names_conflicts_and_text_without_tokens(config: str, overrides: list[str], tmp_path: Path) -> None:
     odd = [{"problem": "1 + 1", "answer": "3"}, {"problem": "What is 5 + 1?", "answer": "6"}]
     path = jsonl(tmp_path / "own.jsonl", [*ROWS, *odd])
-    result = CliRunner().invoke(app, arguments("plan", config, [*overrides, f'data.train="{path}"']))
-    assert result.exit_code == 0
-    assert result.stderr.splitlines() == [
+    result = CliRunner().invoke(app, arguments("check", config, [*overrides, f'data.train="{path}"']))
+    assert [line.partition(" questions: ")[2] for line in result.stdout.splitlines() if " questions: " in line] == [
         "1 question with two or more references, each kept as a prompt of its own:",
         "  1 + 1",
         "1 of 6 questions holds text that the tokenizer does not know, e.g. What is 5 + 1?",
@@ -142,9 +140,8 @@ def test_what_a_model_lacks_is_named(
     assert mistake(arguments("train", config, [*overrides, f'model.path="{model}"'])).startswith(f"{model}: {message}")
 
 
-@pytest.mark.parametrize("command", ["train", "plan"])
-def test_prompt_and_response_over_the_context_are_refused(command: str, config: str, overrides: list[str]) -> None:
-    message = mistake(arguments(command, config, [*overrides, "rollout.max_tokens=89"]))
+def test_prompt_and_response_over_the_context_are_refused(config: str, overrides: list[str]) -> None:
+    message = mistake(arguments("train", config, [*overrides, "rollout.max_tokens=89"]))
     assert message == (
         "data.max_prompt_tokens = 40 and rollout.max_tokens = 89 need a context of 129 tokens, "
         f"{MODEL} has 128; lower one of them"
@@ -155,7 +152,6 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
     read_inputs(load_config([], [*overrides, "rollout.max_tokens=88"]))
 
 
-@pytest.mark.parametrize("command", ["train", "plan"])
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -176,9 +172,9 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
     ],
 )
 def test_settings_that_cannot_go_together_are_refused(
-    command: str, config: str, overrides: list[str], override: str, message: str
+    config: str, overrides: list[str], override: str, message: str
 ) -> None:
-    assert mistake(arguments(command, config, [*overrides, *override.split(",")])).startswith(message)
+    assert mistake(arguments("train", config, [*overrides, *override.split(",")])).startswith(message)
 
 
 def test_sft_needs_replays(config: str, overrides: list[str]) -> None:

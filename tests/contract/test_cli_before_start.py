@@ -15,14 +15,14 @@ from typer.testing import CliRunner, Result
 
 from rlep import Verdict, load_tokenizer, trajectory_from_text
 from rlep.check.inputs import read_inputs
-from rlep.check.machine import findings_of
+from rlep.check.suite import findings
 from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.checkpoint import RunState
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
-from tests.contract.cli_values import MODEL, ROWS, arguments, opened
+from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
 
@@ -63,10 +63,12 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
 
 
-@pytest.mark.parametrize("command", ["config check", "plan", "train", "collect", "evaluate"])
+@pytest.mark.parametrize("address", ["", "127.0.0.1:1"], ids=["here", "joined"])
+@pytest.mark.parametrize("command", ["train", "collect", "evaluate"])
 def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_starts(
-    command: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, address: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.chdir(tmp_path)  # where modules are found
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "rewards_of_mine.py").write_text("def grade(reference, response):\n    return 1\n")
@@ -79,9 +81,7 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
         "rewards_of_yours:grade": "verifier function 'rewards_of_yours:grade': no module rewards_of_yours here or on the "
         "path; set PYTHONPATH or install it",
     }
-    words = (
-        ["evaluate", str(MODEL), str(tmp_path / "train.jsonl")] if command == "evaluate" else [*command.split(), config]
-    )
+    words = ["evaluate", str(MODEL), str(tmp_path / "train.jsonl")] if command == "evaluate" else [command, config]
     words += ["--config", config, "--out", str(tmp_path / "out")] if command == "evaluate" else []
     for function, fault in faults.items():
         settings = [*overrides, f"verifier.profile=python:{function}"]
@@ -92,8 +92,8 @@ def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_st
         assert notes.count("\n") == (command == "evaluate")  # that its data are the training data
     assert not ray.is_initialized()
     settings = [*overrides, "verifier.profile=python:rewards_of_mine:grade"]
-    checked = CliRunner().invoke(app, ["config", *arguments("check", config, settings)])
-    assert checked.output == "ok\n"
+    checked = CliRunner().invoke(app, arguments("check", config, settings))
+    assert "ok      verifier: python:rewards_of_mine:grade, which can grade against 4 references\n" in checked.stdout
 
 
 @pytest.mark.parametrize("command", ["train", "collect", "evaluate"])
@@ -151,16 +151,16 @@ def test_a_sink_that_is_not_installed_leaves_no_directory(
     assert not (tmp_path / "run").exists()
 
 
-def test_plan_and_doctor_say_what_does_not_fit(config: str, overrides: list[str]) -> None:
+def test_plan_and_check_say_what_does_not_fit(config: str, overrides: list[str]) -> None:
     helps = "--set generator.cpus=2, --set cluster.cpus=5 (the actors then share the cores)"
     small = [*overrides, "generator.cpus=4", "cluster.cpus=3"]
-    planned, examined = invoke("plan", config, small), invoke("doctor", config, small)
+    planned, examined = invoke("plan", config, small), invoke("check", config, small)
     assert planned.exit_code == 0
     assert planned.stdout.splitlines()[-1].startswith("does not fit this machine: the actors ask for 5 CPUs")
     assert planned.stdout.splitlines()[-1].endswith(helps)
     assert examined.exit_code == 1
-    assert "wrong CPUs: 3 logical CPUs, the actors ask for 5\n" in examined.stdout
-    assert helps in " ".join(examined.stdout.split())
+    assert "wrong   cpus: the actors ask for 5 CPUs" in examined.stdout
+    assert f"{helps}\n" in examined.stdout
     assert "does not fit" not in invoke("plan", config, [*overrides, "cluster.cpus=2"]).stdout
 
 
@@ -300,9 +300,35 @@ def test_heads_that_vllm_does_not_compute_on_cpus_are_refused(
         f"{model} has attention heads of 16 values; vLLM on CPUs computes those of "
         "32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512: take another model, or GPUs"
     )
-    for command in ("train", "collect", "plan"):
+    for command in ("train", "collect"):
         result = invoke(command, config, overrides)
         assert (result.exit_code, result.stderr) == (2, f"error: {sentence}\n"), command
-    found = [finding for finding in findings_of(load_config([], overrides)) if finding.what == "model"]
-    assert [(one.level, one.detail) for one in found] == [("wrong", sentence)]
-    assert "16 values" not in invoke("plan", config, [*overrides, "generator.gpus=1", "learner.gpus=1"]).stderr
+    found = [finding for finding in findings(load_config([], overrides)) if finding.what == "model"]
+    assert [(finding.level, finding.detail) for finding in found] == [("wrong", sentence)]
+    on_gpus = load_config([], [*overrides, "generator.gpus=1", "learner.gpus=1"])
+    assert [finding.level for finding in findings(on_gpus) if finding.what == "model"] == ["ok"]
+
+
+SOLUTION = "First we add one to both sides. Then we see that the sum of the two is the number we want. It is even."
+
+
+def test_references_without_an_answer_are_counted_by_check_and_noted_by_a_run(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    jsonl(tmp_path / "train.jsonl", [*ROWS, {"problem": "4 + 1", "answer": SOLUTION}])
+    sentence = "1 of 5 references cannot be graded against with verifier.profile = math, e.g. 'First we add one"
+    checked = invoke("check", config, overrides)
+    assert checked.exit_code == 1
+    assert f"wrong   references: {sentence}" in checked.stdout
+    refused = invoke(
+        "train", config, [*overrides, "generator.cpus=4", "cluster.cpus=3"]
+    )  # ends the run before its actors
+    assert f"check: references: {sentence}" in refused.stderr
+
+
+def test_references_that_are_no_programs_tests_end_a_run_of_the_code_verifier(
+    config: str, overrides: list[str]
+) -> None:
+    result = invoke("train", config, [*overrides, "verifier.profile=code"])
+    assert result.exit_code == 2
+    assert "4 of 4 references cannot be graded against with verifier.profile = code, e.g. '1': " in result.stderr

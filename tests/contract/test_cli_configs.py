@@ -57,12 +57,12 @@ def test_a_shipped_file_that_is_not_here_is_named_with_the_way_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    missing = said("config", "check", "configs/machines/8x80gb.toml")
+    missing = said("check", "configs/machines/8x80gb.toml")
     assert missing.stderr == (
         "error: config file configs/machines/8x80gb.toml does not exist; "
         "`rlep config copy machines/8x80gb configs/machines/8x80gb.toml` writes it\n"
     )
-    assert said("config", "check", "other.toml").stderr == "error: config file other.toml does not exist\n"
+    assert said("check", "other.toml").stderr == "error: config file other.toml does not exist\n"
 
 
 def test_the_version_is_the_installed_one() -> None:

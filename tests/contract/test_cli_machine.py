@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rlep.cli.quickstart as workflow
-from rlep.check.machine import findings_of
+from rlep.check.suite import findings
 from rlep.cli import app
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
@@ -36,10 +36,10 @@ def test_what_the_system_refuses_is_one_line_and_exit_code_1(tmp_path: Path) -> 
 
 def test_a_terminal_that_cannot_show_everything_is_no_fault(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "rlep", "doctor"]
+    words = [sys.executable, "-m", "rlep", "check"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert done.stderr == b""
-    assert b"      ? set model.path to a Hugging Face directory" in done.stdout.splitlines()
+    assert b"skipped memory: " in done.stdout
 
 
 def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that_can_be_pasted(
@@ -67,34 +67,35 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
         assert load_config([Path(word) for word in words[2:first]], words[first + 1 :: 2]) == config
 
 
-@pytest.mark.parametrize(("mode", "level"), [(0o600, "ok"), (0o644, "note")])
+@pytest.mark.parametrize(("mode", "advised"), [(0o600, False), (0o644, True)])
 def test_a_secret_that_a_container_mounts_is_no_fault(
-    mode: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: int, advised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "token").touch(mode=mode)
     (tmp_path / "token").chmod(mode)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-    found = {finding.what: finding.level for finding in findings_of(Config())}
-    assert found["RAY_AUTH_TOKEN_PATH"] == level
+    found = {finding.what: finding for finding in findings(Config())}["RAY_AUTH_TOKEN_PATH"]
+    assert (found.level, "chmod 600" in found.remedy) == ("ok", advised)
 
 
-def test_doctor_finds_a_redis_that_does_not_answer_wrong_with_the_password_that_a_run_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_redis_that_does_not_answer_is_found_with_the_password_that_a_run_takes(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, and nobody listens: connections are refused
-        config = load_config((), [f"pool.url=redis://127.0.0.1:{unused.getsockname()[1]}"])
+        url = f"redis://127.0.0.1:{unused.getsockname()[1]}"
+        config = load_config((), [*overrides, "replay.count=2", "pool.deadline_s=1", f"pool.url={url}"])
         monkeypatch.setenv("RLEP_REDIS_PASSWORD", "secret")
         monkeypatch.setenv("RLEP_REDIS_PASSWORD_FILE", str(tmp_path / "none"))  # a run takes the variable above
-        found = {finding.what: finding for finding in findings_of(config)}
-    assert found["Redis"].level == "wrong"
-    assert "refused" in found["Redis"].detail
+        found = {finding.what: finding for finding in findings(config)}
+    assert found["pool"].level == "wrong"
+    assert "refused" in found["pool"].detail
 
 
-def test_doctor_finds_versions_wrong_with_which_no_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_with_which_no_run_starts_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = {"ray": "2.61.0", "transformers": "5.19.0"}
     monkeypatch.setattr(versions, "version", installed.__getitem__)
-    found = {finding.what: finding for finding in findings_of(Config())}
+    found = {finding.what: finding for finding in findings(Config())}
     assert found["versions"].level == "wrong"
     assert found["versions"].detail.startswith("rlep needs ray >= 2.60.0 and < 2.61.0, 2.61.0 is installed")
 

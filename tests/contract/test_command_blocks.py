@@ -26,7 +26,7 @@ from tests.contract.test_documents import PAGES, ROOT, name_of, shell_lines
 
 BLOCK = re.compile(r"(?:^<!-- (not run|tested by): (.+?) -->\n)?^```(?:sh|console|bash)\n(.*?)^```", re.M | re.S)
 FILE = re.compile(r"^<!-- file: (\S+) -->\n```\w*\n(.*?)^```|^<!-- file: (\S+)\n(.*?)^-->", re.M | re.S)
-CONFIGURED = {"train", "collect", "sft", "plan", "doctor"}
+CONFIGURED = {"train", "collect", "sft", "plan"}
 """Commands whose arguments are config files."""
 
 

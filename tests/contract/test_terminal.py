@@ -52,7 +52,7 @@ def test_streams_of_a_command_print_as_text_what_is_no_text_and_keep_the_order()
 @pytest.mark.slow
 def test_a_key_of_a_config_is_printed_as_text(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text('"\\u001b[2Jkey" = 1\n["\\u009b2J"]\na = 1\n')
-    done = rlep("config", "check", "own.toml", cwd=tmp_path)
+    done = rlep("check", "own.toml", cwd=tmp_path)
     assert done.returncode == 2
     assert "�[2Jkey" in done.stderr.decode()
     assert steering(done.stdout + done.stderr) == []
@@ -65,7 +65,7 @@ def test_the_exception_of_a_reward_function_and_a_traceback_are_printed_as_text(
     done = rlep("grade", "rows.jsonl", "--profile", "python:evil:grade", cwd=tmp_path)
     assert "ValueError: �[2J�]0;owned�" in done.stderr.decode()
     assert steering(done.stdout + done.stderr) == []
-    command = "import sys; sys.argv = ['rlep', 'config', 'check', '--help']; from rlep.cli import main\ntry: main()\n"
+    command = "import sys; sys.argv = ['rlep', 'check', '--help']; from rlep.cli import main\ntry: main()\n"
     command += f"except SystemExit: raise RuntimeError({EVIL!r}) from None"
     done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert b"RuntimeError: " in done.stderr
@@ -78,7 +78,7 @@ def test_on_a_terminal_an_error_is_red_and_its_text_is_text(tmp_path: Path) -> N
     control, terminal = pty.openpty()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80"}
     with subprocess.Popen(
-        [sys.executable, "-m", "rlep", "config", "check", "own.toml"], cwd=tmp_path, env=environment, stderr=terminal
+        [sys.executable, "-m", "rlep", "check", "own.toml"], cwd=tmp_path, env=environment, stderr=terminal
     ) as process:
         os.close(terminal)
         shown = b""

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlep.check.before_start import check_output_head
+from rlep.check.data_checks import check_output_head
 from rlep.check.parts.synthetic import Rig
 from rlep.check.parts.transfer_checks import weights
 from rlep.config.settings import load_config

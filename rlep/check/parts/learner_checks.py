@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
-from rlep.check.parts.outcome import CheckFailed, CheckSkipped, call_all_apart
+from rlep.check.finding import CheckSkipped
+from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import Rig, scored
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, SequenceBatch

@@ -1,4 +1,4 @@
-"""What a check of the self-test says, and a check in a process of its own with a deadline."""
+"""A part that is tried in a process of its own with a deadline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import psutil
 
+from rlep.check.finding import CheckSkipped, Finding
 from rlep.core.errors import RlepError
 
 END_S = 10.0
@@ -23,24 +24,6 @@ END_S = 10.0
 
 class CheckFailed(RlepError):
     """A part does not do what it should on this machine."""
-
-
-class CheckSkipped(RlepError):
-    """This machine lacks what a check needs; the message says what."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One line of the self-test."""
-
-    name: str
-    status: Literal["ok", "failed", "skipped"]
-    detail: str
-    """What was measured, or what went wrong."""
-    remedy: str = ""
-    """What to do about a failure."""
-    messages: str = ""
-    """Of a failure: what its processes, and the libraries in them, printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +36,18 @@ class Check:
     remedy: str
     deadline_s: float
 
-    def outcome(self) -> Outcome:
+    def finding(self) -> Finding:
         """Run it in a process of its own, whose messages are kept for a failure; whatever it raises is one."""
         with tempfile.TemporaryFile() as output:
             try:
                 answers = call_all_apart(self.run, [()], deadline_s=self.deadline_s, output=output)
-                return Outcome(self.name, "ok", str(answers[0]))
+                return Finding(self.name, "ok", str(answers[0]))
             except CheckSkipped as error:
-                return Outcome(self.name, "skipped", str(error))
+                return Finding(self.name, "skipped", str(error))
             except CheckFailed as error:
                 output.seek(0)
                 messages = output.read().decode(errors="replace").strip()
-                return Outcome(self.name, "failed", str(error), self.remedy, messages)
+                return Finding(self.name, "wrong", str(error), self.remedy, messages)
 
 
 @contextmanager

@@ -109,7 +109,9 @@ def build_model(source: Path, target: Path) -> None:
     """
     tokenizer = [source / name for name in (*TOKENIZER_FILES, *OTHER_FILES) if (source / name).is_file()]
     if not (source / "config.json").is_file() or not tokenizer:
-        raise ModelError(f"the self-test takes the model's shape from {source}: it needs config.json and the tokenizer")
+        raise ModelError(
+            f"the parts are tried with the model's shape from {source}, which lacks config.json or the tokenizer"
+        )
     disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)

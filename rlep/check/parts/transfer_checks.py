@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from rlep.check.finding import CheckSkipped
 from rlep.check.parts.generator_checks import started
 from rlep.check.parts.learner_checks import make_rank
-from rlep.check.parts.outcome import CheckFailed, CheckSkipped
+from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig, halves, scored
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Int32Array

@@ -14,7 +14,7 @@ import typer
 from rlep.cli.pool.which import KEEP, Data, DryRun, Json, about_a_pool, pool_app
 
 if TYPE_CHECKING:
-    from rlep.check.machine import Finding
+    from rlep.check.finding import Finding
     from rlep.config.schema import Config
     from rlep.services.pool.maintenance.check_records import Checked
     from rlep.services.pool.maintenance.reverify import Difference, Reverified
@@ -192,8 +192,8 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check the server, the seal and every record; exit status 1 when something is wrong."""
-    from rlep.check.machine import Finding
-    from rlep.cli.doctor import show_findings
+    from rlep.check.finding import Finding
+    from rlep.cli.check import show_findings
     from rlep.cli.pool.open import changing, reading
     from rlep.cli.progress import TerminalProgress
     from rlep.core.errors import RlepError
@@ -219,7 +219,7 @@ def doctor(
 
 
 def _state(pool: Pool) -> list[Finding]:
-    from rlep.check.machine import Finding
+    from rlep.check.finding import Finding
 
     used, limit = pool.memory()
     room = f"{used / 1e6:.1f} MB used" + (f" of {limit / 1e6:.1f} MB" if limit else ", no limit set")
@@ -233,7 +233,7 @@ def _state(pool: Pool) -> list[Finding]:
 
 def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
     """Whether model.path has the tokenizer that the pool's writer stated; then the model's vocabulary."""
-    from rlep.check.machine import Finding
+    from rlep.check.finding import Finding
     from rlep.core.errors import ModelError
     from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
 
@@ -246,15 +246,15 @@ def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
         found = load_tokenizer(path).digest
     except ModelError:
         detail = f"{stated}; not compared, for model.path = {path} has no tokenizer"
-        return Finding("tokenizer", "note", detail, remedy), None
+        return Finding("tokenizer", "ok", detail, remedy), None
     if found != pool.tokenizer_digest:
         detail = f"{stated}; model.path = {path} has {found}: a run with this model refuses the pool"
-        return Finding("tokenizer", "note", detail, remedy), None
+        return Finding("tokenizer", "ok", detail, remedy), None
     return Finding("tokenizer", "ok", f"that of model.path = {path}"), vocabulary_size(path)
 
 
 def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
-    from rlep.check.machine import Finding
+    from rlep.check.finding import Finding
     from rlep.core.plural import counted
 
     findings = []
@@ -263,7 +263,7 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
         remedy = (
             "set model.path to the model that wrote the responses; a Python client states it as PoolClient(vocabulary=)"
         )
-        findings.append(Finding("vocabulary", "note", detail, remedy))
+        findings.append(Finding("vocabulary", "ok", detail, remedy))
     if found.records == found.counted:
         findings.append(
             Finding("counters", "ok", f"{counted(found.counted, 'trajectory')}, {found.quarantined} quarantined")
@@ -273,7 +273,7 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
         findings.append(
             Finding(
                 "counters",
-                "note",
+                "ok",
                 detail,
                 "harmless while somebody writes; else export the pool and import it under a new name",
             )
@@ -281,15 +281,17 @@ def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
     if not found.damaged:
         return [*findings, Finding("records", "ok", f"every checksum and content id matches{_below(vocabulary)}")]
     first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
-    level = "note" if found.removed == found.damaged else "wrong"
+    mended = found.removed == found.damaged
     remedy = (
         ""
-        if level == "note"
+        if mended
         else "rlep pool doctor --repair removes them; importing an earlier export brings those back that were whole in it"
     )
     return [
         *findings,
-        Finding("records", level, f"{found.damaged} damaged, {found.removed} removed: {first}", remedy),
+        Finding(
+            "records", "ok" if mended else "wrong", f"{found.damaged} damaged, {found.removed} removed: {first}", remedy
+        ),
     ]
 
 

@@ -208,7 +208,7 @@ def test_seal_asks_first(filled: Commands) -> None:
 
 
 def test_doctor_finds_and_removes_a_damaged_record(filled: Commands) -> None:
-    findings = {finding["what"]: finding for finding in filled.json("doctor")}
+    findings = {finding["what"]: finding for finding in filled.json("doctor")["findings"]}
     assert {finding["level"] for finding in findings.values()} == {"ok"}
     assert set(findings) == {"server", "memory", "pool", "tokenizer", "counters", "records", "writes"}
     with filled.pool() as pool:

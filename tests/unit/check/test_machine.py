@@ -1,24 +1,26 @@
-"""What ``rlep doctor`` finds on machines that this one is not: GPUs, drivers, RDMA, names, too little shared memory."""
+"""Findings on machines that this one is not: GPUs, drivers, RDMA, names, too little shared memory."""
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import socket
 from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rlep.actors.cluster import Cluster
-from rlep.check.machine import Finding, findings_of
+from rlep.check import inputs, machine
+from rlep.check.finding import Finding
+from rlep.check.inputs import Subject
+from rlep.check.suite import findings
 from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import PlacementError
 from tests.unit.driver.test_plan import MATH_7B
 
-doctor = importlib.import_module("rlep.check.machine")  # ``rlep.check.machine`` is the command
 MODEL = Path("rlep/quickstart/model").absolute()
 OTHER = "set learner.dtype and generator.dtype, or take another GPU"
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -27,7 +29,7 @@ Memory = namedtuple("Memory", ["available"])
 
 def found(config: Config, what: str) -> list[Finding]:
     """The findings of that name."""
-    return [finding for finding in findings_of(config) if finding.what == what]
+    return [finding for finding in findings(config) if finding.what == what]
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             return [told["mib"]]
         return ["GPU 0: H100"] if words == ("-L",) else [f"{told['driver']}, {told['capability']}, H100"]
 
-    original = doctor._version
-    monkeypatch.setattr(doctor, "_nvidia_smi", smi)
+    original = machine._version
+    monkeypatch.setattr(machine, "_nvidia_smi", smi)
     monkeypatch.setattr(
-        doctor, "_version", lambda name: told["runtime"] if name == "nvidia-cuda-runtime" else original(name)
+        machine, "_version", lambda name: told["runtime"] if name == "nvidia-cuda-runtime" else original(name)
     )
     return told
 
@@ -79,16 +81,16 @@ def test_a_gpu_that_is_shared_is_counted_once(gpu: dict[str, str]) -> None:
 def test_the_plan_is_held_against_the_gpu_that_is_here(gpu: dict[str, str], mib: str, level: str) -> None:
     gpu["mib"] = mib
     config = load_config([], ["learner.gpus=1", "generator.gpus=0", f"model.path={MODEL}"])
-    (finding,) = found(config, "GPU memory")
+    (finding,) = found(config, "memory for the plan")
     assert finding.level == level
     assert ("a learner rank needs " in finding.detail) is (level == "wrong")
 
 
 def test_what_ranks_keep_in_host_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "read_shape", lambda _: MATH_7B)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: Memory(64 * 2**30))
+    monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(64 * 2**30))
     config = load_config([Path("configs/rlep.toml"), Path("configs/machines/8x80gb.toml")])
-    (finding,) = list(doctor._memory(config))
+    (finding,) = list(machine.host_memory(Subject(config)))
     assert finding.level == "wrong"
     assert finding.detail.endswith(
         "28.0 GiB for the engines without the model itself, and 10.6 GiB that each learner rank keeps there"
@@ -98,7 +100,7 @@ def test_what_ranks_keep_in_host_memory_is_counted(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("gpus", "dtype", "noted"), [(1, "float32", True), (1, "auto", False), (0, "float32", False)])
 def test_float32_on_gpus_is_slow_and_said(gpus: int, dtype: str, noted: bool) -> None:
     config = load_config([], [f"learner.gpus={gpus}", f"learner.dtype={dtype}"])
-    assert [finding.level for finding in found(config, "learner.dtype")] == ["note"] * noted
+    assert [finding.level for finding in found(config, "learner.dtype")] == ["ok"] * noted
 
 
 @pytest.mark.parametrize(("library", "level"), [("libibverbs.so.1", "ok"), (None, "wrong")])
@@ -106,25 +108,28 @@ def test_infiniband_needs_its_library(
     library: str | None, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mlx5_0").touch()
-    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path)
-    monkeypatch.setattr(doctor, "find_library", lambda _: library)
+    monkeypatch.setattr(machine, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(machine, "find_library", lambda _: library)
     (finding,) = found(Config(), "RDMA")
     assert finding.level == level
     assert ("apt install libibverbs1 ibverbs-providers" in finding.remedy) is (library is None)
 
 
 def test_a_machine_without_infiniband_says_nothing_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
+    monkeypatch.setattr(machine, "INFINIBAND", tmp_path / "none")
     assert found(Config(), "RDMA") == []
 
 
-@pytest.mark.parametrize(("address", "level"), [("127.0.1.1", "note"), ("10.0.0.4", "ok")])
-def test_on_a_cluster_the_hostname_is_not_loopback(address: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("address", "advised"), [("127.0.1.1", True), ("10.0.0.4", False)])
+def test_on_a_cluster_the_hostname_is_not_loopback(
+    address: str, advised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node-3")
     monkeypatch.setattr(socket, "gethostbyname", lambda _: address)
-    monkeypatch.setattr(doctor, "_output", lambda _: "Resources")
+    monkeypatch.setattr(machine, "_output", lambda _: "Resources")
     (finding,) = found(load_config([], ["cluster.address=10.0.0.1:6379"]), "hostname")
-    assert (finding.level, finding.detail) == (level, f"node-3 is {address}")
+    assert (finding.level, finding.detail) == ("ok", f"node-3 is {address}")
+    assert bool(finding.remedy) is advised
     assert found(Config(), "hostname") == []
 
 
@@ -181,8 +186,8 @@ def test_without_an_address_a_private_cluster_is_started(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("sink", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
 def test_a_trackers_package_that_is_missing_is_found(sink: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else installed(name))
+    installed = machine._version
+    monkeypatch.setattr(machine, "_version", lambda name: None if name == package else installed(name))
     (finding,) = found(load_config([], [f'tracking.sinks=["{sink}", "prometheus"]']), package)
     assert (finding.level, finding.detail) == ("wrong", "not installed")
     assert finding.remedy.startswith(f"pip install '{package}==")

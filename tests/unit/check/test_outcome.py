@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlep.check.parts.outcome import Check, CheckFailed, CheckSkipped, Outcome, call_all_apart
+from rlep.check.finding import CheckSkipped, Finding, Level
+from rlep.check.parts.outcome import Check, CheckFailed, call_all_apart
 from tests.waiting import wait_until
 
 
@@ -47,14 +48,14 @@ def hangs(file: Path) -> str:
     ("run", "status", "detail", "remedy"),
     [
         (measures, "ok", "7 nats", ""),
-        (fails, "failed", "a part is broken", "do this"),
+        (fails, "wrong", "a part is broken", "do this"),
         (skips, "skipped", "there is one GPU", ""),
-        (raises, "failed", "ValueError: first line", "do this"),
-        (dies, "failed", "the process of dies ended without an answer", "do this"),
+        (raises, "wrong", "ValueError: first line", "do this"),
+        (dies, "wrong", "the process of dies ended without an answer", "do this"),
     ],
 )
-def test_every_end_of_a_check_is_an_outcome(run: partial[str], status: str, detail: str, remedy: str) -> None:
-    assert Check("part", run, "do this", 120.0).outcome() == Outcome("part", status, detail, remedy)  # type: ignore[arg-type]
+def test_every_end_of_a_check_is_a_finding(run: partial[str], status: Level, detail: str, remedy: str) -> None:
+    assert Check("part", run, "do this", 120.0).finding() == Finding("part", status, detail, remedy)
 
 
 def talks(fate: str) -> str:
@@ -67,9 +68,9 @@ def talks(fate: str) -> str:
 
 
 def test_what_a_check_prints_is_shown_where_it_fails_and_nowhere_else(capfd: pytest.CaptureFixture[str]) -> None:
-    done = Check("part", partial(talks, "ends"), "", 120.0).outcome()
+    done = Check("part", partial(talks, "ends"), "", 120.0).finding()
     assert (done.detail, done.messages) == ("done", "")
-    failed = Check("part", partial(talks, "fails"), "", 120.0).outcome()
+    failed = Check("part", partial(talks, "fails"), "", 120.0).finding()
     assert failed.messages == "a message\nof a library"
     assert capfd.readouterr() == ("", "")
 
@@ -78,8 +79,8 @@ def test_what_a_check_prints_is_shown_where_it_fails_and_nowhere_else(capfd: pyt
 def test_a_check_that_hangs_fails_at_its_deadline_and_is_ended(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     for deadline_s in (5.0, 20.0, 80.0):  # a process may take long to start on a busy machine
-        found = Check("part", partial(hangs, file), "do this", deadline_s).outcome()
-        assert (found.status, found.remedy) == ("failed", "do this")
+        found = Check("part", partial(hangs, file), "do this", deadline_s).finding()
+        assert (found.level, found.remedy) == ("wrong", "do this")
         assert found.detail.endswith(f"was not done after {deadline_s:.0f} s")
         if file.exists():
             break

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlep.check.before_start import check_lora_targets, check_watched, memory_advice
+from rlep.check.data_checks import check_lora_targets, check_watched
+from rlep.check.fit_checks import memory_advice
 from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, ModelError

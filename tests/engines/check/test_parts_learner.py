@@ -1,4 +1,4 @@
-"""Each check of the learner sees a part that is broken; ``tests/e2e/test_selftest.py`` sees them pass."""
+"""Each check of the learner sees a part that is broken; ``tests/e2e/test_check.py`` sees them pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlep.check.finding import CheckSkipped
 from rlep.check.parts.learner_checks import attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
-from rlep.check.parts.outcome import CheckFailed, CheckSkipped, call_all_apart
+from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import LAYERS, Rig, build_model
 from rlep.core.errors import ModelError
 from rlep.core.types import SequenceBatch

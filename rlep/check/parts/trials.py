@@ -1,4 +1,4 @@
-"""All checks of ``rlep selftest``, in the order in which a run would meet the parts."""
+"""Every part of a run, tried in the order in which a run would meet it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from rlep.check.finding import Finding
 from rlep.check.parts.generator_checks import generator, preemption
 from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
-from rlep.check.parts.outcome import Check, Outcome
+from rlep.check.parts.outcome import Check
 from rlep.check.parts.synthetic import Rig, build_model
 from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.config.schema import Config
@@ -38,15 +39,15 @@ CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
 """Each check with what to do when it fails."""
 
 
-def outcomes(config: Config, begun: Callable[[str], None]) -> Iterator[Outcome]:
-    """Each check's outcome as it ends; ``begun`` is told its name before.
+def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]:
+    """Try each part; ``begun`` is told its name before.
 
     Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take.
     """
     deadline = MAKING_S + config.generator.start_deadline_s + config.generator.transfer_deadline_s
-    shared = private_directory("selftest", in_memory=True)
+    shared = private_directory("check", in_memory=True)
     try:
-        with tempfile.TemporaryDirectory(prefix="rlep-selftest-") as name:
+        with tempfile.TemporaryDirectory(prefix="rlep-check-") as name:
             model = Path(name) / "model"
             build_model(config.model.path, model)
             for check, remedy in CHECKS:
@@ -55,6 +56,6 @@ def outcomes(config: Config, begun: Callable[[str], None]) -> Iterator[Outcome]:
                 scratch.mkdir()
                 begun(title)
                 rig = Rig(config, model, scratch, shared)
-                yield Check(title, partial(check, rig), remedy, deadline).outcome()
+                yield Check(title, partial(check, rig), remedy, deadline).finding()
     finally:
         shutil.rmtree(shared, ignore_errors=True)

@@ -1,0 +1,112 @@
+"""Checks of the pool: that a run finds its replays in it, and that a command can write to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+
+from rlep.actors.cluster_address import joined_address
+from rlep.check.finding import CheckSkipped, Finding
+from rlep.check.inputs import Subject
+from rlep.check.pool_place import pool_place
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.plural import counted
+from rlep.data.prompts import PromptSet
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
+from rlep.services.pool.rpc.run_pool import connected, on_server, open_run_pool
+from rlep.services.pool.storage.checks import check_server
+from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
+from rlep.services.pool.values import PoolOptions, PoolStats
+
+
+def pool(subject: Subject) -> Iterator[Finding]:
+    """Check the pool that the command reads, and the one that it writes to.
+
+    On a cluster that is joined, the run itself finds out: the pool may be out of reach from here.
+    """
+    config = subject.config
+    reads = subject.learns and config.replay.count and config.replay.source != "live"
+    writes = subject.command == "collect" or (subject.learns and config.replay.source != "offline")
+    if not (reads or writes):
+        raise CheckSkipped("the command uses none")
+    if joined_address(config.cluster.address) is not None:
+        raise CheckSkipped("a cluster is joined, from which the run opens it")
+    if reads and subject.train is not None:
+        yield Finding("pool", "ok", check_replays(config, subject.tokenizer.digest, subject.train))
+    if writes:
+        check_place(config)
+        yield Finding("pool server", "ok", f"{config.pool.url or 'an embedded Redis'} takes responses")
+
+
+def check_replays(config: Config, tokenizer_digest: str, prompts: PromptSet) -> str:
+    """Return what the pool of replays has for ``prompts``.
+
+    Raises ``PoolError`` where it is not there, has too few responses to them, or does not answer.
+    """
+    if not pool_exists(config):
+        raise PoolError(
+            f"there is no pool at {config.pool_directory}: fill it by `rlep collect` or `rlep pool import` with "
+            "the same data and pool.directory first, or check pool.directory"
+        )
+    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
+    try:
+        with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
+            covered = covered_questions(config, opened.pool.prompt_ids(), prompts)
+            check_minimum(config, opened.pool.stats())
+            return f"{config.pool.name}: responses to {covered} of {counted(len(prompts), 'training question')}"
+    except DeadlineExceeded as error:
+        raise PoolError(str(error)) from None
+
+
+def check_place(config: Config) -> None:
+    """Raise ``ConfigError`` or ``PoolError`` where the pool that a command writes to cannot be used from here."""
+    url, directory = config.pool.url, config.pool_directory
+    try:
+        if on_server(url):
+            with connected(pool_place(config), PoolOptions(deadline=config.pool.deadline_s)) as server:
+                server.names()
+        elif url is not None:
+            with closing(until_deadline("connecting", lambda: connect(url), deadline=config.pool.deadline_s)) as client:
+                check_server(RetryingRedis(client), allow_volatile=False, read_only=False)
+        elif pool_exists(config):
+            with EmbeddedRedis(directory):  # a damaged file is found here
+                pass
+        else:
+            version_of(find_binary())
+            place = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+            if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+                raise ConfigError(f"the pool directory {directory} cannot be made: {place} is no directory to write in")
+    except DeadlineExceeded as error:
+        raise PoolError(str(error)) from None
+
+
+def check_minimum(config: Config, stats: PoolStats) -> None:
+    """Raise ``PoolError`` where no question has as many responses as a draw needs, so far as the statistics tell."""
+    least = config.replay.minimum
+    told = max(count for count in stats.questions_with if count <= least)
+    if not stats.questions_with[told]:
+        enough = max(count for count, questions in stats.questions_with.items() if questions)
+        raise PoolError(
+            f"no question of pool {config.pool.name} has the {counted(least, 'response')} that a draw needs (replay.minimum): "
+            f"collect more, or set replay.minimum={enough}"
+        )
+
+
+def pool_exists(config: Config) -> bool:
+    """Whether the embedded pool's directory holds one; what is at ``pool.url`` says so itself."""
+    return config.pool.url is not None or (config.pool_directory / "redis.conf").is_file()
+
+
+def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -> int:
+    """How many of ``prompts`` the pool has responses to, ``held`` being its question ids. Raises ``PoolError`` for none."""
+    ids = set(held)
+    covered = sum(prompt.id in ids for prompt in prompts.prompts)
+    if not covered:
+        raise PoolError(
+            f"pool {config.pool.name} at {config.pool.url or config.pool_directory} has responses to "
+            f"{counted(len(ids), 'question')}, to none of the {len(prompts)} training questions: fill it by `rlep collect` or "
+            "`rlep pool import` with the same data first, or check pool.directory and pool.name"
+        )
+    return covered

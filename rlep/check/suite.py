@@ -1,0 +1,68 @@
+"""Every check in its order: configuration → data → machine → fit, and on request the parts, tried here.
+
+``rlep check`` lists what they find. A run makes the same checks before any actor starts: an error of one ends it, and
+what only may be wrong, such as little free memory, is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rlep.check.data_checks import evaluation_data, input_notes, model, options, training_data, verifier
+from rlep.check.finding import CheckSkipped, Finding
+from rlep.check.fit_checks import cpus, memory
+from rlep.check.inputs import Inputs, Look, Subject
+from rlep.check.machine import MACHINE, cluster
+from rlep.check.pool_checks import pool
+from rlep.config.schema import Config
+from rlep.core.errors import RlepError
+
+DATA: tuple[Look, ...] = (options, model, training_data, evaluation_data, verifier)
+BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, cpus, memory)
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Make every check that starts nothing, for a run that trains; an error is a finding like others."""
+    subject = Subject(config)
+    for look in (*DATA, pool, *MACHINE, cluster, cpus, memory):
+        what = look.__name__.replace("_", " ")
+        try:
+            yield from look(subject)
+        except CheckSkipped as reason:
+            yield Finding(what, "skipped", str(reason))
+        except RlepError as error:
+            yield Finding(what, "wrong", str(error))
+        if look is evaluation_data:
+            yield from _notes(subject)
+
+
+def check_inputs(subject: Subject, note: Callable[[str], None]) -> Inputs:
+    """Check configuration and data for a command; return what it reads. Raises the error of the first that is wrong."""
+    _make(subject, DATA, note)
+    for line in input_notes(subject):
+        note(line)
+    return subject.inputs()
+
+
+def check_start(subject: Subject, note: Callable[[str], None]) -> None:
+    """Check pool, machine and fit for a command whose actors are about to start. Raises the error of the first that is wrong."""
+    _make(subject, BEFORE_ACTORS, note)
+
+
+def _make(subject: Subject, looks: Sequence[Look], note: Callable[[str], None]) -> None:
+    for look in looks:
+        try:
+            for finding in look(subject):
+                if finding.level == "wrong":
+                    remedy = f" ({finding.remedy})" if finding.remedy else ""
+                    note(f"check: {finding.what}: {finding.detail}{remedy}")
+        except CheckSkipped:
+            continue
+
+
+def _notes(subject: Subject) -> Iterator[Finding]:
+    try:
+        for line in input_notes(subject):
+            yield Finding("questions", "ok", line)
+    except RlepError:
+        return  # their own checks have said why they cannot be read

@@ -1,0 +1,74 @@
+"""``rlep check``: why a run will not work, found before it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlep.check.finding import Finding
+from rlep.cli.configs import MaybeFiles, Overrides
+from rlep.cli.shell import command_errors
+from rlep.cli.terminal import Terminal
+from rlep.core.errors import ModelError
+from rlep.core.versions import check_versions
+
+MARKS = {"ok": "[green]ok     [/]", "skipped": "[yellow]skipped[/]", "wrong": "[red]wrong  [/]"}
+
+
+@command_errors
+def check(
+    files: MaybeFiles = None,
+    overrides: Overrides = None,
+    *,
+    try_parts: Annotated[
+        bool,
+        typer.Option("--try", help="Also try the parts here, with two layers of the model's shape: some minutes."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+) -> None:
+    """Check configuration, data, machine and fit, in this order. Prints a remedy for each problem; starts no actor."""
+    raise typer.Exit(show_findings(_findings(files, overrides, try_parts=try_parts), as_json=as_json))
+
+
+def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_parts: bool) -> Iterator[Finding]:
+    from rlep.check.suite import findings
+    from rlep.config.settings import load_config
+
+    config = load_config(files or (), overrides or ())
+    yield from findings(config)
+    if try_parts:
+        check_versions()
+        from rlep.check.parts.trials import try_parts as trials
+
+        try:
+            yield from trials(config, lambda name: typer.echo(f"{name} …", err=True))
+        except ModelError as error:  # no shape to make a small model of
+            yield Finding("parts", "wrong", str(error))
+
+
+def show_findings(findings: Iterable[Finding], *, as_json: bool = False) -> int:
+    """Print findings as they come, or all as one object; return 1 when something is wrong, else 0.
+
+    What the processes of a failed part printed goes to standard error, or into the object.
+    """
+    console = Terminal()
+    shown = []
+    for finding in findings:
+        shown.append(finding)
+        if as_json:
+            continue
+        if finding.messages:
+            typer.echo(finding.messages, err=True)
+        console.print(MARKS[finding.level], markup=True, end="")
+        console.print(f" {finding.what}: {finding.detail}", soft_wrap=True)
+        if finding.remedy:
+            console.print(f"        → {finding.remedy}", soft_wrap=True)
+    ok = all(finding.level != "wrong" for finding in shown)
+    if as_json:
+        console.out(json.dumps({"ok": ok, "findings": [asdict(finding) for finding in shown]}, indent=2))
+    return int(not ok)
