@@ -46,11 +46,12 @@ from rlep.core.types import (
     Verdict,
     prompt_id_of,
 )
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
+from rlep.driver.live_replay import FILE, LiveReplay
 from rlep.driver.replays import drawn_replays
-from rlep.driver.step_values import ScoredMiniBatch, Visit
-from rlep.driver.wings.live_replay import FILE, LiveReplay
+from rlep.driver.step import StepOutcome
+from rlep.driver.values import ScoredMiniBatch
+from rlep.methods.replay_method import Visit
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.storage.connection import connect
 from rlep.services.pool.values import UNCAPPED, PoolOptions, PoolPlace
@@ -133,7 +134,9 @@ class Bench:
         """Seconds of taking in a step."""
         made, visits = self.responses.step(prompts, correct)
         begun = time.perf_counter()
-        await self.live.learn(self.step_number, [made], visits)
+        step = step_of(self.config, self.live, self.step_number)
+        step.visits = visits
+        await self.live.learn(StepOutcome(step, (made,), (), 0.0), {})
         self.step_number += 1
         return time.perf_counter() - begun
 
@@ -167,7 +170,7 @@ class Bench:
 def step_of(config: Config, live: LiveReplay, number: int) -> Step:
     """What a draw needs of a step."""
     nothing: Any = None
-    trainers = Trainers(Scorer(), nothing, nothing, live, None, live)  # type: ignore[arg-type]
+    trainers = Trainers(Scorer(), nothing, nothing, live)  # type: ignore[arg-type]
     run = Run(config, Roles(nothing, nothing), nothing, TOKENIZER, TOKENIZER, "float32")
     return Step(run, trainers, number, config.replay.count, lambda *_: ())
 

@@ -1,6 +1,6 @@
 """What overlap makes of generators and learners: the real driver, queue, actors and wings on simulated devices.
 
-``python benchmarks/overlap.py [--json] [--out FILE] [--parts 3k,20k,full]``, about 10 minutes on two cores. Ray places the
+``python benchmarks/overlap.py [--json] [--out FILE] [--parts 3k,20k,full,driver]``, about 10 minutes on two cores. Ray places the
 actors of a run; in them a generator takes its tokens' time and a learner rank its batch's, and both send arrays of real size.
 
 * ``3k``, ``20k``: steps of 64 questions × 16 responses on eight devices, ``split`` four and four or ``colocated`` on all. Lengths
@@ -10,6 +10,9 @@ actors of a run; in them a generator takes its tokens' time and a learner rank i
 * ``full``: one step of 512 × 16 responses of up to 3,072 and one of up to 20,480 tokens over 64 generators with 128 slots each,
   scaled to 100 s: what it takes beyond its devices' time, what the driver's process computes meanwhile, and what goes through
   Ray's object store (that of a private cluster, which must not spill).
+* ``driver``: ``driver_cpu_seconds``, the processor seconds of the driver's process in one step of 512 × 16 responses of both
+  lengths, without Ray: the real loop and request queue, 64 generators that answer at once, a learner, verifiers and a pool in
+  memory. Goal: ≤ 3 s for 20,480 tokens. ``driver_cpu_seconds_with_ray`` are those of the ``full`` step.
 
 ``…_over_split`` is a median step's time over that of the synchronous ``split`` one; ``bounds`` are the longer of both roles alone
 and their sum, over the same. Goals: ``streamed`` ≤ 0.80, ``staleness1`` ≤ 0.55, ``driver_fraction`` ≤ 0.02: of the ``full`` step,
@@ -43,15 +46,17 @@ from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.types import Prompt, SequenceBatch, prompt_id_of
 from rlep.data.prompts import PromptOrder, PromptReport, PromptSet
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import requests_for
-from rlep.launch.compose import RunActors, run_actors
-from rlep.launch.wings import rollouts, train_step
+from rlep.driver.step_metrics import step_metrics
+from rlep.launch.roles import RunActors, run_actors
+from rlep.launch.wings import choose_step, rollouts
 
 if TYPE_CHECKING:
+    from benchmarks.parts.driver import cpu_seconds
     from benchmarks.parts.simulated import Devices, Lengths, Silent, Verifiers, simulated_generator, simulated_learner
 else:  # a script's own directory is where it imports from
+    from parts.driver import cpu_seconds
     from parts.simulated import Devices, Lengths, Silent, Verifiers, simulated_generator, simulated_learner
 
 FRESH, PROMPT_TOKENS = 16, 200
@@ -145,10 +150,11 @@ async def make_steps(config: Config, actors: RunActors, steps: int) -> list[Made
             prompts = [train.prompts[index] for index in order.step(number)]
             with counted_puts() as put:
                 begun = time.process_time()
-                trained = await train_step(config, train)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                outcome = await choose_step(config)(Step(run, trainers, number, 0, lambda *_: ()), prompts)
+                metrics = step_metrics(outcome)
                 used = time.process_time() - begun
-            found = {key: float(str(trained.metrics[f"time/{key}"])) for key in ("step", "generate")}
-            streamed = 12 * int(str(trained.metrics["rollout/tokens"]))  # id, log-prob, four characters
+            found = {key: float(str(metrics[f"time/{key}"])) for key in ("step", "generate")}
+            streamed = 12 * int(str(metrics["rollout/tokens"]))  # id, log-prob, four characters
             made.append(Made(found["step"], found["generate"], used, sum(put), streamed))
     finally:
         await trainers.rollouts.drop()
@@ -223,6 +229,7 @@ async def full(home: Path) -> dict[str, Any]:
             "seconds": made.seconds,
             "driver_fraction": (made.seconds - STEP_S - devices.exchange) / STEP_S,
             "driver_cpu_fraction": made.cpu_s / STEP_S,
+            "driver_cpu_seconds_with_ray": made.cpu_s,
             "object_store_bytes_per_step": made.put_bytes + made.streamed_bytes,
         }
         print(f"full {name}: {rows[name]}", flush=True)
@@ -230,22 +237,43 @@ async def full(home: Path) -> dict[str, Any]:
     return {"full": rows} | {key: rows["3k"][key] for key in FULL} | {"object_store_bytes_per_step": largest}
 
 
+async def driver_alone() -> dict[str, Any]:
+    """Processor seconds of the driver for a step of each length."""
+    return {
+        "driver_cpu_seconds": {name: round(await cpu_seconds(512, lengths), 2) for name, lengths in LENGTHS.items()}
+    }
+
+
+async def measure(part: str, home: Path) -> dict[str, Any]:
+    """The figures of one part."""
+    match part:
+        case "full":
+            return await full(home)
+        case "driver":
+            return await driver_alone()
+        case _:
+            return await compare(part, home)
+
+
 def main() -> None:
     """Print the figures of each part; the last line is the summary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON line per part, then the summary")
-    parser.add_argument("--parts", default="3k,20k,full", help="of 3k, 20k, full")
+    parser.add_argument("--parts", default="3k,20k,full,driver", help="of 3k, 20k, full, driver")
     parser.add_argument("--out", type=Path, help="also write everything to this file, with the machine's description")
     chosen = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="rlep-bench-") as home:
         for part in chosen.parts.split(","):
-            row = asyncio.run(full(Path(home)) if part == "full" else compare(part, Path(home)))
+            row = asyncio.run(measure(part, Path(home)))
             rows.append(row)
             print(json.dumps(row) if chosen.json else json.dumps(row, indent=2), flush=True)
     figures = {key: max(row[key] for row in rows if key in row) for key in SUMMARY if any(key in row for row in rows)}
     figures |= {
-        key: row[key] for row in rows for key in ("driver_fraction", "object_store_bytes_per_step") if key in row
+        key: row[key]
+        for row in rows
+        for key in ("driver_fraction", "object_store_bytes_per_step", "driver_cpu_seconds")
+        if key in row
     }
     print(json.dumps(figures))
     if chosen.out:

@@ -46,13 +46,12 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Reissued, Request, Sampling, Verdict
 from rlep.data.prompts import PromptOrder
-from rlep.driver import ports
-from rlep.driver.context import Run, Step
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from rlep.quickstart.task import build_task
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
@@ -112,15 +111,10 @@ class Cast:
         rule = self.config.replay.model_copy(update={"count": replays})
         config = self.config.model_copy(update={"replay": rule})
         run = Run(
-            config,
-            ports.Roles(self.generators, self.verifiers),
-            TerminalProgress(),
-            "",
-            "",
-            config.generator.compute_dtype,
+            config, Roles(self.generators, self.verifiers), TerminalProgress(), "", "", config.generator.compute_dtype
         )
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
-        trainers = ports.Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)
+        trainers = Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)
         assert self.inputs.train is not None
         order = PromptOrder(len(self.inputs.train), config.rollout.prompts, config.run.seed)
         prompts = [self.inputs.train.prompts[index] for index in order.step(number)]

@@ -150,7 +150,7 @@ ALERTS: tuple[Alert, ...] = (
         f"{_REPLAYED} == 0 and on (run) {series('pool/hit')} >= 0",
         "30m",
         "replays are wanted, and none reaches the loss",
-        "`rlep pool stats` says what is there; replay.minimum and start_accuracy say who may have one.",
+        "`rlep pool stats` says what is there; replay.minimum and replay.method say who may have one.",
     ),
     Alert(
         "RlepLogprobDifference",

@@ -1,4 +1,4 @@
-"""The driver's own CPU time in a step with 64 simulated generators: 512 prompts × 16 answers, then twice the prompts.
+"""The driver's own CPU time in a step with 64 simulated generators: 512 prompts × 16 responses, then twice the prompts.
 
 Behind the driver's ports stand the real request queue with 64 workers that answer at once, a learner and a verifier that
 take no time, and a pool in memory. The last line is JSON.
@@ -12,7 +12,9 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,14 +35,23 @@ from rlep.core.types import (
     Verdict,
     prompt_id_of,
 )
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Advance, Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
+from rlep.driver.ports import Advance
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 
+if TYPE_CHECKING:
+    from benchmarks.parts.simulated import Lengths
+else:  # a script's own directory is where it imports from
+    try:
+        from parts.simulated import Lengths
+    except ModuleNotFoundError:
+        from simulated import Lengths
+
 GENERATORS, SLOTS = 64, 256
-FRESH, REPLAYS, LENGTH, LIMIT = 16, 2, 1000, 3072
+FRESH, REPLAYS, LIMIT = 16, 2, 20_480
+SHORT = Lengths(700, 0.6, 3_072)
 STEP_S = 160.0
 CORRECT = Verdict("correct", "2", "math", "1")
 
@@ -50,13 +61,14 @@ class Generators:
 
     reissued = Reissued()
 
-    def __init__(self) -> None:
+    def __init__(self, lengths: Lengths) -> None:
+        self._length_of = cache(lengths.of)  # whose time is not the driver's
         self._queue = WorkQueue(lease_s=3600.0)
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        """See the port."""
+        """Yield completions as they finish."""
         job = self._queue.put(requests, sampling)
         workers = [asyncio.create_task(self._work(f"generator-{number}")) for number in range(GENERATORS)]
         try:
@@ -71,34 +83,33 @@ class Generators:
 
     async def _work(self, name: str) -> None:
         while True:
-            await self._queue.changed(name)
+            await self._queue.wait_for_work(name)
             slots = min(SLOTS, self._queue.share(GENERATORS))
             taken = self._queue.take(name, max(1, slots // 4))
             if taken is None:
                 continue
             job, requests = taken
             for request in requests:
-                self._queue.finish(name, job, answer(request))
+                self._queue.finish(name, job, response_to(request, self._length_of(request.seed)))
             await asyncio.sleep(0)
 
 
-def answer(request: Request) -> Completion:
-    """About a thousand tokens."""
-    length = LENGTH - request.seed % 500
+def response_to(request: Request, length: int) -> Completion:
+    """Return a response of this length."""
     return Completion(
         request.id, request.prompt_id, request.sample, TOKENS[:length], LOGPROBS[:length], "stop", 0, "\\boxed{2}"
     )
 
 
-TOKENS = np.arange(LENGTH, dtype=np.int32)
-LOGPROBS = np.full(LENGTH, -0.5, dtype=np.float32)
+TOKENS = np.arange(LIMIT, dtype=np.int32)
+LOGPROBS = np.full(LIMIT, -0.5, dtype=np.float32)
 
 
 class Verifiers:
     """Every other answer is right."""
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
-        """See the port."""
+        """Pay odd samples."""
         return [CORRECT if one.sample % 2 else Verdict("wrong", "3", "math", "1") for one in completions]
 
 
@@ -109,7 +120,7 @@ class Pool:
     async def sample(
         self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int
     ) -> Mapping[str, Sequence[Trajectory]]:
-        """See the port."""
+        """Return ``count`` for each prompt."""
         return {one: [stored(one, number) for number in range(count)] for one in prompt_ids}
 
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
@@ -117,7 +128,7 @@ class Pool:
         raise AssertionError("a training step stores nothing")
 
     async def digest(self) -> str:
-        """See the port."""
+        """Name the content."""
         return "memory"
 
 
@@ -132,11 +143,11 @@ class Learner:
     """Answers at once."""
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
-        """See the port."""
+        """Return the same log-prob for all tokens."""
         return np.full(int(batch.response_lengths.sum()), -0.5, dtype=np.float32)
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
-        """See the port."""
+        """Change nothing."""
         return UpdateOutcome(0.0, 0.0, 0.0, "", {})
 
     async def save(self, directory: Path) -> None:
@@ -156,7 +167,7 @@ class Weights:
     """Nobody holds any."""
 
     async def publish(self, version: int) -> float:
-        """See the port."""
+        """Return no difference."""
         return 0.0
 
 
@@ -165,10 +176,10 @@ class Silent:
 
     @contextmanager
     def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
-        """See the port."""
+        """Show nothing."""
 
-        def advance(by: int = 1) -> None:
-            """Nothing moves."""
+        def advance(by: int) -> None:
+            """Move nothing."""
 
         yield advance
 
@@ -176,16 +187,16 @@ class Silent:
         """Nobody reads it."""
 
 
-async def cpu_seconds(prompts: int) -> float:
-    """CPU time of one step; the better of three."""
+async def cpu_seconds(prompts: int, lengths: Lengths = SHORT) -> float:
+    """CPU time of one step; the best of three."""
     config = parse_config(
         {
-            "rollout": {"prompts": prompts, "fresh": FRESH, "max_tokens": LIMIT},
+            "rollout": {"prompts": prompts, "fresh": FRESH, "max_tokens": lengths.limit},
             "replay": {"count": REPLAYS},
             "update": {"prompts": 64},
         }
     )
-    run = Run(config, Roles(Generators(), Verifiers()), Silent(), "tok", "base", "float32")
+    run = Run(config, Roles(Generators(lengths), Verifiers()), Silent(), "tok", "base", "float32")
     asked = [
         Prompt(prompt_id_of(f"q{number}", "2"), f"q{number}", "2", np.arange(200, dtype=np.int32), "math")
         for number in range(prompts)

@@ -26,7 +26,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import Int32Array, Request, Sampling
 from rlep.engines.sampler.setup import engine_arguments, prepare_environment
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from rlep.quickstart.task import build_task
 
 BASE = Path(__file__).resolve().parents[2] / "rlep" / "quickstart" / "base.toml"

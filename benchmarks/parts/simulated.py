@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from rlep.actors.gathering import gathered
+from rlep.actors.gathering import gather_items
 from rlep.core.seeds import generator_for
 from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch, UpdateCost, UpdateOutcome, Verdict
 from rlep.driver.ports import Advance
@@ -78,7 +78,7 @@ def simulated_generator(devices: Devices) -> Any:
             await asyncio.sleep(devices.exchange)
 
         async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
-            async for ended in gathered(responses(devices, requests, self._version, self._slots)):
+            async for ended in gather_items(responses(devices, requests, self._version, self._slots)):
                 yield ended
 
         async def abandon(self, request_ids: Sequence[str]) -> None:

@@ -41,6 +41,7 @@ from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError
 from rlep.core.paths import private_directory
+from rlep.core.waiting import silence
 
 RAY_FILES = "r"
 """In ``Cluster.home``: Ray's own directory, which it opens to every user; no other user comes that far."""
@@ -53,7 +54,7 @@ SENT_AGAIN = 5
 """Times that Ray makes a call again whose message was lost while the actor lives; what may not be done twice is ``Once``."""
 
 NEVER_RAN = "The actor never ran"
-"""What Ray says of an actor whose place was on a node that is found to be lost: another place may be free."""
+"""Ray's words for an actor whose place was on a node that is found to be lost: another place may be free."""
 
 Report = Callable[[str, str, str], None]
 """(event, actor, error): how losses and restarts of actors are reported."""
@@ -72,10 +73,10 @@ class Cluster:
         self.timeline = Timeline()
         self.namespace = f"rlep-{run_name}"
         self._roles: dict[str, ActorConfig] = {}
-        """What each named actor asks for, to see whether they fit a private cluster together."""
+        """Resources that each named actor asks for, to see that they fit a private cluster together."""
         self._groups: dict[str, PlacementGroup] = {}
         self.headless = False
-        """Whether Ray's head process is gone: a call to it would wait for a minute and then end this process."""
+        """Set once Ray's head process is gone: a call to it would wait for a minute and then end this process."""
         self.home: Path | None = None
         """Private directory of a private cluster, removed with it; None where an existing one was joined."""
 
@@ -113,13 +114,13 @@ class Cluster:
 
     @property
     def contact(self) -> Contact:
-        """How another process reaches this cluster and the run on it."""
+        """Address and token by which another process reaches this cluster and the run on it."""
         token = None if self.home is None else str(self.home / TOKEN)
         address = ray.get_runtime_context().gcs_address
         return Contact(self.namespace.removeprefix("rlep-"), address, platform.node(), token)
 
     async def watch(self) -> None:
-        """Until Ray's head process is gone. Raises ``HeadLost``."""
+        """Wait until Ray's head process is gone. Raises ``HeadLost``."""
         try:
             await watch_head(ray.get_runtime_context().gcs_address, self.config.head_deadline_s)
         except HeadLost as error:
@@ -209,11 +210,11 @@ class Cluster:
         return f"a run named {run} is in progress on this cluster: choose another run.name"
 
     def shortfall(self, role: ActorConfig) -> str:
-        """What an actor of this role needs, and what there is."""
+        """Say what an actor of this role needs, and what the cluster has."""
         return shortfall(role, (role,))
 
     def waits_for(self, role: ActorConfig) -> str:
-        """Resources that an actor of this role waits for, and for how long."""
+        """Say what an actor of this role waits for, and for how long."""
         return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
 
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:
@@ -244,9 +245,8 @@ def _own_token() -> str:
 
 
 async def call(reference: Any, what: str, deadline_s: float) -> Any:
-    """The result of an actor call, with rlep's errors: ``DeadlineExceeded``, ``ActorLost``, or the actor's own."""
-    waiting = asyncio.ensure_future(_awaited(reference))
-    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to await it
+    """Await an actor's answer. Raises ``DeadlineExceeded``, ``ActorLost``, or what the actor's method raised."""
+    waiting = silence(asyncio.ensure_future(_await(reference)))  # nobody may be left to await it
     try:
         async with asyncio.timeout(deadline_s):
             return await asyncio.shield(waiting)
@@ -260,12 +260,12 @@ async def call(reference: Any, what: str, deadline_s: float) -> Any:
         raise ActorLost(f"{what}: {_reason(error)}") from None
 
 
-async def _awaited(reference: Any) -> Any:
+async def _await(reference: Any) -> Any:
     return await reference
 
 
 def _reason(error: BaseException) -> str:
-    """The last line of Ray's message that says something: its own causes come first, as a traceback."""
+    """Return the last line of Ray's message that says something: its own causes come first, as a traceback."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line.strip("^~ ")), type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""The address of the Ray cluster that a command joins: where it is from, and whether anything answers there."""
+"""The address of the Ray cluster that a command joins: its origin, and a check that something answers there."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ CONNECT_S = 10.0
 
 
 def joined_address(configured: str | None) -> str | None:
-    """The configured address, else that of ``RAY_ADDRESS``; None where a private cluster is started."""
+    """Return the configured address, else that of ``RAY_ADDRESS``; None where a private cluster is started."""
     return configured or os.environ.get(VARIABLE) or None
 
 
 def named_address(configured: str | None) -> str:
-    """It, as messages have it: with the variable's name where it is from there."""
+    """Return the address for messages, with the variable's name where it is from there."""
     address = joined_address(configured)
     return repr(address) if configured else f"{VARIABLE} = {address!r}"
 
 
 def reachable(address: str, named: str) -> bool:
-    """Whether somebody listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
+    """Check that something listens there; False for ``auto``, with which Ray looks for the cluster of this machine.
 
     Raises ``PlacementError`` where nobody does, or it is no address of a cluster: Ray itself would try for minutes.
     """

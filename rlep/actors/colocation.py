@@ -16,11 +16,11 @@ from rlep.core.errors import ActorLost
 GROUP_NAME = "colocated"
 ASK_S = 60.0
 GUEST = ActorConfig(cpus=0)
-"""What a generator asks of its bundle: nothing, because the ranks, which sleep while it works, reserve all of it."""
+"""Resources that a generator asks of its bundle: none, because the ranks, which sleep while it works, reserve all of it."""
 
 
 class Colocated:
-    """Which slot each actor has, and when generators may start."""
+    """Slots of the actors, and the turn in which generators may start."""
 
     def __init__(
         self,
@@ -47,21 +47,21 @@ class Colocated:
 
     @asynccontextmanager
     async def starting(self) -> AsyncGenerator[None]:
-        """A generator starts within the block, when the devices are the generators'."""
+        """Enter the block once the devices are the generators': a generator starts within it."""
         await self.learner_up.wait()  # or until the learner's own deadline ends the start of the run
         async with self._time_share():
             yield
 
     def slot_of_rank(self, rank: int) -> BundleSlot:
-        """The slot of a rank."""
+        """Return the slot of a rank."""
         return BundleSlot(self._group(), rank // self._ranks_each)
 
     def slot_of(self, generator: str) -> BundleSlot:
-        """The slot of a generator; started again it has the same name and slot."""
+        """Return the slot of a generator; started again it has the same name and slot."""
         return self.slot_of_rank(_number(generator) * self._width)
 
     async def devices_of(self, generator: str) -> str:
-        """``CUDA_VISIBLE_DEVICES`` of a generator: the devices of its ranks, or an empty string where there are none."""
+        """Return ``CUDA_VISIBLE_DEVICES`` for a generator: the devices of its ranks, or an empty string where there are none."""
         if not self._gpus:
             return ""
         first = _number(generator) * self._width

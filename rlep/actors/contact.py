@@ -1,4 +1,4 @@
-"""How a run in progress is reached: a file in its directory, there as long as the run takes commands.
+"""The file by which a run in progress is reached, in its directory as long as the run takes commands.
 
 It holds no secret: a private cluster's token is in a separate file that only its owner reads. A run directory may come
 from anybody (an archive, a shared disk), and whoever answers at a Ray address runs code in the process that asks. So the
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rlep.core.errors import ConfigError
+from rlep.core.files import replace_with
 from rlep.core.paths import check_own, read_own
 
 CONTACT = "contact.json"
@@ -28,7 +29,7 @@ _LOOPBACK = re.compile(r"127\.0\.0\.1:[0-9]{1,5}")
 
 @dataclass(frozen=True, slots=True)
 class Contact:
-    """How to connect to a run."""
+    """Address and token of a run."""
 
     run: str
     address: str
@@ -46,7 +47,7 @@ def write_contact(directory: Path, contact: Contact) -> None:
 
 
 def read_contact(directory: Path) -> Contact | None:
-    """The contact of the run in ``directory``; None where no run takes commands there.
+    """Read the contact of the run in ``directory``; None where no run takes commands there.
 
     Raises ``ConfigError`` for a directory or file that is not this user's alone, a link, and what is no contact.
     """
@@ -107,13 +108,11 @@ def _is_text(value: object, name: str) -> bool:
 
 
 def remove_contact(directory: Path) -> None:
-    """The run takes no more commands."""
+    """Remove the file: the run takes no more commands."""
     (directory / CONTACT).unlink(missing_ok=True)
 
 
 def write_private(path: Path, text: str) -> None:
     """Write a file of mode 600 that appears whole."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.touch(mode=0o600)
-    part.write_text(text)
-    part.replace(path)
+    with replace_with(path, private=True, shared=True) as part:
+        part.write_text(text)

@@ -1,7 +1,14 @@
-"""How another process controls a run in progress: a mailbox actor in its namespace, and the driver that answers it.
+"""Control of a run in progress by another process: a mailbox actor in its namespace, and the driver that answers it.
 
     rlep scale … ─► ControlActor.ask ─► Control (in the driver) ─► Generators, Verifiers
                                   ◄──── RunStatus or the reason ◄──┘
+
+    loop                          consumes                    waits for                       unblocked by
+    ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    RunClient.ask (their side)    one answer                  the driver, to its deadline     ``ControlActor.answer``
+    ControlActor.next             commands of the mailbox     a command, for 20 s             ``ControlActor.ask``
+    Control._listen (driver)      commands                    ``next``                        a command; the loss of the mailbox
+    Control._answer (each)        one command                 the role that changes           actors that started, or were drained
 
 Commands are idempotent: each states the desired state, not a change.
 """
@@ -14,7 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -27,6 +34,10 @@ from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, PlacementError, RlepError
 from rlep.metrics.spans import Span, StepBreakdown
+
+if TYPE_CHECKING:  # ``rlep status`` needs neither
+    from rlep.actors.generators import GeneratorPool
+    from rlep.actors.verifiers import VerifierPool
 
 ACTOR_NAME = "control"
 ROLE = ActorConfig(cpus=0)
@@ -78,14 +89,6 @@ class RunStatus:
     """The newest of the timeline, where it was asked for."""
 
 
-class Elastic(Protocol):
-    """A role whose number of actors may change."""
-
-    def status(self) -> RoleStatus: ...
-    async def scale(self, count: int, grace_s: float) -> None: ...
-    async def drain(self, name: str, grace_s: float) -> None: ...
-
-
 @ray.remote(num_cpus=0)
 class ControlActor:
     """Commands on their way to the driver, and its answers on their way back."""
@@ -95,14 +98,14 @@ class ControlActor:
         self._answers: dict[str, asyncio.Future[RunStatus]] = {}
 
     async def ping(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     async def close(self) -> None:
-        """Nothing to end."""
+        """End nothing."""
 
     async def ask(self, identity: str, command: Command) -> RunStatus:
-        """The driver's answer; the same ``identity`` is one command. Raises what the driver refuses it with."""
+        """Return the driver's answer; the same ``identity`` is one command. Raises the driver's refusal."""
         if identity not in self._answers:
             if sum(not answer.done() for answer in self._answers.values()) >= MOST_OPEN:
                 raise ConfigError(f"{MOST_OPEN} commands wait for an answer already")
@@ -115,7 +118,7 @@ class ControlActor:
     # It waits when the run ends, and Ray would tell the user of every call that it repeats.
     @ray.method(max_task_retries=0)
     async def next(self, wait_s: float) -> tuple[str, Command] | None:
-        """The next command, or None when none came within ``wait_s``."""
+        """Return the next command, or None when none came within ``wait_s``."""
         try:
             async with asyncio.timeout(wait_s):
                 return await self._asked.get()
@@ -135,12 +138,12 @@ class ControlActor:
 
 
 class Control:
-    """The driver's end: it carries commands out and returns the status or the reason why not."""
+    """The driver's end: carries commands out and returns the status or the reason why not."""
 
     def __init__(
         self,
         cluster: Cluster,
-        elastic: Mapping[Role, Elastic],
+        elastic: Mapping[Role, GeneratorPool | VerifierPool],
         watched: Sequence[Callable[[], RoleStatus]],
         progress: Callable[[], RunProgress] = RunProgress,
     ) -> None:
@@ -170,7 +173,7 @@ class Control:
         await self._actor.close()
 
     def status(self, *, spans: bool = False) -> RunStatus:
-        """The run as it is now."""
+        """Return the run as it is now."""
         roles = self.roles()
         working = [
             actor.name
@@ -187,11 +190,11 @@ class Control:
         )
 
     def roles(self) -> tuple[RoleStatus, ...]:
-        """Who there is now."""
+        """Return the actors of every role."""
         return (*(role.status() for role in self._elastic.values()), *(status() for status in self._watched))
 
     async def do(self, command: Command) -> RunStatus:
-        """Carry a command out; the status after it. Raises the reason it cannot be."""
+        """Carry a command out; returns the status after it. Raises the reason it cannot be carried out."""
         if isinstance(command, Scale):
             role = self._elastic.get(command.role)
             if role is None:
@@ -206,7 +209,7 @@ class Control:
         return self.status(spans=isinstance(command, Look) and command.spans)
 
     async def _listen(self) -> None:
-        """Until the mailbox is lost for good: the run continues without it."""
+        """Carry out commands until the mailbox is lost for good: the run continues without it."""
         while True:
             try:
                 asked = await self._actor.call("next", POLL_S, deadline_s=POLL_S + 60)
@@ -251,7 +254,7 @@ class RunClient:
             raise ConfigError(f"no run {self._run} is in progress on this cluster; there: {there}") from None
 
     async def ask(self, command: Command, *, deadline_s: float) -> RunStatus:
-        """Let the run do something; its status afterwards, or the reason why not.
+        """Have the run do something; returns its status afterwards, or raises the reason why not.
 
         Raises ``DeadlineExceeded`` where its driver does not answer, ``ActorLost`` where the run ended meanwhile.
         """

@@ -10,13 +10,13 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SHARE = 0.05
-"""Of the time since the stream began: what an item may wait for others."""
+"""Part of the time since the stream began that an item may wait for others."""
 LONGEST_S = 1.0
 """No item waits longer."""
 
 
-async def gathered(stream: AsyncGenerator[list[T]]) -> AsyncGenerator[list[T]]:
-    """The items of ``stream`` in their order; what comes soon after a list was given waits a little for more.
+async def gather_items(stream: AsyncGenerator[list[T]]) -> AsyncGenerator[list[T]]:
+    """Yield the items of ``stream`` in their order; those that come soon after a list wait a little for more.
 
     The last list comes when the stream ends: a rollout is not longer by it.
     """

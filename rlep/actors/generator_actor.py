@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 
-from rlep.actors.gathering import gathered
+from rlep.actors.gathering import gather_items
 from rlep.actors.node_address import use_node_interface
 from rlep.actors.once import Once
 from rlep.config.schema import Config
@@ -31,7 +31,7 @@ class GeneratorActor:
         self._once = Once()
 
     async def ping(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     async def start(self, number: int, deadline_s: float) -> None:
@@ -53,13 +53,13 @@ class GeneratorActor:
         return await self._sampler.confirm(weight_update)
 
     async def sleep(self, number: int) -> None:
-        """See ``Sampler.sleep``; ``load`` wakes it."""
+        """Free the device's memory; ``load`` wakes the engine."""
         await self._once(number, self._sampler.sleep)
 
     @ray.method(max_task_retries=0)  # a stream that broke is begun anew by whoever read it
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncIterator[list[Completion]]:
         """Stream finished completions in small lists."""
-        async for finished in gathered(self._sampler.generate(requests, sampling)):
+        async for finished in gather_items(self._sampler.generate(requests, sampling)):
             yield finished
 
     async def abandon(self, request_ids: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class GeneratorActor:
         self._sampler.abandon(frozenset(request_ids))
 
     async def health(self) -> SamplerHealth:
-        """The engine's state; fails when it is dead."""
+        """Ask the engine for its state; fails when it is dead."""
         return await self._sampler.health()
 
     async def close(self) -> None:

@@ -1,58 +1,416 @@
-"""The driver's side of one generator."""
+"""One generator: its actor, which is started again when it is lost, the weights it serves and the requests it holds.
+
+    loop    consumes                        waits for                            unblocked by
+    ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    _live   losses                          LOST                                 lose: by any of the others, or a load
+    _feed   requests of the queue           SERVING; a request; 1/8 of its       load; put, give_back, the end of a lease;
+                                            slots                                _read, stop
+    _read   the completions of one call     the next completions                 the actor; its loss
+    _beat   the answers of ``health``       10 s between two                     the clock
+
+Only the methods here change ``state``:
+
+    PLACING ─► STARTING ─► UP ◄─► SERVING ─► ASLEEP ─► SERVING …        any ─► LOST ─► PLACING …        any ─► LEAVING
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
+import ray
 from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from rlep.actors.replicas import Rate, State
-from rlep.core.errors import ActorLost
+from rlep.actors.cluster import Cluster, call
+from rlep.actors.colocation import GUEST, Colocated
+from rlep.actors.generator_actor import GeneratorActor
+from rlep.actors.placement import BundleSlot
+from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
+from rlep.actors.supervised import HEARTBEAT_S, Supervised
+from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.config.schema import Config
+from rlep.core.errors import ActorLost, RlepError, WeightSyncError
+from rlep.core.types import Request
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
+
+WAITING = 4
+"""An engine is given 1/4 more requests than it decodes at once: it takes the next without waiting for the driver."""
+REFILL = 8
+"""It is given more when 1/8 of its requests have finished: each refill costs a call."""
 
 
-class GeneratorReplica:
-    """Its actor while it lives, and its state."""
+class GeneratorState(Enum):
+    """Stages of a generator."""
 
-    def __init__(self, name: str, restarts: int) -> None:
-        self.name = name
-        self.restarts_left = restarts
-        self.actor: ActorHandle[Any] | None = None
-        self.lost = asyncio.Event()
-        self.freed = asyncio.Event()
-        self.ready = asyncio.Event()
-        """Set while it serves a policy version."""
-        self.loading = asyncio.Lock()
-        """Held while it loads weights, which others may load with it in a group."""
-        self.error: Exception | None = None
-        self.difference: float | None = None
-        """Max log-prob difference (nats) of its last confirmed weights; None while it has not loaded the latest weight update."""
-        self.asleep = False
-        """Whether it has freed its device's memory; the next weights wake it."""
-        self.state: State = "placing"
+    PLACING = "placing"  # waits for its resources on the cluster
+    STARTING = "starting"  # loads the model
+    UP = "up"  # serves nothing: it has no weights so far, or takes part in a transfer
+    SERVING = "serving"  # serves the policy version of its last confirmed weights
+    ASLEEP = "asleep"  # has freed its device's memory; the next weights wake it
+    LEAVING = "leaving"  # finishes what it holds, and takes no more
+    LOST = "lost"  # has no actor: it is started again, or is out of restarts
+
+
+SHOWN: dict[GeneratorState, State] = {
+    GeneratorState.UP: "serving",
+    GeneratorState.ASLEEP: "serving",
+    GeneratorState.LOST: "placing",
+}
+"""Words of ``rlep status`` for stages that only the driver knows."""
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Parts that all generators of a run share."""
+
+    cluster: Cluster
+    config: Config
+    model: Path
+    queue: WorkQueue
+    colocated: Colocated | None  # where they share their devices with the learner
+    serving: Callable[[], int]  # count those that take requests now
+    settle: Callable[
+        [], None
+    ]  # stop work that nobody needs, end rollouts that cannot finish: called after every change
+    weights: WeightUpdate | int | None = None
+    """Weights for a generator that starts: the last publication through shared memory, or the model directory's under that
+    version. In a group it has none until the next transfer."""
+
+
+class GeneratorReplica(Replica):
+    """One generator."""
+
+    def __init__(self, name: str, fleet: Fleet) -> None:
+        super().__init__(name)
+        self._fleet, self._config = fleet, fleet.config.generator
+        self.actor = Supervised(
+            name,
+            self._start,
+            restarts=self._config.restarts,
+            heartbeat_timeout_s=self._config.heartbeat_timeout_s,
+            report=fleet.cluster.report,
+        )
+        self.state = GeneratorState.PLACING
         self.version: int | None = None
-        self.restarts = 0
-        self.numbers = itertools.count()
-        """Of the calls that its actor carries out once."""
-        self.rate = Rate()
-        self.supervisor: asyncio.Task[None] | None = None
+        """Policy version of its last confirmed weights; None while it has none."""
+        self.error = ""
+        """Its last loss, or the last refusal of weights."""
+        self._served: tuple[WeightUpdate, float] | None = None
+        self._rate = Rate()
+        self._loading = asyncio.Lock()
+        self._numbers = itertools.count()
+        self._changes = Changes()
+        self._life: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def holder(self) -> str:
+        """Name of its present actor in the queue and in a group: one that is started again has another."""
+        return f"{self.name}.{self.actor.restarts}"
 
     @property
     def out_of_restarts(self) -> bool:
-        """Whether it is dead and out of restarts."""
-        return self.supervisor is not None and self.supervisor.done()
+        """True once it never serves again."""
+        return self.actor.out_of_restarts or self.actor.closed or (self._life is not None and self._life.done())
 
-    def lose(self, actor: ActorHandle[Any], error: Exception) -> None:
-        """Take the generator out of service, unless ``actor`` is one that was replaced before."""
-        if self.actor is not actor:
+    @property
+    def has_weights(self) -> bool:
+        """True while it serves a policy version, or may after the transfer that it takes part in."""
+        return self._loading.locked() or self.version is not None
+
+    def status(self, shortfall: str) -> ActorStatus:
+        """Return its row of ``rlep status``; ``shortfall``: what it waits for while it is not placed."""
+        lost = self.out_of_restarts and self.state is not GeneratorState.LEAVING
+        state = "lost" if lost else SHOWN.get(self.state) or cast(State, self.state.value)
+        return ActorStatus(
+            self.name,
+            state,
+            version=self.version,
+            in_flight=self._fleet.queue.count_leased(self.holder),
+            tokens_per_second=self._rate.per_second(),
+            restarts=self.actor.restarts,
+            error=shortfall if state == "placing" else self.error,
+        )
+
+    async def join(self) -> None:
+        """Start it and let it work; raises why it cannot start."""
+        try:
+            await self._bring_up()
+        except BaseException:
+            self.actor.kill()
+            self._fleet.cluster.forget(self.name)
+            self._fleet.settle()
+            raise
+        self._life = asyncio.create_task(self._live())
+        self._life.add_done_callback(self._end)
+        self._fleet.cluster.report("actor_started", self.name, "")
+
+    async def leave(self, grace_s: float) -> None:
+        """Finish what it holds, for ``grace_s`` seconds at most, and end; others do the rest."""
+        fleet, queue = self._fleet, self._fleet.queue
+        self._enter(GeneratorState.LEAVING)
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait({self._life})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._changes.until(
+                    lambda: not queue.count_leased(self.holder) or self.state is GeneratorState.LOST
+                )
+        back = queue.give_back(self.holder)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._config.transfer_deadline_s), self._loading:
+                pass  # in a group the others wait for it, to the end of a transfer
+        if back:
+            self.actor.kill()
+        else:
+            await self.actor.close()
+        fleet.cluster.forget(self.name)
+        fleet.settle()
+        fleet.cluster.report("actor_drained", self.name, f"{back} requests handed back" if back else "")
+
+    async def close(self) -> None:
+        """End it with the run."""
+        tasks = [*self._calls, *([] if self._life is None else [self._life])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.actor.close()
+        self._fleet.cluster.forget(self.name)
+
+    async def load(self, weight_update: WeightUpdate, deadline_s: float) -> float:
+        """Load weights and serve them; returns the largest log-prob difference (nats).
+
+        Raises ``WeightSyncError`` where it refuses them. One that fails otherwise is lost, and its error is raised.
+        """
+        if isinstance(weight_update.source, BroadcastGroup) and self.state is GeneratorState.SERVING:
+            self._enter(GeneratorState.UP)  # a transfer that breaks leaves it without weights
+        async with self._loading:
+            actor = self.actor.living
+            if actor is None:
+                raise ActorLost(f"{self.name} is lost: {self.error}")
+            try:
+                with self._span("load weights"):
+                    difference = await self._load(actor, weight_update, deadline_s)
+            except WeightSyncError as error:
+                self.error = str(error)
+                raise
+            except (RlepError, RayError) as error:
+                self.lose(actor, error)
+                raise
+            if self.actor.living is not actor:
+                raise ActorLost(f"{self.name} was lost as it loaded weights: {self.error}")
+            self._serve(weight_update, difference)
+        return difference
+
+    async def load_or_lose(self, weight_update: WeightUpdate, deadline_s: float) -> None:
+        """Load weights; a refused update is pushed once more before the generator is replaced."""
+        for last in (False, True):
+            actor = self.actor.living
+            try:
+                await self.load(weight_update, deadline_s)
+            except WeightSyncError as error:
+                if last and actor is not None:
+                    self.lose(actor, error)
+            except (RlepError, RayError):
+                return  # it is lost
+            else:
+                return
+
+    def difference(self, weight_update: WeightUpdate) -> float | None:
+        """Return the log-prob difference with which it confirmed just this update."""
+        return self._served[1] if self._served is not None and self._served[0] is weight_update else None
+
+    async def sleep(self) -> None:
+        """Free its device's memory; one that cannot is killed, for its memory is the learner's now."""
+        actor = self.actor.living
+        if actor is None or self.state is GeneratorState.ASLEEP:
             return
-        self.error = error
-        self.lost.set()
-        self.freed.set()
+        self._enter(GeneratorState.ASLEEP)
+        self.version = self._served = None
+        try:
+            with self._span("sleep"):
+                sleeping = actor.sleep.remote(next(self._numbers))
+                await call(sleeping, f"{self.name}.sleep", self._config.heartbeat_timeout_s)
+        except (RlepError, RayError) as error:
+            self.lose(actor, error)
 
+    def lose(self, actor: ActorHandle[Any], error: BaseException) -> None:
+        """Take an actor that is dead, silent or of no use out of service; one that was replaced before is left alone."""
+        if actor is not self.actor.living:
+            return
+        self._fleet.queue.give_back(self.holder)
+        self._drop(error)
+        self.actor.replace(actor, error)
+        self._fleet.settle()
 
-def nobody_left(replicas: Sequence[GeneratorReplica]) -> ActorLost:
-    """What is said when all are out of restarts: of what the first of them died."""
-    return ActorLost("; ".join(["no generator is left", *(f"{one.name}: {one.error}" for one in replicas[:1])]))
+    def stop(self, requests: Sequence[str]) -> None:
+        """Stop it on requests that nobody waits for any more; until it says so it is given no others in place of them."""
+        if (actor := self.actor.living) is not None:
+            self._spawn(actor, self._stop(actor, self.holder, requests))
+
+    def _drop(self, error: BaseException) -> None:
+        self.version = self._served = None
+        self.error = str(error)
+        self._enter(GeneratorState.LOST)
+
+    async def _bring_up(self) -> None:
+        self._enter(GeneratorState.PLACING)
+        colocated = self._fleet.colocated
+        async with nullcontext() if colocated is None else colocated.starting():
+            await self.actor.handle()
+
+    async def _start(self) -> ActorHandle[Any]:
+        """Place an actor, load the model and what it is to serve."""
+        deadline_s = self._config.start_deadline_s
+        actor = await self._place()
+        self._enter(GeneratorState.STARTING)
+        try:
+            with self._span("start"):
+                starting = actor.start.remote(next(self._numbers), deadline_s)
+                await call(starting, f"starting {self.name}", deadline_s + 10)
+            await self._take_up(actor, deadline_s)
+        except BaseException:
+            ray.kill(actor)
+            raise
+        return actor
+
+    async def _place(self) -> ActorHandle[Any]:
+        fleet = self._fleet
+        given = (fleet.model, fleet.config, fleet.cluster.home)
+        if fleet.colocated is not None:
+            devices, slot = await fleet.colocated.devices_of(self.name), fleet.colocated.slot_of(self.name)
+            return await fleet.cluster.place(GeneratorActor, self.name, GUEST, *given, devices, slot=slot)
+        slot = BundleSlot(fleet.cluster.reserve(self.name, [self._config]))
+        return await fleet.cluster.place(GeneratorActor, self.name, self._config, *given, slot=slot)
+
+    async def _take_up(self, actor: ActorHandle[Any], deadline_s: float) -> None:
+        weights = self._fleet.weights
+        if weights is None:
+            self._enter(GeneratorState.UP)
+        elif isinstance(weights, int):
+            await call(actor.serve_base.remote(weights), f"{self.name}.serve_base", deadline_s)
+            self.version = weights
+            self._enter(GeneratorState.SERVING)
+        else:
+            self._serve(weights, await self._load(actor, weights, deadline_s))
+        if weights is not self._fleet.weights:  # others were published meanwhile
+            await self._take_up(actor, deadline_s)
+
+    async def _load(self, actor: ActorHandle[Any], weight_update: WeightUpdate, deadline_s: float) -> float:
+        loading = actor.load.remote(next(self._numbers), weight_update)
+        return float(await call(loading, f"{self.name}.load", deadline_s))
+
+    def _serve(self, weight_update: WeightUpdate, difference: float) -> None:
+        self._served, self.version = (weight_update, difference), weight_update.version
+        self._enter(GeneratorState.SERVING)
+
+    def _enter(self, state: GeneratorState) -> None:
+        if self.state is not GeneratorState.LEAVING or state is GeneratorState.LOST:  # a load does not call it back
+            self.state = state
+        self._changes.tell()
+
+    async def _live(self) -> None:
+        """Feed and watch one actor after the other, until it is out of restarts."""
+        while not self.actor.out_of_restarts:
+            if (actor := self.actor.living) is None:
+                try:
+                    await self._bring_up()
+                except (RlepError, RayError) as error:
+                    self._drop(error)
+                continue
+            loops = [self._spawn(actor, loop(actor)) for loop in (self._feed, self._beat)]
+            try:
+                await self._changes.until(lambda: self.state is GeneratorState.LOST)
+            finally:
+                for task in loops:
+                    task.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
+
+    def _end(self, life: asyncio.Task[None]) -> None:
+        if not life.cancelled():
+            self.error = str(life.exception() or self.error)
+            self._fleet.cluster.forget(self.name)
+            self._fleet.settle()
+
+    def _spawn(self, actor: ActorHandle[Any], work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        task.add_done_callback(partial(self._fail, actor))
+        return task
+
+    def _fail(self, actor: ActorHandle[Any], task: asyncio.Task[None]) -> None:
+        """Lose a generator one of whose loops ended in an error that none of them expects: it would hold its work for ever."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.lose(actor, error)
+
+    async def _feed(self, actor: ActorHandle[Any]) -> None:
+        """Keep the engine full, with some requests waiting in it, from the queue."""
+        queue, holder, most = self._fleet.queue, self.holder, self._config.max_sequences
+        while True:
+            await self._changes.until(lambda: self.state is GeneratorState.SERVING)
+            await queue.wait_for_work(holder)
+            if self.state is not GeneratorState.SERVING:
+                continue
+            slots = min(queue.share(self._fleet.serving()), most + most // WAITING)
+            free = slots - queue.count_leased(holder)
+            if free < max(1, slots // REFILL):
+                await self._changes.next()
+            elif (taken := queue.take(holder, free)) is not None:
+                self._spawn(actor, self._read(actor, holder, *taken))
+
+    async def _read(self, actor: ActorHandle[Any], holder: str, job: GenerateCall, requests: Sequence[Request]) -> None:
+        """Deliver the completions of one call; what it ends without is given out again."""
+        queue, identities = self._fleet.queue, [request.id for request in requests]
+        generate = actor.generate.options(num_returns="streaming")
+        try:
+            with self._span("generate", len(requests)):
+                async for reference in generate.remote(requests, job.sampling):
+                    for completion in await reference:
+                        if queue.finish(holder, job, completion):
+                            self._rate.add(len(completion.tokens))
+                    self._changes.tell()
+                    self._fleet.settle()
+        except ActorUnavailableError:  # a message was lost: the actor may live, and is stopped before others begin
+            try:
+                await self._abandon(actor, identities)
+            except (RlepError, RayError) as error:
+                self.lose(actor, error)
+        except RayTaskError as error:
+            self.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
+        except RayError as error:
+            self.lose(actor, ActorLost(f"{self.name}: {type(error).__name__}"))
+        finally:
+            queue.give_back(holder, identities)
+            self._changes.tell()
+
+    async def _stop(self, actor: ActorHandle[Any], holder: str, requests: Sequence[str]) -> None:
+        with suppress(RlepError, RayError):
+            await self._abandon(actor, requests)
+            self._fleet.queue.release(holder, requests)
+        self._changes.tell()
+
+    async def _abandon(self, actor: ActorHandle[Any], requests: Sequence[str]) -> None:
+        await call(actor.abandon.remote(requests), f"{self.name}.abandon", self._config.heartbeat_timeout_s)
+
+    async def _beat(self, actor: ActorHandle[Any]) -> None:
+        """Lose a generator that is silent or whose engine is dead."""
+        while True:
+            await asyncio.sleep(min(HEARTBEAT_S, self._config.heartbeat_timeout_s))
+            try:
+                await call(actor.health.remote(), f"{self.name}.health", self._config.heartbeat_timeout_s)
+            except (RlepError, RayError) as error:
+                self.lose(actor, error)
+                return
+
+    def _span(self, what: str, count: int = 0) -> AbstractContextManager[None]:
+        return self._fleet.cluster.timeline.span(self.name, what, count)

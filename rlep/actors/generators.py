@@ -1,38 +1,36 @@
-"""Generators: each vLLM engine in its own actor, pulling requests from one queue, so that their number may differ."""
+"""Generators: each vLLM engine in its own actor, pulling requests from one queue, so that their number may differ.
+
+loop                  consumes                     waits for                       unblocked by
+──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+generate (per call)   completions of its job       the next of them, to its        a generator that answers; settle, when
+                                                   deadline                        none can; cancel
+_feed (per replica)   requests of all jobs         see ``generator_replica``
+publish               a weight update              every generator that lives      their answers; one that is started again
+take                  parts of one transfer        every member                    their answers, or their loss
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext, suppress
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import RayError
 
-from rlep.actors.cluster import Cluster, call
-from rlep.actors.colocation import GUEST, Colocated
-from rlep.actors.generator_actor import GeneratorActor
-from rlep.actors.generator_replica import GeneratorReplica, nobody_left
-from rlep.actors.placement import BundleSlot
-from rlep.actors.replica_weights import EngineWeights
-from rlep.actors.replicas import ActorStatus, ReplicaSet, RoleStatus
-from rlep.actors.supervised import HEARTBEAT_S, close_actor
-from rlep.actors.work_queue import GenerateCall, WorkQueue
+from rlep.actors.cluster import Cluster
+from rlep.actors.colocation import Colocated
+from rlep.actors.generator_replica import Fleet, GeneratorReplica, GeneratorState
+from rlep.actors.replicas import ReplicaSet, RoleStatus
+from rlep.actors.work_queue import WorkQueue
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost
+from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost, WeightSyncError
 from rlep.core.types import Completion, Reissued, Request, Sampling
-
-WAITING = 4
-"""An engine is given 1/4 more requests than it decodes at once: it takes the next without waiting for the driver."""
-REFILL = 8
-"""It is given more when 1/8 of its requests have finished: each refill costs a call."""
+from rlep.engines.weights.weight_update import WeightUpdate
 
 
 class GeneratorPool:
-    """All generators of a run behind the driver's ``Generators`` port."""
+    """All generators of a run behind the driver's ``Generators`` port, and the weights that they serve."""
 
     def __init__(
         self,
@@ -43,76 +41,73 @@ class GeneratorPool:
         lease_s: float,
         shared: Colocated | None = None,
     ) -> None:
-        """``lease_s``: see ``GeneratorConfig.lease``; ``shared``: where they share their devices with the learner."""
-        self._cluster, self._config, self._run, self._model = cluster, config.generator, config, model
-        self._shared = shared
-        self._report, self._span = cluster.report, cluster.timeline.span
+        """``lease_s``: from ``GeneratorConfig.lease``; ``shared``: set when they share their devices with the learner."""
         self._queue = WorkQueue(lease_s)
-        self._replicas = ReplicaSet(
-            "generator", lambda name: GeneratorReplica(name, config.generator.restarts), self._join, self._leave
+        self._fleet = Fleet(
+            cluster,
+            config,
+            model,
+            self._queue,
+            shared,
+            serving=lambda: sum(replica.state is GeneratorState.SERVING for replica in self.replicas),
+            settle=self._settle,
         )
-        self.weights = EngineWeights(lambda: self._workers, self._span, config.generator)
-        """The policy version they serve: loading it, sleep and wake."""
-        self._version: int | None = None
-        self._streams: set[asyncio.Task[None]] = set()
+        self._set = ReplicaSet("generator", lambda name: GeneratorReplica(name, self._fleet))
+
+    @property
+    def replicas(self) -> list[GeneratorReplica]:
+        """Every generator that was added and not removed, oldest first."""
+        return self._set.members
 
     async def start(self, *, base_version: int | None = None) -> None:
         """Start all engines; ``base_version`` serves the model directory's weights as that policy version."""
-        self._version = base_version
-        await self._replicas.start(self._config.count)
+        self._fleet.weights = base_version
+        await self._set.start(self._fleet.config.generator.count)
+
+    async def close(self) -> None:
+        """End all engines."""
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     @property
     def reissued(self) -> Reissued:
-        """See the port."""
+        """Counts of requests that were given out again, and of completions that were dropped."""
         return self._queue.reissued
 
     async def scale(self, count: int, grace_s: float) -> None:
-        """See ``ReplicaSet.scale``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        """Bring the role to ``count`` generators. Raises ``ConfigError`` where they share the learner's devices."""
         self._check_elastic()
-        await self._replicas.scale(count, grace_s)
+        await self._set.scale(count, grace_s)
 
     async def drain(self, name: str, grace_s: float) -> None:
-        """See ``ReplicaSet.drain``. Raises ``ConfigError`` where their number is that of the learner's devices."""
+        """Drain one generator. Raises ``ConfigError`` where they share the learner's devices."""
         self._check_elastic()
-        await self._replicas.drain(name, grace_s)
+        await self._set.drain(name, grace_s)
 
     def _check_elastic(self) -> None:
-        if self._shared is not None:
+        if self._fleet.colocated is not None:
             raise ConfigError(
                 'cluster.placement = "colocated": there are as many generators as learner devices for them'
             )
 
     def status(self) -> RoleStatus:
-        """What every generator does now."""
-        return RoleStatus("generator", tuple(map(self._status_of, self._workers)), self._queue.waiting, self.reissued)
-
-    def _status_of(self, worker: GeneratorReplica) -> ActorStatus:
-        return ActorStatus(
-            worker.name,
-            "lost" if worker.out_of_restarts and worker.state != "leaving" else worker.state,
-            version=worker.version,
-            in_flight=self._queue.leased(worker.name),
-            tokens_per_second=worker.rate.per_second(),
-            restarts=worker.restarts,
-            error=self._shortfall() if worker.state == "placing" else str(worker.error or ""),
-        )
-
-    def _shortfall(self) -> str:
-        """What a generator that is not placed yet waits for."""
-        return self._cluster.waits_for(self._config) if self._shared is None else "waits for the learner's devices"
-
-    @property
-    def _workers(self) -> list[GeneratorReplica]:
-        return self._replicas.members
+        """Return a row for every generator, and how many requests wait for one."""
+        fleet = self._fleet
+        apart = fleet.colocated is None
+        shortfall = fleet.cluster.waits_for(fleet.config.generator) if apart else "waits for the learner's devices"
+        rows = tuple(replica.status(shortfall) for replica in self.replicas)
+        return RoleStatus("generator", rows, self._queue.waiting, self.reissued)
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        """Exactly one completion per request, each as it finishes; see the port."""
-        if all(worker.out_of_restarts for worker in self._workers):
-            raise nobody_left(self._workers)
+        """Yield exactly one completion per request, each as it finishes.
+
+        Raises ``DeadlineExceeded``, ``ActorLost`` when no generator is left, and ``WeightsLost`` when none has weights.
+        """
+        if all(replica.out_of_restarts for replica in self.replicas):
+            raise self._nobody_left()
         job = self._queue.put(requests, sampling)
-        self._check_weights()
+        self._settle()
         try:
             async with asyncio.timeout(deadline_s):
                 for _ in range(len(requests)):
@@ -126,224 +121,105 @@ class GeneratorPool:
             raise DeadlineExceeded(
                 f"rollout: {len(job.missing)} of {len(requests)} completions missing after {deadline_s:.0f} s, "
                 f"first {next(iter(job.missing), None)}; {self._queue.waiting} waiting for a generator"
+                f"{self._holders()}"
             ) from None
         finally:
             held = self._queue.cancel(job)
-            for worker in self._workers:
-                if worker.name in held:
-                    worker.freed.set()  # its cancelled requests may never be reported back
-                    if worker.actor is not None:
-                        worker.actor.abandon.remote(held[worker.name])
+            for replica in self.replicas:
+                if replica.holder in held:
+                    replica.stop(held[replica.holder])
 
-    async def close(self) -> None:
-        """End all engines."""
-        tasks = [*self._streams, *(worker.supervisor for worker in self._workers if worker.supervisor is not None)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        living = [(worker.actor, worker.name) for worker in self._workers if worker.actor is not None]
-        for worker in self._workers:
-            worker.actor = None
-        await asyncio.gather(*(close_actor(actor, name) for actor, name in living))
-        for worker in self._workers:
-            self._cluster.forget(worker.name)
+    async def publish(self, weight_update: WeightUpdate, *, deadline_s: float) -> float:
+        """Bring every living generator to weights in shared memory; returns the largest log-prob difference (nats).
 
-    async def _join(self, worker: GeneratorReplica) -> None:
-        """Bring a new generator to the current weights, then let it work."""
-        try:
-            await self._start(worker)
-        except BaseException:
-            self._cluster.forget(worker.name)
-            self._check_others(worker)
-            raise
-        worker.supervisor = asyncio.create_task(self._supervise(worker))
-        self._report("actor_started", worker.name, "")
-
-    async def _leave(self, worker: GeneratorReplica, grace_s: float) -> None:
-        """Let a generator finish what it holds, for ``grace_s`` seconds at most; others do the rest."""
-        worker.state = "leaving"
-        if worker.supervisor is not None:
-            worker.supervisor.cancel()
-            await asyncio.wait({worker.supervisor})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self._queue.leased(worker.name) and not worker.lost.is_set():
-                    worker.freed.clear()
-                    await worker.freed.wait()
-        back = self._queue.give_back(worker.name)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._config.transfer_deadline_s), worker.loading:
-                pass  # in a group the others wait for it, to the end of a transfer
-        actor, worker.actor = worker.actor, None
-        if actor is not None and back:
-            ray.kill(actor)
-        elif actor is not None:
-            await close_actor(actor, worker.name)
-        self._cluster.forget(worker.name)
-        self._check_weights()
-        self._report("actor_drained", worker.name, f"{back} requests handed back" if back else "")
-
-    async def _start(self, worker: GeneratorReplica) -> None:
-        worker.lost, worker.freed, worker.ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        worker.state, worker.asleep = "placing", False
-        async with nullcontext() if self._shared is None else self._shared.starting():
-            await self._started(worker)
-
-    async def _place(self, worker: GeneratorReplica) -> ActorHandle[Any]:
-        given = (self._model, self._run, self._cluster.home)
-        if self._shared is not None:
-            devices, slot = await self._shared.devices_of(worker.name), self._shared.slot_of(worker.name)
-            return await self._cluster.place(GeneratorActor, worker.name, GUEST, *given, devices, slot=slot)
-        slot = BundleSlot(self._cluster.reserve(worker.name, [self._config]))
-        return await self._cluster.place(GeneratorActor, worker.name, self._config, *given, slot=slot)
-
-    async def _started(self, worker: GeneratorReplica) -> None:
-        deadline = self._config.start_deadline_s
-        actor = await self._place(worker)
-        worker.state = "starting"
-        try:
-            with self._span(worker.name, "start"):
-                await call(actor.start.remote(next(worker.numbers), deadline), f"starting {worker.name}", deadline + 10)
-            if self.weights.weight_update is None and self._version is not None:
-                await call(actor.serve_base.remote(self._version), f"{worker.name}.serve_base", deadline)
-                worker.version = self._version
-                worker.ready.set()
-            served, difference = None, None
-            while served is not self.weights.weight_update:  # another may have been published meanwhile
-                served = self.weights.weight_update
-                difference = await call(
-                    actor.load.remote(next(worker.numbers), served), f"{worker.name}.load", deadline
-                )
-        except BaseException:
-            ray.kill(actor)
-            raise
-        if served is not None:
-            worker.difference, worker.version = difference, served.version
-            worker.ready.set()
-        worker.actor, worker.state = actor, "serving"
-
-    async def _supervise(self, worker: GeneratorReplica) -> None:
+        One that refuses twice is replaced, and one that starts later loads them too. Raises ``WeightSyncError`` when none
+        did.
+        """
+        self._fleet.weights = weight_update
+        await asyncio.gather(*(replica.load_or_lose(weight_update, deadline_s) for replica in self._living().values()))
+        until = time.monotonic() + deadline_s
         while True:
-            assert worker.actor is not None
-            tasks = [asyncio.create_task(work(worker, worker.actor)) for work in (self._pump, self._watch)]
-            try:
-                await worker.lost.wait()
-            finally:
-                for task in tasks:
-                    task.cancel()
-            await self._retire(worker)
-            if not await self._revive(worker):
-                return
+            differences = [replica.difference(weight_update) for replica in self._staying()]
+            if confirmed := [difference for difference in differences if difference is not None]:
+                return max(confirmed)
+            # All were lost: it is enough that one is started again.
+            if all(replica.out_of_restarts for replica in self.replicas) or time.monotonic() > until:
+                error = next((replica.error for replica in self.replicas if replica.error), None)
+                raise WeightSyncError(f"no generator loaded policy version {weight_update.version}: {error}")
+            await asyncio.sleep(0.1)
 
-    async def _retire(self, worker: GeneratorReplica) -> None:
-        self._report("actor_lost", worker.name, str(worker.error))
-        if worker.actor is not None:
-            ray.kill(worker.actor)
-        worker.actor = worker.version = None
-        self._queue.give_back(worker.name)
-        if worker.restarts_left:
-            self._check_weights()
+    async def sleep(self) -> None:
+        """Have every engine free its device's memory; one that fails is killed."""
+        await asyncio.gather(*(replica.sleep() for replica in self._living().values()))
 
-    async def _revive(self, worker: GeneratorReplica) -> bool:
-        """Start a lost generator again; False when it is out of restarts."""
-        while worker.restarts_left:
-            worker.restarts_left -= 1
-            worker.restarts += 1
-            try:
-                await self._start(worker)
-            except (RlepError, RayError) as error:
-                worker.error = error
-            else:
-                self._report("actor_restarted", worker.name, "")
-                return True
-        self._cluster.forget(worker.name)
-        self._check_others(worker)
-        return False
+    async def wake(self) -> None:
+        """Bring every engine that is asleep to the weights published last."""
+        weights, deadline_s = self._fleet.weights, self._fleet.config.generator.start_deadline_s
+        if isinstance(weights, WeightUpdate):
+            sleepers = [replica for replica in self._staying() if replica.state is GeneratorState.ASLEEP]
+            await asyncio.gather(*(replica.load_or_lose(weights, deadline_s) for replica in sleepers))
 
-    def _check_others(self, worker: GeneratorReplica) -> None:
-        """End the rollout when ``worker`` was the last hope."""
-        if all(other.out_of_restarts for other in self._workers if other is not worker):
-            self._queue.fail(nobody_left(self._workers))
-        self._check_weights()
+    def living(self) -> tuple[str, ...]:
+        """Return the names of those that can load weights now; one that was started again has another name.
 
-    def _check_weights(self) -> None:
-        """End the rollouts that wait for a publication, which waits for them."""
-        if self._version is None and self.weights.lost():
-            reason = next((f": {w.name}: {w.error}" for w in self._workers if w.error), "")
-            self._queue.fail(WeightsLost(f"no generator has the policy's weights any more{reason}"))
+        Raises ``ActorLost`` where there never will be any.
+        """
+        if all(replica.out_of_restarts for replica in self.replicas):
+            raise self._nobody_left()
+        return tuple(self._living())
 
-    async def _pump(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
-        """Keep the engine full, with some requests waiting in it, from the queue."""
-        while True:
-            await worker.ready.wait()
-            await self._queue.changed(worker.name)
-            if not worker.ready.is_set():
-                continue
-            living = sum(other.ready.is_set() and not other.lost.is_set() for other in self._workers)
-            most = self._config.max_sequences
-            slots = min(self._queue.share(living), most + most // WAITING)
-            free = slots - self._queue.leased(worker.name)
-            if free < max(1, slots // REFILL):
-                worker.freed.clear()
-                await worker.freed.wait()
-                continue
-            taken = self._queue.take(worker.name, free)
-            if taken is not None:
-                self._streams.add(stream := asyncio.create_task(self._stream(worker, actor, *taken)))
-                stream.add_done_callback(self._streams.discard)
+    async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
+        """Have these take part in a transfer, each by its own weight update; returns the largest log-prob difference (nats).
 
-    async def _stream(
-        self, worker: GeneratorReplica, actor: ActorHandle[Any], job: GenerateCall, requests: list[Request]
-    ) -> None:
-        generate = actor.generate.options(num_returns="streaming")
-        try:
-            with self._span(worker.name, "generate", len(requests)):
-                async for reference in generate.remote(requests, job.sampling):
-                    for completion in await reference:
-                        if self._queue.finish(worker.name, job, completion):
-                            worker.rate.add(len(completion.tokens))
-                    worker.freed.set()
-                    self._stop_superseded()
-            self._queue.give_back(worker.name, [request.id for request in requests])  # what it ended without
-            worker.freed.set()
-        except ActorUnavailableError:  # a message was lost: the actor may live
-            await self._take_back(worker, actor, [request.id for request in requests])
-        except RayTaskError as error:
-            worker.lose(actor, error.cause if isinstance(error.cause, Exception) else error)
-        except RayError as error:
-            worker.lose(actor, ActorLost(f"{worker.name}: {type(error).__name__}"))
+        One that starts later serves nothing until the next transfer. Raises ``WeightSyncError`` that names who failed; one
+        that is dead or silent is replaced, the others may try again.
+        """
+        living = self._living()
 
-    async def _take_back(self, worker: GeneratorReplica, actor: ActorHandle[Any], requests: list[str]) -> None:
-        """Stop what a generator still holds of a call that broke, and queue it again; one that is not reached is lost."""
-        try:
-            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.heartbeat_timeout_s)
-        except (RlepError, RayError) as error:
-            worker.lose(actor, error)
-        else:
-            self._queue.give_back(worker.name, requests)
-            worker.freed.set()
+        async def load(name: str, weight_update: WeightUpdate) -> float:
+            if name not in living:
+                raise ActorLost("lost")
+            return await living[name].load(weight_update, deadline_s)
 
-    def _stop_superseded(self) -> None:
-        """Stop generators on requests that another finished; one that is not reached keeps its requests and gets no others."""
-        held = self._queue.superseded()
-        for worker in self._workers:
-            if worker.name in held and worker.actor is not None:
-                stopping = asyncio.create_task(self._stop(worker, worker.actor, held[worker.name]))
-                self._streams.add(stopping)
-                stopping.add_done_callback(self._streams.discard)
+        loads = (load(name, weight_update) for name, weight_update in weight_updates.items())
+        outcomes = dict(zip(weight_updates, await asyncio.gather(*loads, return_exceptions=True), strict=True))
+        for outcome in outcomes.values():
+            if isinstance(outcome, BaseException) and not isinstance(outcome, RlepError | RayError):
+                raise outcome
+        if failed := [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, BaseException)]:
+            raise WeightSyncError("; ".join(failed))
+        return max(outcome for outcome in outcomes.values() if not isinstance(outcome, BaseException))
 
-    async def _stop(self, worker: GeneratorReplica, actor: ActorHandle[Any], requests: list[str]) -> None:
-        with suppress(RlepError, RayError):
-            await call(actor.abandon.remote(requests), f"{worker.name}.abandon", self._config.heartbeat_timeout_s)
-            self._queue.stopped(worker.name, requests)
-            worker.freed.set()
+    def _staying(self) -> list[GeneratorReplica]:
+        return [replica for replica in self.replicas if replica.state is not GeneratorState.LEAVING]
 
-    async def _watch(self, worker: GeneratorReplica, actor: ActorHandle[Any]) -> None:
-        """Replace a generator that is silent or whose engine is dead."""
-        while True:
-            await asyncio.sleep(min(HEARTBEAT_S, self._config.heartbeat_timeout_s))
-            try:
-                await call(actor.health.remote(), f"{worker.name}.health", self._config.heartbeat_timeout_s)
-            except (RlepError, RayError) as error:
-                worker.lose(actor, error)
-                return
+    def _living(self) -> dict[str, GeneratorReplica]:
+        return {replica.holder: replica for replica in self._staying() if replica.actor.living is not None}
+
+    def _settle(self) -> None:
+        """Stop generators on requests that another has answered, and end rollouts that cannot finish.
+
+        Those are all when no generator is left, and those that wait for a publication, which waits for them.
+        """
+        superseded = self._queue.take_superseded()
+        for replica in self.replicas if superseded else []:
+            if replica.holder in superseded:
+                replica.stop(superseded[replica.holder])
+        if all(replica.out_of_restarts for replica in self.replicas):
+            self._queue.fail(self._nobody_left())
+        # Through shared memory, and from the model directory, one that starts again has weights at once.
+        loses_weights = self._fleet.weights is None and self._fleet.config.generator.transfer != "shared_memory"
+        if loses_weights and not any(replica.has_weights for replica in self._staying()):
+            error = next((f": {replica.name}: {replica.error}" for replica in self.replicas if replica.error), "")
+            self._queue.fail(WeightsLost(f"no generator has the policy's weights any more{error}"))
+
+    def _nobody_left(self) -> ActorLost:
+        causes = [f"{replica.name}: {replica.error}" for replica in self.replicas[:1]]
+        return ActorLost("; ".join(["no generator is left", *causes]))
+
+    def _holders(self) -> str:
+        """Say who holds requests, for the error of a rollout that is late."""
+        held = {replica: self._queue.count_leased(replica.holder) for replica in self.replicas}
+        return "".join(
+            f"; {replica.name} ({replica.state.value}) has {count}" for replica, count in held.items() if count
+        )

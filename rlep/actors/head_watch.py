@@ -1,4 +1,4 @@
-"""Whether Ray's head process is there. Without it nothing can be placed, and Ray ends the driver after 60 s with its own words.
+"""Watch over Ray's head process. Without it nothing can be placed, and Ray ends the driver after 60 s with its own words.
 
 Actors that run go on without it, so there is time to write a checkpoint.
 """
@@ -18,11 +18,11 @@ POLL_S = 2.0
 ANSWER_S = 5.0
 """The longest that one attempt waits, for the connection and for the answer."""
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""How every client of HTTP/2 begins, gRPC's too: the preface and empty settings (RFC 9113, 3.4)."""
+"""First bytes of every client of HTTP/2, gRPC's too: the preface and empty settings (RFC 9113, 3.4)."""
 
 
 async def watch_head(address: str, deadline_s: float) -> None:
-    """Until nothing has answered at ``address`` (``host:port``) for ``deadline_s`` seconds. Raises ``HeadLost``."""
+    """Wait until nothing has answered at ``address`` (``host:port``) for ``deadline_s`` seconds. Raises ``HeadLost``."""
     host, _, port = address.rpartition(":")
     away: float | None = None  # since the first attempt that failed: an event loop that stood still proves nothing
     while away is None or time.monotonic() - away < deadline_s:
@@ -37,7 +37,7 @@ async def watch_head(address: str, deadline_s: float) -> None:
 
 
 def answers(host: str, port: int) -> bool:
-    """Whether what listens there reacts: a process that hangs has its connections taken by the kernel, and says nothing.
+    """Return True when what listens there reacts: a process that hangs has its connections taken by the kernel, and says nothing.
 
     With TLS it closes the connection, which is an answer too.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,17 +12,18 @@ from pathlib import Path
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
+from rlep.actors import job_files
 from rlep.actors.cluster import TOKEN_HINT
-from rlep.actors.dashboard import check_dashboard
-from rlep.actors.job_files import job_files
 from rlep.core.errors import ConfigError, DeadlineExceeded, PlacementError
 
 STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 STOP_WAIT_S = 600
-"""How long ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
+"""Seconds that ``ray job stop`` waits for a run's checkpoint; Ray kills after 3 s unless its variable says otherwise."""
 PASSED_ON = ("RLEP_REDIS_PASSWORD_FILE", STOP_WAIT)
 """Environment variables that the job inherits; those that name files on the cluster hold no secret themselves."""
 SUBMIT_DEADLINE_S = 60.0
+CONNECT_S = 15.0
+"""For the dashboard of a head that has just been started."""
 INTERRUPTED = 130
 
 
@@ -36,15 +36,16 @@ def submit_job(
     echo: Callable[[str], None] = print,
     note: Callable[[str], None] = print,
 ) -> int:
-    """Run ``rlep ARGUMENTS…`` on a cluster; the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
+    """Run ``rlep ARGUMENTS…`` on a cluster; returns the exit status (0 succeeded, 1 failed, 0 at once without ``wait``).
 
     Ctrl-C ends following the job, not the job: the status is 130 then.
 
-    What of ``working_dir`` goes to the cluster, and what stays here, is told to ``note`` first (``job_files``).
+    The job works in a copy of ``working_dir`` without what git ignores and what ``job_files`` keeps here, which is told to
+    ``note`` first.
     The cluster's token is read by Ray from ``RAY_AUTH_MODE=token`` and ``RAY_AUTH_TOKEN_PATH``.
 
     Raises:
-        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or more files than a job takes.
+        ConfigError: no arguments, no directory ``working_dir``, no dashboard address, or a larger directory than a job takes.
         PlacementError: the cluster refuses the token, or there is none.
         DeadlineExceeded: no dashboard answers in time.
         DeadlineExceeded: no job agent took the job within a minute (a cluster that has just started has none yet).
@@ -57,17 +58,18 @@ def submit_job(
     if not where:
         raise ConfigError("no cluster: give --address http://HEAD:8265 or set RAY_API_SERVER_ADDRESS")
     os.environ["RAY_API_SERVER_ADDRESS"] = where  # Ray would take the cluster of RAY_ADDRESS even before an argument
-    if where.startswith(("http://", "https://")):
-        check_dashboard(where, note)
-    files = job_files(working_dir, arguments)
-    for line in files.lines():
+    stays = job_files.withheld(working_dir, arguments)
+    for line in job_files.lines(stays):
         note(line)
+    runtime = {
+        "working_dir": str(working_dir.resolve()),
+        "excludes": job_files.excludes(stays),
+        "env_vars": {STOP_WAIT: str(STOP_WAIT_S)}
+        | {name: os.environ[name] for name in PASSED_ON if name in os.environ},
+    }
     try:
-        client = _client(where)
-        with tempfile.TemporaryDirectory(prefix="rlep-job-") as copy:
-            files.copy_to(Path(copy))
-            runtime = {"working_dir": copy, "env_vars": _passed_on()}
-            job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
+        client = _connect(where)
+        job = _submit(client, shlex.join(["python", "-m", "rlep", *arguments]), runtime)
     except AuthenticationError:
         raise PlacementError(f"the cluster at {where} refuses this token: {TOKEN_HINT}") from None
     echo(f"submitted {job} to {where}")
@@ -83,8 +85,8 @@ def submit_job(
     return 0 if status == JobStatus.SUCCEEDED else 1
 
 
-def _client(address: str) -> JobSubmissionClient:
-    deadline = time.monotonic() + SUBMIT_DEADLINE_S
+def _connect(address: str) -> JobSubmissionClient:
+    deadline = time.monotonic() + CONNECT_S
     while True:
         try:
             return JobSubmissionClient(address)
@@ -92,22 +94,21 @@ def _client(address: str) -> JobSubmissionClient:
             raise ConfigError(f"{address} is not the address of a dashboard (http://HEAD:8265): {error}") from None
         except ConnectionError as error:
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"no Ray dashboard answers at {address}: {error}") from None
+                raise DeadlineExceeded(
+                    f"no Ray dashboard answers at {address} within {CONNECT_S:.0f} s: {error}"
+                ) from None
             time.sleep(1)
-
-
-def _passed_on() -> dict[str, str]:
-    return {STOP_WAIT: str(STOP_WAIT_S)} | {name: os.environ[name] for name in PASSED_ON if name in os.environ}
 
 
 def _submit(client: JobSubmissionClient, entrypoint: str, runtime: Mapping[str, object]) -> str:
     deadline = time.monotonic() + SUBMIT_DEADLINE_S
-    identity = (
-        f"rlep-{int(time.time())}-{os.getpid()}"  # chosen here: a retry after a lost answer submits nothing twice
-    )
+    # Chosen here: a retry after a lost answer submits nothing twice.
+    identity = f"rlep-{int(time.time())}-{os.getpid()}"
     while True:
         try:
             return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(runtime), submission_id=identity))
+        except ValueError as error:
+            raise ConfigError(f"{runtime['working_dir']} cannot be uploaded: {error}") from None
         except (RuntimeError, ConnectionError) as error:
             if "already exists" in str(error):
                 return identity
@@ -125,7 +126,7 @@ async def _follow(client: JobSubmissionClient, job: str, echo: Callable[[str], N
 
 
 def _final_status(client: JobSubmissionClient, job: str) -> JobStatus:
-    """The log stream ends a moment before the job is marked as ended."""
+    """Wait for the job to be marked as ended, a moment after its log stream ends."""
     deadline = time.monotonic() + SUBMIT_DEADLINE_S
     while not (status := client.get_job_status(job)).is_terminal() and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -46,15 +46,15 @@ class LearnerActor:
         self._once = Once()
 
     async def ping(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     async def devices(self) -> str:
-        """``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
+        """Return ``CUDA_VISIBLE_DEVICES`` as Ray set it for this rank."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     async def node(self) -> str:
-        """The id of the Ray node that it is on."""
+        """Return the id of the Ray node that it is on."""
         return ray.get_runtime_context().get_node_id()
 
     async def run(self, number: int, method: str, *args: object) -> Any:
@@ -85,7 +85,8 @@ class LearnerActor:
 class Rank:
     """Every method but ``written`` and ``remove_weights`` belongs to one thread.
 
-    Collective are ``start``, ``rehearse``, ``score``, ``update``, ``publish``, ``open_group``, ``send``, ``save`` and ``load``.
+    Collective are ``start``, ``score``, ``update``, ``publish``, ``open_group``, ``send`` and, of ``LearnerRank``, ``rehearse``,
+    ``save`` and ``load``.
     """
 
     def __init__(self, rank: int) -> None:
@@ -97,9 +98,9 @@ class Rank:
         self._sender: WeightSender | None = None
 
     def call(self, method: str, *args: object) -> Any:
-        """Call one of the methods below. Raises ``OutOfMemory``."""
+        """Call a method of this class or, for what needs nothing but the learner, of ``LearnerRank``. Raises ``OutOfMemory``."""
         try:
-            return getattr(self, method)(*args)
+            return getattr(self if hasattr(self, method) else self._learner, method)(*args)
         except RuntimeError as error:
             from rlep.engines.learner.device_state import out_of_memory  # not before ``start`` has set the threads
 
@@ -108,7 +109,7 @@ class Rank:
             raise lacking from error
 
     def meeting_point(self) -> str:
-        """Where the ranks meet: a free port of rank 0's node, which listens from now on."""
+        """Listen on a free port of rank 0's node; returns its address, where the ranks meet."""
         address = node_address()
         self._listening = listen(address)
         host = f"[{address}]" if ":" in address else address
@@ -138,21 +139,17 @@ class Rank:
             self._writer = SharedMemoryWriter(self._published)
 
     def score(self, batch: SequenceBatch, rollout: int | None) -> Float32Array | None:
-        """See ``LearnerRank.score``; only rank 0 returns it."""
+        """Score responses ``[S, T]``; only rank 0 returns the log-probs."""
         logprobs = self._learner.score(batch, rollout=rollout)
         return logprobs if self._rank == 0 else None
 
     def update(self, batch: SequenceBatch, rollout: int, supervised: bool) -> UpdateOutcome | None:
-        """One optimizer update by the RLEP loss, or by cross-entropy; only rank 0 returns it."""
+        """Make one optimizer update by the RLEP loss, or by cross-entropy; only rank 0 returns the outcome."""
         step = self._learner.sft_update if supervised else self._learner.update
         report = step(batch, rollout=rollout)
         if self._rank:
             return None
         return UpdateOutcome(report.loss, report.grad_norm, report.lr, report.skipped, dict(report.stats), report.cost)
-
-    def rehearse(self) -> None:
-        """See ``LearnerRank.rehearse``."""
-        self._learner.rehearse()
 
     def publish(self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None) -> WeightUpdate | None:
         """Write the weights to shared memory in ``dtype``, or say what ``send`` will send to ``group``; writers return."""
@@ -177,25 +174,9 @@ class Rank:
             raise WeightSyncError(f"the learner is not in the group of {group.host}:{group.port}")
         self._learner.send(self._sender, dtype)
 
-    def save(self, directory: Path) -> None:
-        """See ``LearnerRank.save``."""
-        self._learner.save(directory)
-
     def written(self) -> bool:
-        """See ``LearnerRank.written``."""
+        """Say whether the last checkpoint is complete."""
         return self._learner.written()
-
-    def load(self, directory: Path) -> None:
-        """See ``LearnerRank.load``."""
-        self._learner.load(directory)
-
-    def sleep(self) -> None:
-        """See ``LearnerRank.sleep``."""
-        self._learner.sleep()
-
-    def wake(self) -> None:
-        """See ``LearnerRank.wake``."""
-        self._learner.wake()
 
     def remove_weights(self) -> None:
         """Remove the weights in shared memory; from any thread."""
@@ -210,7 +191,7 @@ class Rank:
 
 
 def allocator_settings(learner: LearnerConfig) -> str:
-    """What torch reads when it first allocates for a GPU.
+    """Return the settings that torch reads when it first allocates for a GPU.
 
     Rows of ever new lengths would leave gaps between blocks of fixed size. And torch rounds pinned host memory up to powers of
     two, nearly twice what a 7B model needs, but for blocks that it does not cache: those are wanted again only where every

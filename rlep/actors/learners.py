@@ -19,7 +19,7 @@ from rlep.actors.colocation import Colocated
 from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, RoleStatus, State
-from rlep.actors.supervised import close_actor, watched
+from rlep.actors.supervised import close_actor, watch_call
 from rlep.config.roles import ActorConfig
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
@@ -27,23 +27,23 @@ from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, SharedMemoryWeights, WeightUpdate
 
 WRITTEN_POLL_S = 0.2
-"""How often ranks are asked whether a checkpoint is complete."""
+"""Seconds between two questions to the ranks whether a checkpoint is complete."""
 
 SETTLE_S = 5.0
 """Once one rank has failed, time for the others to fail as well: one that does not is the one they waited for."""
 
 
 class _Failure(NamedTuple):
-    """What made the learner fail."""
+    """One failure of the learner."""
 
     rank: int
-    """The first that raised an error."""
+    """First rank that raised an error."""
     error: str
     """Its type and message; empty where a rank died or was too late, which says nothing about the next time."""
     rollout: int
     """The last one that was scored or trained on before."""
     times: int
-    """How many failures in a row this is at that rollout with that error."""
+    """Failures in a row at that rollout with that error."""
 
 
 class Learners:
@@ -69,10 +69,10 @@ class Learners:
         """The last one that was scored or trained on."""
         self._failure = _Failure(0, "", 0, 0)
         self._lost = ""
-        """What the last failure was, in one line."""
+        """Last failure, in one line."""
         self._collective = asyncio.Lock()
         self._numbers = itertools.count()
-        """Of the calls."""
+        """Numbers of the calls, each of which is carried out once."""
 
     async def start(self) -> None:
         """Place and start all ranks. Raises ``PlacementError``, ``ModelError``, ``OutOfMemory`` or ``LearnerLost``."""
@@ -130,13 +130,13 @@ class Learners:
             self._asleep = False
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
-        """See the port."""
+        """Score responses under the learner's weights ``[S, T]``; ``rollout`` is the one they are of. Raises ``LearnerLost``."""
         self._rollout = self._rollout if rollout is None else rollout
         logprobs: Float32Array = await self._all("score", ray.put(batch), rollout)
         return logprobs
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
-        """See the port; ``supervised`` trains by cross-entropy on the batch's responses instead."""
+        """Make one optimizer update by the RLEP loss, or by cross-entropy when ``supervised``. Raises ``LearnerLost``."""
         self._rollout = rollout
         outcome: UpdateOutcome = await self._all("update", ray.put(batch), rollout, supervised)
         return outcome
@@ -152,7 +152,7 @@ class Learners:
         return replace(answers[0], nodes=nodes)
 
     async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup:
-        """A group that rank 0 will broadcast weights in; see ``WeightSender``."""
+        """Open a group that rank 0 will broadcast weights in."""
         group: BroadcastGroup = await self._all("open_group", backend, world_size, deadline_s)
         return group
 
@@ -161,11 +161,11 @@ class Learners:
         await self._all("send", group, dtype, deadline_s=deadline_s)
 
     async def save(self, directory: Path) -> None:
-        """See the port; absolute, on a file system that all ranks' machines share."""
+        """Begin to write a checkpoint to an absolute path on a file system that all ranks' machines share."""
         await self._all("save", directory)
 
     async def written(self) -> None:
-        """See the port. Raises ``LearnerLost`` when a rank is lost or the deadline passes."""
+        """Wait until the checkpoint is complete. Raises ``LearnerLost`` when a rank is lost or the deadline passes."""
         deadline = time.monotonic() + self._config.deadline_s
         while not all(await self._each("written")):
             if time.monotonic() > deadline:
@@ -173,11 +173,11 @@ class Learners:
             await asyncio.sleep(WRITTEN_POLL_S)
 
     async def load(self, directory: Path) -> None:
-        """See the port."""
+        """Continue from a checkpoint."""
         await self._all("load", directory)
 
     async def restart(self) -> None:
-        """See the port; ranks that are lost while they start are started again as well.
+        """Start all ranks anew; those that are lost while they start are started again as well.
 
         An error that came again at the rollout where it came before the last restart would come every time: it is fatal.
         """
@@ -201,7 +201,7 @@ class Learners:
         )
 
     def status(self) -> RoleStatus:
-        """Which ranks there are; they start, fail and are started again together."""
+        """Return a row for every rank; they start, fail and are started again together."""
         restarts = self._config.restarts - self._restarts_left
         state: State = "serving" if self._ranks else "placing"
         names = [f"learner-{rank}" for rank in range(self._config.ranks)]
@@ -213,11 +213,11 @@ class Learners:
         self._cluster.forget("learner")
 
     async def _all(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
-        """Call a collective method on every rank; rank 0's answer."""
+        """Call a collective method on every rank; returns rank 0's answer."""
         return (await self._on_all(method, *args, deadline_s=deadline_s))[0]
 
     async def _on_all(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
-        """Call a collective method on every rank; each one's answer. One collective at a time."""
+        """Call a collective method on every rank, one collective at a time; returns each rank's answer."""
         async with self._collective:
             begin = time.time()
             try:
@@ -226,11 +226,11 @@ class Learners:
                 self._cluster.timeline.add("learner", method, begin)
 
     async def _each(self, method: str, *args: object, deadline_s: float | None = None) -> list[Any]:
-        """The answers of all ranks. Raises ``LearnerLost`` with what every rank that did not answer was asked."""
+        """Return the answers of all ranks. Raises ``LearnerLost`` with what every rank that did not answer was asked."""
         deadline, number = deadline_s or self._config.deadline_s, next(self._numbers)
         calls = {
             f"learner-{n}.{method}": asyncio.ensure_future(
-                watched(
+                watch_call(
                     rank,
                     rank.run.remote(number, method, *args),
                     f"learner-{n}",
@@ -255,7 +255,7 @@ class Learners:
 
 
 def _failure(calls: Mapping[str, asyncio.Future[Any]], rollout: int, before: _Failure) -> _Failure:
-    """Why ranks failed, counted with the failures before if it is the same error no later in the run."""
+    """Say why ranks failed, counted with the failures before if it is the same error no later in the run."""
     errors = {rank: call.exception() for rank, call in enumerate(calls.values()) if call.done()}
     raised = {rank: error for rank, error in errors.items() if isinstance(error, RayTaskError)}
     if not raised or len(raised) < sum(error is not None for error in errors.values()):
@@ -267,12 +267,12 @@ def _failure(calls: Mapping[str, asyncio.Future[Any]], rollout: int, before: _Fa
 
 
 def _cause(error: RayTaskError) -> str:
-    """Type and first line of what a rank's method raised."""
+    """Return type and first line of what a rank's method raised."""
     return f"{type(error.cause).__name__}: {(str(error.cause).splitlines() or [''])[0]}"
 
 
 def _account(calls: Mapping[str, asyncio.Future[Any]]) -> str:
-    """One line on every rank that did not answer, late and silent ones first; below it the traceback of one that raised."""
+    """Return one line on every rank that did not answer, late and silent ones first, and the traceback of one that raised."""
     silent = [f"{name}: no answer" for name, waiting in calls.items() if not waiting.done()]
     errors = {name: waiting.exception() for name, waiting in calls.items() if waiting.done()}
     late: list[str] = []

@@ -17,7 +17,7 @@ SETTINGS = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
 def node_address() -> str:
-    """Of this process's node; 127.0.0.1 on a private cluster."""
+    """Return the address of this process's node; 127.0.0.1 on a private cluster."""
     return ray.util.get_node_ip_address()
 
 
@@ -34,7 +34,7 @@ def use_node_interface() -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of this machine's interface with ``address``. Raises ``PlacementError``."""
+    """Return the name of this machine's interface with ``address``. Raises ``PlacementError``."""
     for name, found in psutil.net_if_addrs().items():
         if address in [one.address.partition("%")[0] for one in found]:
             return name

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rlep.core.waiting import silence
+
 
 class Once:
     """The last numbered call of an actor; numbers are the caller's, and only its last call can come again."""
@@ -15,8 +17,7 @@ class Once:
         self._result: asyncio.Future[Any]
 
     async def __call__(self, number: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of ``work``, or of the work that was begun under this ``number`` before."""
+        """Return the result of ``work``, or of the work that was begun under this ``number`` before."""
         if number != self._number:
-            self._number, self._result = number, asyncio.ensure_future(work())
-            self._result.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask again
+            self._number, self._result = number, silence(asyncio.ensure_future(work()))  # nobody may ask again
         return await asyncio.shield(self._result)

@@ -22,7 +22,7 @@ class PlacementGroup:
 
     name: str
     bundles: tuple[ActorConfig, ...]
-    """What each holds, and where it may be."""
+    """Resources and labels of each bundle."""
     reserved: RayPlacementGroup = field(init=False)
 
     @property
@@ -35,7 +35,7 @@ class PlacementGroup:
         )
 
     def shortfall(self) -> str:
-        """What all bundles need together, and what there is."""
+        """Say what all bundles need together, and what the cluster has."""
         return shortfall(self.together, self.bundles)
 
     def release(self) -> None:
@@ -53,7 +53,7 @@ class BundleSlot:
 
     @property
     def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """For the options of the actor that is placed there."""
+        """Scheduling option of the actor that is placed there."""
         return PlacementGroupSchedulingStrategy(self.group.reserved, placement_group_bundle_index=self.bundle)
 
 
@@ -73,19 +73,19 @@ def create_placement_group(group: PlacementGroup, name: str) -> None:
 
 
 def shortfall(together: ActorConfig, bundles: Sequence[ActorConfig]) -> str:
-    """What bundles need, and what the cluster lacks for them."""
+    """Say what bundles need, and what the cluster lacks for them."""
     lacking = unplaceable(bundles)
     lacking = lacking or f"free now: {_amounts(ray.available_resources())}"
     return f"needs {_amounts(_wanted(together))}{_labels(together.label_selector)}; {lacking}"
 
 
 def unplaceable(bundles: Sequence[ActorConfig]) -> str:
-    """Why no cluster of these nodes could ever hold the bundles, or an empty string."""
+    """Say why no cluster of these nodes could ever hold the bundles; an empty string where one could."""
     return next(filter(None, map(_infeasible, bundles)), "")
 
 
 def crowded(roles: Mapping[str, ActorConfig]) -> str:
-    """Why all these actors together do not fit a private cluster, which does not grow; or an empty string."""
+    """Say why all these actors together do not fit a private cluster, which does not grow; an empty string where they do."""
     wanted = {"CPU": sum(role.cpus for role in roles.values()), "GPU": sum(role.gpus for role in roles.values())}
     held = ray.cluster_resources()
     if all(amount <= held.get(key, 0.0) + 1e-6 for key, amount in wanted.items()):
@@ -95,7 +95,7 @@ def crowded(roles: Mapping[str, ActorConfig]) -> str:
 
 
 def _infeasible(role: ActorConfig) -> str:
-    """Why no node could ever hold such an actor, or an empty string."""
+    """Say why no node could ever hold such an actor; an empty string where one could."""
     labels = role.label_selector
     nodes = [node for node in ray.nodes() if node["Alive"]]
     labelled = [n for n in nodes if all(n.get("Labels", {}).get(key) == value for key, value in labels.items())]

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import ray
 
@@ -22,24 +21,18 @@ TARGETS = "prometheus.json"
 _EVALUATION = "rlep_evaluation_"
 
 
-class Gauge(Protocol):
-    """``ray.util.metrics.Gauge``."""
-
-    def set(self, value: float, tags: dict[str, str]) -> None:
-        """Its present value for these labels."""
-        ...
+SetGauge = Callable[[float, dict[str, str]], None]
+"""(value, label → its value): set a gauge."""
+NewGauge = Callable[[str, str, tuple[str, ...]], SetGauge]
+"""(name, description, label names): make a gauge."""
 
 
-NewGauge = Callable[[str, str, tuple[str, ...]], Gauge]
-"""(name, description, label names) → a gauge."""
+def ray_gauge(name: str, description: str, labels: tuple[str, ...]) -> SetGauge:
+    """Make a gauge of this process; Ray exports it as ``ray_<name>``."""
+    from ray.util.metrics import Gauge
 
-
-def ray_gauge(name: str, description: str, labels: tuple[str, ...]) -> Gauge:
-    """A gauge of this process; Ray exports it as ``ray_<name>``."""
-    from ray.util.metrics import Gauge as RayGauge
-
-    gauge: Gauge = RayGauge(name, description=description, tag_keys=labels)
-    return gauge
+    set_gauge: SetGauge = Gauge(name, description=description, tag_keys=labels).set
+    return set_gauge
 
 
 def write_targets(directory: Path) -> None:
@@ -72,7 +65,7 @@ class PrometheusTracker:
         self._run, self._phases, self._new_gauge, self._every_s = run, phases, new_gauge, every_s
         self._evaluated = 0
         """Responses and verdicts of the evaluation in progress."""
-        self._gauges: dict[str, Gauge] = {}
+        self._gauges: dict[str, SetGauge] = {}
         self._values: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._keep, name="prometheus", daemon=True)
@@ -81,12 +74,12 @@ class PrometheusTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take over the numbers of a step; entries of lists have no series."""
         with self._lock:
-            self._values = {one: value for one, value in self._values.items() if one[0].startswith(_EVALUATION)}
+            self._values = {key: value for key, value in self._values.items() if key[0].startswith(_EVALUATION)}
             for name, value in metrics.items():
                 if series := series_of(name):
                     self._put(series, value)
             self._put(Series(STEP, {}, "Training steps done [steps]"), step + 1)
-            self._progressed()
+            self._mark_progress()
             self._set()
 
     def close(self) -> None:
@@ -99,7 +92,7 @@ class PrometheusTracker:
             self._gauges[series.name] = self._new_gauge(series.name, series.help, ("run", *series.labels))
         self._values[series.name, tuple(series.labels.items())] = value
 
-    def _progressed(self) -> None:
+    def _mark_progress(self) -> None:
         series = Series(LAST_PROGRESS, {}, "Last step, or response or verdict of an evaluation [s since the epoch]")
         self._put(series, time.time())
 
@@ -108,12 +101,12 @@ class PrometheusTracker:
         evaluates = any(phase.name == "evaluate" for phase in phases)
         evaluated = sum(phase.done for phase in phases) if evaluates else 0
         if evaluates and evaluated != self._evaluated:
-            self._progressed()
+            self._mark_progress()
         self._evaluated = evaluated
 
     def _set(self) -> None:
         for (name, labels), value in self._values.items():
-            self._gauges[name].set(value, {"run": self._run, **dict(labels)})
+            self._gauges[name](value, {"run": self._run, **dict(labels)})
 
     def _keep(self) -> None:
         while not self._closed.wait(self._every_s):

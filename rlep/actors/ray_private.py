@@ -1,4 +1,4 @@
-"""What rlep needs of Ray beyond its public interface; a contract test names the symbol that moved."""
+"""Parts of Ray beyond its public interface; a contract test names the symbol that moved."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a private cluster: a step of the largest run that fits one machine needs a tenth of it."""
 
 ATTEMPTS = 3
-"""Of a private cluster to start: on a busy machine the second often comes up."""
+"""Attempts to start a private cluster: on a busy machine the second often comes up."""
 CHECK_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """A call of the head process that changes nothing; an empty request is whole."""
 CHECK_S = 10.0
 
 
 def refuses_token(address: str) -> bool:
-    """Whether the head at ``address``, or this machine's for ``auto``, refuses the token of this process.
+    """Return True when the head at ``address``, or this machine's for ``auto``, refuses the token of this process.
 
     ``ray.init`` would try for 48 s, and print every attempt. Raises ``AuthenticationError`` where the token cannot be read.
     """
@@ -52,10 +52,10 @@ def log_raylet_messages() -> None:
 
     rlep reports each loss itself, and a step's JSON is on standard output.
     """
-    worker.print_to_stdstream = _logged
+    worker.print_to_stdstream = _log_lines
 
 
-def _logged(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
+def _log_lines(data: Mapping[str, Sequence[str]], ignore_prefix: bool) -> None:
     for line in data["lines"]:
         _log.info("raylet: %s", line)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Reissued
@@ -21,7 +22,7 @@ RATE_WINDOW_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ActorStatus:
-    """What is known of one actor."""
+    """One actor's row of ``rlep status``."""
 
     name: str
     state: State
@@ -70,15 +71,45 @@ class Rate:
             self._amounts.popleft()
 
 
-class Replica(Protocol):
+class Changes:
+    """Changes that somebody waits for; whoever makes one tells."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Have all who wait look again."""
+        self._event.set()
+
+    async def next(self) -> None:
+        """Wait for a change from now on."""
+        self._event.clear()
+        await self._event.wait()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until ``holds``, looking after every change."""
+        while not holds():
+            await self.next()
+
+
+class Replica(ABC):
     """One actor of a replica set, as the driver sees it."""
 
-    name: str
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @property
+    @abstractmethod
     def out_of_restarts(self) -> bool:
-        """Whether it is dead and will not be started again."""
-        ...
+        """True once it is dead and will not be started again."""
+
+    @abstractmethod
+    async def join(self) -> None:
+        """Start it and let it work; raises why it cannot start."""
+
+    @abstractmethod
+    async def leave(self, grace_s: float) -> None:
+        """End it, after ``grace_s`` seconds at most for what it holds; others do the rest."""
 
 
 M = TypeVar("M", bound=Replica)
@@ -87,16 +118,9 @@ M = TypeVar("M", bound=Replica)
 class ReplicaSet(Generic[M]):
     """The replicas of one role. Every change is idempotent and waits for the one before it."""
 
-    def __init__(
-        self,
-        kind: str,
-        create: Callable[[str], M],
-        join: Callable[[M], Awaitable[None]],
-        leave: Callable[[M, float], Awaitable[None]],
-    ) -> None:
-        """``create`` makes a replica of a name, ``join`` starts it, ``leave`` ends it within the given grace period (seconds)."""
-        self.kind = kind
-        self._create, self._join, self._leave = create, join, leave
+    def __init__(self, kind: str, create: Callable[[str], M]) -> None:
+        """``create`` makes a replica of a name, which is not started yet."""
+        self.kind, self._create = kind, create
         self._members: dict[str, M] = {}
         self._numbers = itertools.count()
         self._removed: set[str] = set()
@@ -108,7 +132,7 @@ class ReplicaSet(Generic[M]):
         return list(self._members.values())
 
     def create(self, count: int) -> list[M]:
-        """``count`` more replicas, not started yet."""
+        """Add ``count`` replicas, not started yet."""
         names = [f"{self.kind}-{next(self._numbers)}" for _ in range(count)]
         created = [self._create(name) for name in names]
         self._members.update(zip(names, created, strict=True))
@@ -116,7 +140,7 @@ class ReplicaSet(Generic[M]):
 
     async def start(self, count: int) -> None:
         """Create and start the first ``count`` replicas; raises what the first of them fails with, and then starts none."""
-        reasons, _ = await self._started(self.create(count))
+        reasons, _ = await self._start_all(self.create(count))
         if reasons:
             raise reasons[0]
 
@@ -131,7 +155,7 @@ class ReplicaSet(Generic[M]):
             dead = [member.name for member in self.members if member.out_of_restarts]
             added = self.create(max(0, count - len(self._members) + len(dead)))
             await asyncio.gather(*(self._remove(name, 0) for name in dead))
-            reasons, absent = await self._started(added)
+            reasons, absent = await self._start_all(added)
             if reasons:
                 what = f"{absent} of {len(added)} new {self.kind}s did not start"
                 raise PlacementError(f"{what}: {reasons[0]}") from reasons[0]
@@ -151,9 +175,9 @@ class ReplicaSet(Generic[M]):
                 raise ConfigError(f"{name} is the only {self.kind}: add another first")
             await self._remove(name, grace_s)
 
-    async def _started(self, added: Sequence[M]) -> tuple[list[BaseException], int]:
+    async def _start_all(self, added: Sequence[M]) -> tuple[list[BaseException], int]:
         """Start new replicas. Once one fails, only those that have started by then stay; the reasons, and how many did not."""
-        joining = {one.name: asyncio.ensure_future(self._join(one)) for one in added}
+        joining = {replica.name: asyncio.ensure_future(replica.join()) for replica in added}
         try:
             if joining:
                 await asyncio.wait(joining.values(), return_when=asyncio.FIRST_EXCEPTION)
@@ -168,6 +192,6 @@ class ReplicaSet(Generic[M]):
         return [error for error in errors if error is not None], len(absent)
 
     async def _remove(self, name: str, grace_s: float) -> None:
-        await self._leave(self._members[name], grace_s)
+        await self._members[name].leave(grace_s)
         del self._members[name]
         self._removed.add(name)

@@ -1,4 +1,15 @@
-"""One actor that is started again when it is lost, for roles whose methods are all idempotent."""
+"""One actor that is started again when it is lost.
+
+    method     consumes                     waits for                       unblocked by
+    ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    handle     a restart, after a loss      the start of an actor           ``start``, which has its own deadline
+    call       the answers of one method    the answer, and pings           the actor; its deadline; a ping that is not
+                                            meanwhile                       answered: then the next actor is called
+    replace    a loss                       nothing                         —
+
+``call`` is for methods that are idempotent. Who keeps state beside the actor (``GeneratorReplica``) uses ``handle``,
+``living`` and ``replace``.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +19,12 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from rlep.actors.cluster import Report, call
 from rlep.actors.replicas import ActorStatus, State
-from rlep.core.errors import ActorLost, DeadlineExceeded
+from rlep.core.errors import ActorLost, DeadlineExceeded, RlepError
+from rlep.core.waiting import silence
 
 HEARTBEAT_S = 10.0
 """Time between two pings of an actor that is at work."""
@@ -20,12 +33,11 @@ GRACE_S = 20.0
 """Time an actor gets to close by itself before it is killed."""
 
 
-async def watched(
+async def watch_call(
     handle: ActorHandle[Any], reference: Any, name: str, method: str, *, deadline_s: float, heartbeat_timeout_s: float
 ) -> Any:
-    """As ``call``, of an actor whose ``ping`` answers meanwhile; raises what the heartbeat raises."""
-    calling = asyncio.create_task(call(reference, f"{name}.{method}", deadline_s))
-    calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may fail unlooked at
+    """Await a call, as ``call`` does, while the actor's ``ping`` answers; raises what either of them raises."""
+    calling = silence(asyncio.create_task(call(reference, f"{name}.{method}", deadline_s)))  # it may fail unlooked at
     try:
         while not (await asyncio.wait({calling}, timeout=min(HEARTBEAT_S, heartbeat_timeout_s)))[0]:
             await call(handle.ping.remote(), f"{name}'s heartbeat", heartbeat_timeout_s)
@@ -66,22 +78,34 @@ class Supervised:
         self.closed = self.out_of_restarts = False
         """``out_of_restarts``: lost, and not started again."""
 
+    @property
+    def living(self) -> ActorHandle[Any] | None:
+        """The actor, while there is one that is not known to be lost."""
+        return self._handle
+
     async def handle(self) -> ActorHandle[Any]:
-        """The living actor, started if there is none."""
+        """Return the living actor, started if there is none. A new start that fails costs a restart, and raises why."""
         async with self._starting:
             if self.closed or self.out_of_restarts:
                 raise ActorLost(f"{self.name} was removed" if self.closed else self.error)
             if self._handle is None:
-                self._handle = await self._start()
+                try:
+                    self._handle = await self._start()
+                except (RlepError, RayError) as error:
+                    if self.restarts:  # the first start is the run's, which ends with it
+                        self._spend(error)
+                    raise
+                if self.restarts:
+                    self._report("actor_restarted", self.name, "")
             return self._handle
 
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
-        """The method's result; the deadline holds for each attempt."""
+        """Return the method's result; the deadline holds for each attempt."""
         while True:
             handle = await self.handle()
             reference = getattr(handle, method).remote(*args)
             try:
-                return await watched(
+                return await watch_call(
                     handle,
                     reference,
                     self.name,
@@ -92,22 +116,26 @@ class Supervised:
             except (ActorLost, DeadlineExceeded) as error:
                 self.replace(handle, error)
 
-    def replace(self, handle: ActorHandle[Any], error: Exception) -> None:
-        """Forget a lost actor so that the next call starts another; raises ``error`` when no restart is left."""
+    def replace(self, handle: ActorHandle[Any], error: BaseException) -> None:
+        """End a lost actor, so that the next call starts another or raises that no restart is left."""
         if self._handle is not handle:
             return
         ray.kill(handle)
         self._handle = None
+        self._report("actor_lost", self.name, str(error))
+        self._spend(error)
+
+    def _spend(self, error: BaseException) -> None:
+        """Take the next start from the restarts."""
         self.error = str(error)
-        self._report("actor_lost", self.name, self.error)
         if not self.restarts_left:
             self.out_of_restarts, self.error = True, f"{self.name} was lost and is out of restarts: {error}"
-            raise ActorLost(self.error) from error
+            return
         self.restarts_left -= 1
         self.restarts += 1
 
     def status(self) -> ActorStatus:
-        """What is known of it."""
+        """Return its row of ``rlep status``."""
         state: State = "lost" if self.out_of_restarts else "placing" if self._handle is None else "serving"
         return ActorStatus(self.name, state, restarts=self.restarts, error=self.error)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rlep.core.files import replace_with
 from rlep.metrics.spans import DRIVER, STEP, Span, StepBreakdown, breakdown_of, chrome_trace
 
 MOST_SPANS = 50_000
 """The oldest go first; a step of 8 generators has some hundred."""
 WRITTEN_S, WRITTEN_SPANS = 30.0, 5_000
-"""How often a running run writes its newest spans, and how many: 50 ms of work."""
+"""Seconds between two writes of a running run's newest spans, and their number: 50 ms of work."""
 
 
 class Timeline:
@@ -38,11 +38,12 @@ class Timeline:
         finally:
             self.add(actor, what, begin, count)
 
-    @contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Record the block as a whole step, if it comes to its end."""
-        begin = self._clock()
-        yield
+    def now(self) -> float:
+        """Return the time of its clock."""
+        return self._clock()
+
+    def add_step(self, number: int, begin: float) -> None:
+        """Record a whole step that began at ``begin`` and ends now."""
         self.add(DRIVER, STEP, begin, number)
         self._step, self._breakdown = self._spans[-1], None
 
@@ -52,11 +53,11 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """What is recorded, in the order in which it ended."""
+        """Recorded spans, in the order in which they ended."""
         return tuple(self._spans)
 
     def last_step(self, actors: Collection[str] = ()) -> StepBreakdown | None:
-        """Where the last whole step's time went, worked out when it is first asked for; ``actors``: see ``breakdown_of``."""
+        """Return the last whole step's time by what it was spent on, worked out when it is first asked for."""
         step = self._step
         if self._breakdown is None and step is not None:
             newest = itertools.takewhile(lambda span: span.end > step.begin, reversed(self._spans))
@@ -66,9 +67,8 @@ class Timeline:
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
     """Write ``chrome_trace`` as a file that appears whole."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(chrome_trace(spans)))
-    part.replace(path)
+    with replace_with(path) as part:
+        part.write_text(json.dumps(chrome_trace(spans)))
 
 
 async def keep_trace(path: Path, timeline: Timeline, seconds: float = WRITTEN_S) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import ray
 from ray.actor import ActorHandle
 
 from rlep.actors.cluster import Cluster, call
-from rlep.actors.replicas import ActorStatus, ReplicaSet, RoleStatus, State
+from rlep.actors.replicas import ActorStatus, Changes, Replica, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost
@@ -30,7 +30,7 @@ class VerifierActor:
 
     @ray.method(concurrency_group="health")
     def ping(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return os.getpid()
 
     def start(self, config: VerifierConfig) -> None:
@@ -42,7 +42,7 @@ class VerifierActor:
         )
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
-        """One verdict per text, in order."""
+        """Return one verdict per text, in order."""
         return self._verifier.grade(reference, texts, truncated)
 
     def close(self) -> None:
@@ -51,34 +51,75 @@ class VerifierActor:
 
 
 def limits_of(config: VerifierConfig) -> Limits:
-    """What one response may use; a wall-clock limit below its CPU time would be the only one."""
+    """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
     return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
 
 
-class VerifierReplica:
+class VerifierReplica(Replica):
     """The driver's side of one verifier."""
 
-    def __init__(self, name: str, cluster: Cluster, config: VerifierConfig) -> None:
-        self.name = name
+    def __init__(self, name: str, cluster: Cluster, config: VerifierConfig, freed: Changes) -> None:
+        """``freed``: told whenever it may take a call."""
+        super().__init__(name)
+        self._cluster, self._config, self._freed = cluster, config, freed
         self.state: State = "placing"
         self.busy = 0
         """Calls it holds."""
-
-        async def start() -> ActorHandle[Any]:
-            handle = await cluster.place(VerifierActor, name, config)
-            if self.state == "placing":
-                self.state = "starting"
-            await call(handle.start.remote(config), f"starting {name}", config.start_deadline_s)
-            return handle
-
         self.actor = Supervised(
-            name, start, restarts=config.restarts, heartbeat_timeout_s=config.heartbeat_timeout_s, report=cluster.report
+            name,
+            self._start,
+            restarts=config.restarts,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
+            report=cluster.report,
         )
 
     @property
     def out_of_restarts(self) -> bool:
-        """Whether it is dead and will not be started again."""
+        """True once it is dead and will not be started again."""
         return self.actor.out_of_restarts
+
+    def status(self) -> ActorStatus:
+        """Return its row of ``rlep status``."""
+        return ActorStatus(
+            self.name,
+            "lost" if self.out_of_restarts else self.state,
+            in_flight=self.busy,
+            restarts=self.actor.restarts,
+            error=self._cluster.waits_for(self._config) if self.state == "placing" else self.actor.error,
+        )
+
+    async def join(self) -> None:
+        """Start it and let it work; raises why it cannot start."""
+        try:
+            await self.actor.handle()
+        except BaseException:
+            self.actor.kill()
+            self._cluster.forget(self.name)
+            raise
+        self.state = "serving"
+        self._freed.tell()
+        self._cluster.report("actor_started", self.name, "")
+
+    async def leave(self, grace_s: float) -> None:
+        """Finish what it holds, for ``grace_s`` seconds at most, and end; others grade the rest."""
+        self.state, self.actor.restarts_left = "leaving", 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._freed.until(lambda: not self.busy)
+        back = self.busy
+        if back:
+            self.actor.kill()
+        else:
+            await self.actor.close()
+        self._cluster.forget(self.name)
+        self._cluster.report("actor_drained", self.name, f"{back} calls handed back" if back else "")
+
+    async def _start(self) -> ActorHandle[Any]:
+        handle = await self._cluster.place(VerifierActor, self.name, self._config)
+        if self.state == "placing":
+            self.state = "starting"
+        await call(handle.start.remote(self._config), f"starting {self.name}", self._config.start_deadline_s)
+        return handle
 
 
 class VerifierPool:
@@ -86,10 +127,8 @@ class VerifierPool:
 
     def __init__(self, cluster: Cluster, config: VerifierConfig) -> None:
         self._cluster, self._config = cluster, config
-        self._replicas = ReplicaSet(
-            "verifier", lambda name: VerifierReplica(name, cluster, config), self._join, self._leave
-        )
-        self._freed = asyncio.Event()
+        self._freed = Changes()
+        self._replicas = ReplicaSet("verifier", lambda name: VerifierReplica(name, cluster, config, self._freed))
         self._waiting = 0
 
     async def start(self) -> None:
@@ -97,16 +136,17 @@ class VerifierPool:
         await self._replicas.start(self._config.count)
 
     async def scale(self, count: int, grace_s: float) -> None:
-        """See ``ReplicaSet.scale``."""
+        """Bring the role to ``count`` verifiers, as ``ReplicaSet.scale`` does."""
         await self._replicas.scale(count, grace_s)
 
     async def drain(self, name: str, grace_s: float) -> None:
-        """See ``ReplicaSet.drain``."""
+        """Drain one verifier, as ``ReplicaSet.drain`` does."""
         await self._replicas.drain(name, grace_s)
 
     def status(self) -> RoleStatus:
-        """What every verifier does now."""
-        return RoleStatus("verifier", tuple(map(self._status_of, self._replicas.members)), self._waiting)
+        """Return a row for every verifier, and how many calls wait for one."""
+        rows = tuple(replica.status() for replica in self._replicas.members)
+        return RoleStatus("verifier", rows, self._waiting)
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
         """One verdict per completion, in order, the same however many verifiers there are.
@@ -122,40 +162,6 @@ class VerifierPool:
         """End all verifiers."""
         await asyncio.gather(*(replica.actor.close() for replica in self._replicas.members))
 
-    def _status_of(self, replica: VerifierReplica) -> ActorStatus:
-        return ActorStatus(
-            replica.name,
-            "lost" if replica.out_of_restarts else replica.state,
-            in_flight=replica.busy,
-            restarts=replica.actor.restarts,
-            error=self._cluster.waits_for(self._config) if replica.state == "placing" else replica.actor.error,
-        )
-
-    async def _join(self, replica: VerifierReplica) -> None:
-        try:
-            await replica.actor.handle()
-        except BaseException:
-            replica.actor.kill()
-            self._cluster.forget(replica.name)
-            raise
-        replica.state = "serving"
-        self._freed.set()
-        self._cluster.report("actor_started", replica.name, "")
-
-    async def _leave(self, replica: VerifierReplica, grace_s: float) -> None:
-        """Let a verifier finish what it holds, for ``grace_s`` seconds at most; others grade the rest."""
-        replica.state, replica.actor.restarts_left = "leaving", 0
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._until(lambda: not replica.busy)
-        back = replica.busy
-        if back:
-            replica.actor.kill()
-        else:
-            await replica.actor.close()
-        self._cluster.forget(replica.name)
-        self._cluster.report("actor_drained", replica.name, f"{back} calls handed back" if back else "")
-
     async def _grade(self, prompt: Prompt, part: Sequence[Completion]) -> list[Verdict]:
         texts = [prompt.opening + completion.text for completion in part]
         truncated = [completion.finish_reason == "length" for completion in part]
@@ -169,7 +175,7 @@ class VerifierPool:
                     raise
             finally:
                 replica.busy -= 1
-                self._freed.set()
+                self._freed.tell()
 
     async def _call(
         self, replica: VerifierReplica, reference: str, texts: list[str], truncated: list[bool]
@@ -180,24 +186,20 @@ class VerifierPool:
         return verdicts
 
     async def _free_replica(self) -> VerifierReplica:
-        """The least busy verifier, once one holds fewer than two calls: one works while one travels."""
+        """Wait for a verifier that holds fewer than two calls, of which one travels while one works; take the least busy."""
 
         def free() -> list[VerifierReplica]:
             members = self._replicas.members
-            if all(one.out_of_restarts for one in members):
-                raise ActorLost("; ".join(["no verifier is left", *(one.actor.error for one in members[:1])]))
-            return [one for one in members if one.state == "serving" and not one.out_of_restarts and one.busy < 2]
+            if all(replica.out_of_restarts for replica in members):
+                raise ActorLost("; ".join(["no verifier is left", *(replica.actor.error for replica in members[:1])]))
+            at_work = [r for r in members if r.state == "serving" and not r.out_of_restarts]
+            return [replica for replica in at_work if replica.busy < 2]
 
         self._waiting += 1
         try:
-            await self._until(lambda: bool(free()))
+            await self._freed.until(lambda: bool(free()))
         finally:
             self._waiting -= 1
         replica = min(free(), key=lambda replica: replica.busy)
         replica.busy += 1
         return replica
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            self._freed.clear()
-            await self._freed.wait()

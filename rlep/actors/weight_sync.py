@@ -2,19 +2,25 @@
 
 Through shared memory the learner writes and each generator loads when it can. Over gloo or NCCL they are one group: all
 take part in a transfer at the same time, and a generator that starts later joins at the next weight update, in a new group.
+
+    step                 consumes              waits for                       unblocked by
+    ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+    offer                a trained version     rank 0's weight file            the learner
+    take                 the offer             one confirmed load              a generator; one that is started again
+    _members_now         who lives             at least one generator          a restart; its deadline
+    _attempt             one group's offer     all loads, and the broadcast    all members; the loss of one breaks it
+    publish              up to 3 attempts      one that succeeds               members that changed: a new group
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
-from rlep.actors.learner_actor import Dtype, Probes
+from rlep.actors.generators import GeneratorPool
+from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
-from rlep.actors.replica_weights import EngineWeights
 from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import LearnerLost, WeightSyncError
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
@@ -23,33 +29,13 @@ ATTEMPTS = 3
 _POLL_S = 0.1
 
 
-class Sender(Protocol):
-    """The learner's part in a group."""
-
-    async def open_group(self, backend: GroupBackend, world_size: int, deadline_s: float) -> BroadcastGroup: ...
-
-    async def publish(
-        self, version: int, probes: Probes, dtype: Dtype, group: BroadcastGroup | None = None
-    ) -> WeightUpdate: ...
-
-    async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None: ...
-
-
-class Takers(Protocol):
-    """The generators' part."""
-
-    def living(self) -> tuple[str, ...]: ...
-
-    async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float: ...
-
-
 class GroupSession:
     """The group over one learner and whichever generators live; made anew when they change or a transfer failed."""
 
-    def __init__(self, sender: Sender, takers: Takers, probes: Probes, generator: GeneratorConfig) -> None:
-        self._sender, self._takers, self._probes, self._dtype = sender, takers, probes, generator.compute_dtype
-        self._generator = generator
-        self._backend: GroupBackend = "nccl" if generator.transfer == "nccl" else "gloo"
+    def __init__(self, learners: Learners, generators: GeneratorPool, probes: Probes, config: GeneratorConfig) -> None:
+        self._learners, self._generators, self._probes, self._dtype = learners, generators, probes, config.compute_dtype
+        self._config = config
+        self._backend: GroupBackend = "nccl" if config.transfer == "nccl" else "gloo"
         self._members: tuple[str, ...] = ()
         self._group: BroadcastGroup | None = None
 
@@ -62,7 +48,7 @@ class GroupSession:
         """
         errors: list[str] = []
         for number in range(1, ATTEMPTS + 1):
-            members = await self._living(version, deadline_s)
+            members = await self._members_now(version, deadline_s)
             try:
                 return await self._attempt(version, members)
             except WeightSyncError as error:
@@ -73,23 +59,23 @@ class GroupSession:
                 raise
         raise WeightSyncError(f"policy version {version} was not transferred: " + "; ".join(errors))
 
-    async def _living(self, version: int, deadline_s: float) -> tuple[str, ...]:
+    async def _members_now(self, version: int, deadline_s: float) -> tuple[str, ...]:
         until = time.monotonic() + deadline_s
-        while not (members := self._takers.living()):
+        while not (members := self._generators.living()):
             if time.monotonic() > until:
                 raise WeightSyncError(f"no generator was there for policy version {version} within {deadline_s:.0f} s")
             await asyncio.sleep(_POLL_S)
         return members
 
     async def _attempt(self, version: int, members: tuple[str, ...]) -> float:
-        workers, deadline_s = self._generator.tensor_parallel, self._generator.transfer_deadline_s
+        workers, deadline_s = self._config.tensor_parallel, self._config.transfer_deadline_s
         if self._group is None or members != self._members:
             size = 1 + workers * len(members)
-            self._group = await self._sender.open_group(self._backend, size, deadline_s)
+            self._group = await self._learners.open_group(self._backend, size, deadline_s)
             self._members = members
         group = self._group
-        offer = await self._sender.publish(version, self._probes, self._dtype, group)
-        if ended := sorted(set(members) - set(self._takers.living())):
+        offer = await self._learners.publish(version, self._probes, self._dtype, group)
+        if ended := sorted(set(members) - set(self._generators.living())):
             # The others would wait for them.
             raise WeightSyncError(f"{', '.join(ended)} ended before the transfer")
         parts = {
@@ -98,8 +84,8 @@ class GroupSession:
         }
         longest = 3 * deadline_s  # to meet, to transfer, and to score the probes
         difference, sent = await asyncio.gather(
-            self._takers.take(parts, deadline_s=longest),
-            self._sender.send(group, self._dtype, longest),
+            self._generators.take(parts, deadline_s=longest),
+            self._learners.send(group, self._dtype, longest),
             return_exceptions=True,
         )
         failed = [outcome for outcome in (difference, sent) if isinstance(outcome, BaseException)]
@@ -117,7 +103,7 @@ class WeightPublisher:
     def __init__(
         self,
         learners: Learners,
-        generators: EngineWeights,
+        generators: GeneratorPool,
         probes: Probes,
         *,
         config: GeneratorConfig,
@@ -131,15 +117,17 @@ class WeightPublisher:
         )
 
     async def publish(self, version: int) -> float:
-        """See the port. Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""
+        """Bring the generators to ``version``; returns the largest log-prob difference (nats).
+
+        Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""
         if self._session is not None:
             return await self._session.publish(version, self._deadline)
         return await self.take(await self.offer(version))
 
     async def offer(self, version: int) -> WeightUpdate:
-        """The learner's part through shared memory: a weight file with its log-probs."""
+        """Have the learner write a weight file in shared memory, with its log-probs."""
         return await self._learners.publish(version, self._probes, self._dtype)
 
     async def take(self, offer: WeightUpdate) -> float:
-        """The generators' part."""
+        """Have the generators load an offer; returns the largest log-prob difference (nats)."""
         return await self._generators.publish(offer, deadline_s=self._deadline)

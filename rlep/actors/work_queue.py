@@ -1,4 +1,16 @@
-"""Requests that wait for a generator: taken in order under leases, handed back or re-dispatched, finished exactly once."""
+"""Requests that wait for a generator: taken in order under leases, handed back or re-dispatched, finished exactly once.
+
+method         consumes                  waits for                        unblocked by
+──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+wait_for_work  nothing                   a request that this worker       put, give_back, the end of a lease
+                                         may take
+take           late requests, then       nothing                          —
+               waiting ones
+finish         a lease, and the request  nothing                          —
+
+put ─► waiting ─take─► leased ─finish─► answered          leased ─give_back─► waiting, at the head
+                         └─ lease ends ─► late: another worker takes it too, the first answer counts
+"""
 
 from __future__ import annotations
 
@@ -105,13 +117,13 @@ class WorkQueue:
         job.finished.put_nowait(completion)
         return True
 
-    def superseded(self) -> dict[str, list[str]]:
-        """Worker → requests that it holds, answered by another since the last call: it may stop."""
-        found, self._superseded = self._superseded, {}
-        return found
+    def take_superseded(self) -> dict[str, list[str]]:
+        """Return worker → requests that it holds and another has answered since the last call: it may stop."""
+        superseded, self._superseded = self._superseded, {}
+        return superseded
 
-    def stopped(self, worker: str, identities: Iterable[str]) -> None:
-        """A worker has stopped working on requests that another finished."""
+    def release(self, worker: str, identities: Iterable[str]) -> None:
+        """Release requests that a worker stopped working on because another finished them."""
         for identity in identities:
             entry = self._leased.get(worker, {}).get(identity)
             if entry is not None and self._open.get(identity) is not entry:
@@ -122,7 +134,7 @@ class WorkQueue:
         self._end_leases()
         held = self._leased.get(worker, {})
         back = []
-        for entry in [held[one] for one in list(held if identities is None else identities) if one in held]:
+        for entry in [held[name] for name in list(held if identities is None else identities) if name in held]:
             self._release(worker, entry)
             if self._open.get(entry.request.id) is not entry:
                 continue
@@ -155,11 +167,11 @@ class WorkQueue:
             self.cancel(job)
 
     def share(self, workers: int) -> int:
-        """Requests that one of ``workers`` should hold: an even part of all."""
+        """Return the number of requests that one of ``workers`` should hold: an even part of all."""
         return -(-len(self._open) // max(workers, 1))
 
-    def leased(self, worker: str) -> int:
-        """How many requests ``worker`` works on, those that another has answered meanwhile included."""
+    def count_leased(self, worker: str) -> int:
+        """Count the requests that ``worker`` works on, those that another has answered meanwhile included."""
         return len(self._leased.get(worker, {}))
 
     @property
@@ -167,7 +179,7 @@ class WorkQueue:
         """Requests that no worker holds."""
         return len(self._pending)
 
-    async def changed(self, worker: str) -> None:
+    async def wait_for_work(self, worker: str) -> None:
         """Wait until there is a request that ``worker`` may take."""
         while self._offer(worker) is None:
             self._changed.clear()
@@ -177,7 +189,7 @@ class WorkQueue:
                     await self._changed.wait()
 
     def _offer(self, worker: str) -> QueuedRequest | None:
-        """The next request for ``worker``."""
+        """Return the next request for ``worker``."""
         self._end_leases()
         late = next((entry for entry in self._late.values() if worker not in entry.leases), None)
         return late if late is not None or not self._pending else self._pending[0]

@@ -1,4 +1,4 @@
-"""Which M of a prompt's n stored responses are replayed, which prompts get replays, and M over the steps.
+"""Choice of M of a prompt's n stored responses, of questions by their successes, and M over the steps.
 
 Every choice is a pure function of (run seed, step, prompt id) and the candidates: the same in any order of prompts.
 """
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlep.core.errors import ConfigError
 from rlep.core.seeds import seed_for
-from rlep.core.types import BoolArray, Float64Array, Int32Array, Int64Array
+from rlep.core.types import Float64Array, Int32Array, Int64Array
 
 Strategy = Literal[
     "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
@@ -162,16 +162,6 @@ def reasoning_digest(tokens: Int32Array, *, tail: int = 64) -> str:
     """A name for the final reasoning of a response: the hash of its last ``tail`` token ids."""
     final = np.ascontiguousarray(tokens[-tail:], dtype="<i4").tobytes()
     return hashlib.blake2b(final, digest_size=16, person=b"rlep.tail").hexdigest()
-
-
-def replayed_prompts(success_rates: ArrayLike, below: float | None) -> BoolArray:
-    """Which prompts get replays ``[P]``: all (None, the paper), or those whose fresh success rate is below a bound."""
-    rates = np.asarray(success_rates, dtype=np.float64)
-    if below is None:
-        return np.ones(rates.shape, dtype=np.bool_)
-    if not 0 < below <= 1:
-        raise ConfigError(f"below = {below}: must lie in (0, 1], or None for all prompts")
-    return np.asarray(rates < below, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)

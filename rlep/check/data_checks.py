@@ -13,6 +13,7 @@ from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
 from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
 from rlep.driver.model_shape import linear_layers, read_shape, same_weights, undivided
+from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.services.verifier import answers
@@ -21,8 +22,9 @@ from rlep.services.verifier.verifier import PROFILES
 
 
 def options(subject: Subject) -> Iterator[Finding]:
-    """State what is configured; sections that contradict each other are refused when they are read."""
+    """Choose the replay method, which checks its options; sections that contradict each other are refused when read."""
     config = subject.config
+    choose_method(config)
     steps = counted(config.run.steps, "step")
     yield Finding("configuration", "ok", f"{config.run.name}: {steps} of {counted(config.rollout.prompts, 'question')}")
 

@@ -14,6 +14,7 @@ from rlep.check.fit_checks import cpus, memory
 from rlep.check.inputs import Inputs, Look, Subject
 from rlep.check.machine import MACHINE, cluster
 from rlep.check.pool_checks import pool
+from rlep.check.pool_records import pool_records
 from rlep.config.schema import Config
 from rlep.core.errors import RlepError
 
@@ -24,7 +25,7 @@ BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, cpus, memory)
 def findings(config: Config) -> Iterator[Finding]:
     """Make every check that starts nothing, for a run that trains; an error is a finding like others."""
     subject = Subject(config)
-    for look in (*DATA, pool, *MACHINE, cluster, cpus, memory):
+    for look in (*DATA, pool, pool_records, *MACHINE, cluster, cpus, memory):
         what = look.__name__.replace("_", " ")
         try:
             yield from look(subject)

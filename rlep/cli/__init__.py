@@ -60,47 +60,46 @@ def options(*, show_version: ShowVersion = False) -> None:
     """Options of ``rlep`` itself."""
 
 
-def _start(
-    command: Literal["train", "collect", "sft"],
-    files: list[Path],
-    overrides: list[str] | None,
-    *,
-    quiet: bool = False,
-    as_json: bool = False,
-) -> None:
-    check_versions()
-    from rlep.cli.progress import TerminalProgress
-    from rlep.config.settings import load_config
-    from rlep.launch import runs
-
-    config = load_config(files, overrides or ())
-    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
-        if command == "collect":
-            progress.result(runs.collected_text(config, runs.collect(config, progress)))
-        else:
-            trained = {"train": runs.train, "sft": runs.sft}[command](config, progress)
-            progress.result(f"model: {trained.model}")
-
-
 @app.command()
 @command_errors
 def train(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_json: JsonSteps = False) -> None:
     """Train: phase 1 with replay.count = 0, phase 2 with M > 0. The same command continues a run that was stopped."""
-    _start("train", files, overrides, quiet=quiet, as_json=as_json)
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import train as launch
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
+        progress.result(f"model: {launch.train(config, progress).model}")
 
 
 @app.command()
 @command_errors
 def collect(files: Files, overrides: Overrides = None, *, quiet: Quiet = False) -> None:
     """Generate responses to every training question with model.path, and store the verified ones in the pool."""
-    _start("collect", files, overrides, quiet=quiet)
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import collect as launch
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress(quiet=quiet) as progress:
+        progress.result(launch.collected_text(config, launch.collect(config, progress)))
 
 
 @app.command()
 @command_errors
 def sft(files: Files, overrides: Overrides = None, *, quiet: Quiet = False, as_json: JsonSteps = False) -> None:
     """Supervised fine-tuning on the pool, on the same learner: a control for replay."""
-    _start("sft", files, overrides, quiet=quiet, as_json=as_json)
+    check_versions()
+    from rlep.cli.progress import TerminalProgress
+    from rlep.config.settings import load_config
+    from rlep.launch import train as launch
+
+    config = load_config(files, overrides or ())
+    with TerminalProgress(quiet=quiet, as_json=as_json) as progress:
+        progress.result(f"model: {launch.train(config, progress, supervised=True).model}")
 
 
 @app.command()
@@ -124,10 +123,10 @@ def evaluate(
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.tables import show_evaluation
-    from rlep.launch.evaluated_model import evaluated_model
-    from rlep.launch.runs import evaluate as run
+    from rlep.launch.evaluate import choose_model
+    from rlep.launch.evaluate import evaluate as run
 
-    chosen = evaluated_model(model, data or (), config or (), overrides or ())
+    chosen = choose_model(model, data or (), config or (), overrides or ())
     with TerminalProgress() as progress:
         for note in chosen.notes:
             progress.note(note)

@@ -41,7 +41,7 @@ def grade_file(file: Path, profile: str, workers: int, out: Path | None, *, corr
                 if row.error:
                     unreadable.append(f"line {row.line}: {row.error}")
                 failure = failure or row.failure
-                advance()
+                advance(1)
         statuses = verifier.stats().by_status
         counts = {name: count for name, count in statuses.items() if count}
         bars.note(f"{sum(counts.values())} graded: " + ", ".join(f"{count} {name}" for name, count in counts.items()))

@@ -13,7 +13,8 @@ from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.launch.runs import collect, collected_text, train
+from rlep.launch.collect import collect, collected_text
+from rlep.launch.train import train
 from rlep.quickstart.task import TaskFiles, build_task
 from rlep.report import build_report, summary
 

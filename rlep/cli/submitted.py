@@ -1,7 +1,8 @@
-"""What is wrong with a command that is to be submitted, as far as it can be known before anything is uploaded."""
+"""Checks of a command that is to be submitted, before anything is uploaded."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,8 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
 
 CHECKED = ("train", "collect", "sft", "evaluate")
+GIT_S = 60.0
+"""Seconds that git has to look at ``.gitignore``."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -41,12 +44,30 @@ def check_submitted(app: typer.Typer, arguments: Sequence[str], working_dir: Pat
             f"run.directory = {config.run.directory} is relative: a job runs in a copy of {working_dir.absolute()}, which Ray "
             "removes. Give an absolute path that the cluster's machines share"
         )
+    _check_taken_along(working_dir, [*files, *(path for found in paths.values() for path in found)])
     local = (urlsplit(address).hostname or "") in LOCAL
     for name, found in paths.items():
         for path in found:
             if not (working_dir / path).exists() and (local or not path.is_absolute()):
                 where = "" if path.is_absolute() else f" in {working_dir.absolute()}, which is copied to the job"
                 raise ConfigError(f"{name} = {path}: there is no such path{where}")
+
+
+def _check_taken_along(working_dir: Path, paths: Sequence[Path]) -> None:
+    """Refuse relative paths that git ignores: Ray leaves them out of the job's copy."""
+    relative = [str(path) for path in paths if not path.is_absolute()]
+    command = ["git", "-C", str(working_dir), "check-ignore", "--no-index", *relative]
+    try:
+        ignored = subprocess.run(
+            command, capture_output=True, text=True, timeout=GIT_S, check=False
+        ).stdout.splitlines()
+    except (FileNotFoundError, subprocess.TimeoutExpired):  # without git
+        return
+    if relative and ignored:
+        raise ConfigError(
+            f"{ignored[0]} is ignored by git, so that a job's copy of {working_dir.absolute()} does not have it: take it out of "
+            ".gitignore, or give an absolute path that the cluster's machines have"
+        )
 
 
 def _paths(config: Config) -> dict[str, Sequence[Path]]:

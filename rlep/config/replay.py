@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlep.config.section import Count, Positive, Rule, Section, clashes, needs, option, rules
 
 _COUNT = needs("replay.count", because="set the replays of a group, or replay.count = 0 itself for none")
 _LIVE = needs("replay.source", "live", "both", because="it is about the run's own responses")
 _OFFLINE = clashes("replay.source", "live", because="it needs an offline pool")
-_BUCKET = needs("replay.questions", "bucket", because="it is about the share of the prompts that get replays")
-_UNKNOWN = "who gets replays would be known only after all G responses are generated"
 _UNCHANGED = (
     "log-probs of the sampler are those of the unchanged distribution, so importance weights of a changed one are wrong"
 )
@@ -30,6 +27,11 @@ def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ..
 class ReplayConfig(Section):
     """How successes from the experience pool are replayed."""
 
+    method: str = "rlep"
+    """Who decides on questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
+    ``python:module:Class``. A method brings values for the keys below; the ones set in the same file or later win."""
+    options: dict[str, float] = Field(default_factory=dict)
+    """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
     count: Count = 0
     """M: replays mixed into each group. 0 is phase 1: the pool is not used, whatever else of this section is set."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -41,8 +43,9 @@ class ReplayConfig(Section):
         "add",
         requires=[_COUNT],
         excludes=[
-            clashes("replay.rescue_only", because=_UNKNOWN),
-            clashes("replay.only_below", because=_UNKNOWN),
+            clashes(
+                "replay.only_below", because="who gets replays would be known only after all G responses are generated"
+            ),
             clashes("rollout.max_staleness", because="requests are sent before replays are drawn"),
             clashes("update.stream", because="requests are sent before replays are drawn"),
         ],
@@ -64,19 +67,6 @@ class ReplayConfig(Section):
     )
     """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
     ``newest`` by the step they come from."""
-    questions: Literal["batch", "bucket"] = option(
-        "batch",
-        requires=[_LIVE],
-        excludes=[clashes("rollout.max_staleness", because="later steps' prompts are not known yet")],
-    )
-    """``batch``: the step's prompts, all of them get replays (paper). ``bucket``: a share of the step's prompts is drawn by how
-    often their latest responses were correct (ExGRPO), and only they get replays."""
-    ratio: float = option(0.5, requires=[_BUCKET], gt=0, lt=1)
-    """``questions = "bucket"``: that share."""
-    bucket_mean: float = option(0.5, requires=[_BUCKET], ge=0, le=1)
-    """Of a normal density over the share of correct responses: each bucket's weight."""
-    bucket_std: float = option(0.125, requires=[_BUCKET], gt=0)
-    """Its standard deviation."""
     per_question: Positive = option(16, requires=[_LIVE])
     """Live responses of a prompt that are kept: its newest."""
     max_age: Count = option(0, requires=[_LIVE])
@@ -90,10 +80,6 @@ class ReplayConfig(Section):
         ge=0,
     )
     """τ in steps: a live response is drawn with weight e^(−age/τ), by ``selection = "uniform"``; 0: all alike."""
-    start_accuracy: float = option(0.0, requires=[_LIVE], ge=0, le=1)
-    """No live replay before the first step with this share of correct fresh responses; once reached, it stays so."""
-    retire_after: Count = option(0, requires=[_LIVE])
-    """Visits in a row with nothing but correct fresh responses after which a prompt gets no live replays; 0: never."""
     idle_steps: Count = 100
     """End the run when replays were wanted, and none reached the loss, in so many steps in a row; 0: never."""
     minimum: Positive = 2
@@ -134,14 +120,6 @@ class ReplayConfig(Section):
     """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
     weight: float = option(1.0, requires=[_COUNT], ge=0)
     """λ: factor of the policy term of replayed tokens."""
-    rescue_only: bool = option(
-        False,
-        requires=[_COUNT],
-        excludes=[
-            clashes("replay.only_below", because="the former is the latter with a bound that only 0 is below; set one")
-        ],
-    )
-    """Replay only where no fresh response is correct."""
     start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
     failed: Count = option(0, requires=[_COUNT], excludes=[_OFFLINE])
@@ -154,11 +132,6 @@ class ReplayConfig(Section):
             raise ValueError('no prompt is below it; replay.count = 0 replays for none, "none" for all')
         return value
 
-    @property
-    def below(self) -> float | None:
-        """Share of fresh successes under which a prompt is replayed; None: always."""
-        return sys.float_info.min if self.rescue_only else self.only_below
-
     @model_validator(mode="after")
     def _without_replays(self) -> Self:
         """Reset a section without replays, so that phase 1 of a run with a preset for phase 2 is phase 1.
@@ -169,6 +142,7 @@ class ReplayConfig(Section):
             kept = {"count", "minimum", "idle_steps"}
             if "count" not in self.model_fields_set:
                 kept |= {name for name, rule in rules(type(self)) if rule == _COUNT}
+            defaults = ReplayConfig.model_construct().model_dump()
             for name in ReplayConfig.model_fields.keys() - kept:
-                object.__setattr__(self, name, ReplayConfig.model_fields[name].default)  # the model is frozen
+                object.__setattr__(self, name, defaults[name])  # the model is frozen
         return self

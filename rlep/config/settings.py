@@ -18,6 +18,7 @@ from rlep.config.shipped import hint
 from rlep.config.suggest import suggestions
 from rlep.core.errors import ConfigError
 from rlep.core.plural import counted
+from rlep.methods.replay_method import settings_of
 
 Tree = dict[str, Any]
 SomeSection = TypeVar("SomeSection", bound=Section)
@@ -51,11 +52,15 @@ def load_config(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> Co
     Raises ``ConfigError`` for a missing or malformed file, an unknown key (with the nearest known one), a value of
     the wrong kind or range, and settings that contradict each other; it names the file that holds key or value.
     """
-    return _layered([(file, _read(file)) for file in files], overrides)
+    return _layered([(file, _read(file)) for file in files], overrides, methods=True)
 
 
-def _layered(layers: Iterable[tuple[Path, Tree]], overrides: Iterable[str]) -> Config:
-    """The config of files' trees and, on top of them, overrides; an error names the file that holds key or value."""
+def _layered(layers: Iterable[tuple[Path, Tree]], overrides: Iterable[str], *, methods: bool = False) -> Config:
+    """The config of files' trees and, on top of them, overrides; an error names the file that holds key or value.
+
+    ``methods``: a layer that sets ``replay.method`` stands on the method's own values. A stored config has them already, and
+    reading it runs nobody's code.
+    """
     tree: Tree = {}
     sources: dict[str, str] = {}
     for file, layer in layers:
@@ -63,13 +68,24 @@ def _layered(layers: Iterable[tuple[Path, Tree]], overrides: Iterable[str]) -> C
             _refuse_unknown(layer, Config, "")
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}") from None
+        if methods:
+            _merge(tree, _of_method(layer))
         _merge(tree, layer)
         sources |= dict.fromkeys(_flat(layer), f"{file}: ")
     for text in overrides:
         layer = _override(text)
+        if methods:
+            _merge(tree, _of_method(layer))
         _merge(tree, layer)
         sources |= dict.fromkeys(_flat(layer), "")
     return parse_config(tree, sources)
+
+
+def _of_method(layer: Tree) -> Tree:
+    """The values that the replay method of a layer brings; none where the layer names no method."""
+    section = layer.get("replay")
+    name = section.get("method") if isinstance(section, Mapping) else None
+    return {"replay": settings_of(name)} if isinstance(name, str) else {}
 
 
 def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> Config:

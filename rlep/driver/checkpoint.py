@@ -16,48 +16,20 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
+from rlep.core.files import replace_with
+from rlep.core.waiting import silence
 from rlep.driver.ports import Learner
-from rlep.metrics.catalogue import MetricValue
+from rlep.driver.run_state import RunState
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
 STALE_TRIES = 3
 """A file of a shared file system whose handle is stale is there again once it has been looked up anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunState:
-    """What a run needs beside the learner's state to resume exactly: order, draws and seeds follow from ``step``."""
-
-    step: int
-    """Steps done; the next step is number ``step``."""
-    data_digest: str
-    tokenizer_digest: str
-    pool_digest: str
-    """Content of the pool the replays come from; empty with M = 0."""
-    metric: str = ""
-    """``checkpoint.best`` when this was written."""
-    score: float | None = None
-    """That metric's value at this step; None where it has none."""
-    used: Mapping[str, int] = field(default_factory=dict)
-    """Content id → steps that replayed it; kept only where ``replay.selection`` is ``least-used``."""
-    unrecorded: Mapping[str, MetricValue] = field(default_factory=dict)
-    """Metrics of the last step, where the run was interrupted before its evaluation: both are made up for."""
-    idle: int = 0
-    """Steps in a row that wanted replays, of which none reached the loss."""
-    compute: Mapping[str, int] = field(default_factory=dict)
-    """Tokens so far, by the fields of ``Compute``."""
-    solved: list[str] = field(default_factory=list)
-    """Prompts with a correct fresh response so far, by id."""
-    template_digest: str = ""
-    """Of what makes a prompt of a question; empty in a checkpoint of before this was recorded."""
-    untrained: int = 0
-    """Steps in a row without an update that had a gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +81,7 @@ class Checkpoints:
             part.mkdir(mode=0o700)
             more(part)
         await learner.save(part)
-        self._writing = asyncio.create_task(self._write(learner, part, state, saved))
-        self._writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # ``finished`` raises it
+        self._writing = silence(asyncio.create_task(self._write(learner, part, state, saved)))  # ``finished`` raises
 
     async def finished(self) -> Checkpoint | None:
         """Wait until no checkpoint is being written; returns the last one begun here. Raises as ``save`` does."""
@@ -159,7 +130,7 @@ class Checkpoints:
         return Checkpoint(final, state)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest intact checkpoint, and a sentence on each newer one that was passed over.
+        """Return the newest intact checkpoint, and a sentence on each newer one that was passed over.
 
         Raises ``StaleCheckpoint`` where it cannot be told whether one is intact.
         """
@@ -174,7 +145,7 @@ class Checkpoints:
         return None, refused
 
     def complete(self, steps: int) -> Checkpoint | None:
-        """The newest intact checkpoint where nothing is left to do after it: it has ``steps`` steps or more; or None."""
+        """Return the newest intact checkpoint if it has ``steps`` steps or more, so that nothing is left to do."""
         if not any(_step(path) >= steps for path in _found(self._directory)):
             return None  # without reading any file
         newest, _ = self.latest()
@@ -184,7 +155,7 @@ class Checkpoints:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """A full disk, or a directory that somebody removed, as a ``CheckpointError`` that says so."""
+    """Turn a full disk, or a removed directory, into a ``CheckpointError``."""
     try:
         yield
     except OSError as error:
@@ -192,7 +163,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at ``path``, every file compared with its digest.
+    """Return the checkpoint at ``path``, every file compared with its digest.
 
     Raises ``CheckpointError`` naming what differs, ``StaleCheckpoint`` naming the file after ``STALE_TRIES`` tries.
     """
@@ -230,7 +201,7 @@ def _unreadable(message: str, error: Exception) -> CheckpointError:
 
 
 def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, str]:
-    """The checkpoint with the largest value of metric ``best`` if one has it, else the newest; and which of both it is.
+    """Choose the checkpoint with the largest value of metric ``best`` if any has it, else the newest; and say which it is.
 
     Raises ``CheckpointError`` where none is intact, with a sentence on each; ``StaleCheckpoint`` where that cannot be told.
     """
@@ -248,19 +219,19 @@ def choose_checkpoint(directory: Path, best: str | None) -> tuple[Checkpoint, st
 
 
 def _found(directory: Path) -> list[Path]:
-    """The checkpoints, newest first."""
+    """Return the checkpoints, newest first."""
     return sorted((p for p in directory.iterdir() if _NAME.fullmatch(p.name)), key=_step, reverse=True)
 
 
 def _best(found: list[Path], metric: str | None) -> Path | None:
-    """The one with the largest value of ``metric``, of several the newest."""
+    """Return the checkpoint with the largest value of ``metric``, of several the newest."""
     scores = {path: _score(path, metric) for path in found} if metric else {}
     known = [path for path in found if scores.get(path) is not None]
     return max(known, key=lambda path: scores[path] or 0.0, default=None)
 
 
 def _score(path: Path, metric: str) -> float | None:
-    """The finite value of ``metric`` that a checkpoint was written with."""
+    """Return the finite value of ``metric`` that a checkpoint was written with."""
     try:
         state = RunState(**json.loads((path / _STATE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -271,12 +242,8 @@ def _score(path: Path, metric: str) -> float | None:
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file that is on disk, whole, when this returns; an older one stays until then."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
-        file.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    with replace_with(path) as part:
+        part.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def _commit(part: Path, final: Path, state: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Where the seconds of a step went."""
+"""Seconds of a step, by phase."""
 
 from __future__ import annotations
 

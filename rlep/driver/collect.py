@@ -129,7 +129,7 @@ class Collector:
         )
 
     async def _finish(self, *, asked: int) -> Collected:
-        collected = _collected(list(self._done.values()), await self._pool.digest())
+        collected = _sum_lines(list(self._done.values()), await self._pool.digest())
         wall_s = max((float(line["wall_s"]) for line in self._done.values()), default=0.0)
         tokens = sum(int(line.get("generated_tokens", 0)) for line in self._done.values())  # none in older lines
         summary = as_json(collected, self._run.config.replay.minimum) | {"wall_s": wall_s, "generated_tokens": tokens}
@@ -142,7 +142,7 @@ class Collector:
 
 
 def collected_before(directory: Path, prompts: Sequence[Prompt]) -> Collected | None:
-    """The collection that a run directory holds, where each of ``prompts`` has its line and the summary is written."""
+    """Return the collection that a run directory holds, where each of ``prompts`` has its line and the summary is written."""
     if not (directory / LEDGER).is_file() or not (directory / SUMMARY).is_file():
         return None
     lines = {str(line["prompt_id"]): line for line in read_lines(directory / LEDGER)}
@@ -152,11 +152,11 @@ def collected_before(directory: Path, prompts: Sequence[Prompt]) -> Collected | 
         digest = str(json.loads((directory / SUMMARY).read_text())["pool_digest"])
     except (ValueError, KeyError, TypeError):
         return None  # damaged: to be written again
-    return _collected(list(lines.values()), digest)
+    return _sum_lines(list(lines.values()), digest)
 
 
-def _collected(lines: Sequence[Mapping[str, Any]], pool_digest: str) -> Collected:
-    """The sums of a ledger's lines."""
+def _sum_lines(lines: Sequence[Mapping[str, Any]], pool_digest: str) -> Collected:
+    """Sum a ledger's lines."""
     answers = Counter(int(line["admitted"]) for line in lines)
     refused: Counter[Refusal] = Counter()
     for line in lines:
@@ -177,7 +177,7 @@ async def _store(pool: ReplayPool, trajectories: Sequence[Trajectory]) -> None:
 
 
 def as_json(collected: Collected, minimum: int) -> dict[str, object]:
-    """What ``collection.json`` holds."""
+    """Return the content of ``collection.json``."""
     coverage = collected.coverage
     return {
         "questions": coverage.questions,

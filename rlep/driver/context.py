@@ -1,4 +1,4 @@
-"""What functions of the driver are given about a run and one of its steps."""
+"""A run and one of its steps, as the driver's functions are given them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,35 @@ from rlep.algorithms.dynamic_sampling import RefillReport
 from rlep.config.schema import Config
 from rlep.core.types import Group, Prompt
 from rlep.driver.clock import Clock
-from rlep.driver.ports import Progress, Roles, Trainers
-from rlep.driver.step_values import Visit
+from rlep.driver.ports import Generators, Learner, Progress, ReplaySource, Rollouts, Verifiers, Weights
+from rlep.methods.replay_method import ReplayMethod, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Generators and verifiers: enough for evaluation and collection."""
+
+    generators: Generators
+    verifiers: Verifiers
+
+
+@dataclass(frozen=True, slots=True)
+class Trainers:
+    """The other roles of a training step."""
+
+    learner: Learner
+    weights: Weights
+    rollouts: Rollouts
+    pool: ReplaySource | None
+    """None where nothing is replayed."""
+    failures: ReplaySource | None = None
+    """Failed responses; None where none are replayed."""
+    method: ReplayMethod = field(default_factory=ReplayMethod)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What stays the same over all steps of a run."""
+    """All that stays the same over the steps of a run."""
 
     config: Config
     roles: Roles
@@ -49,10 +71,12 @@ class Step:
     used: Mapping[str, int] = field(default_factory=dict)
     """Content id → how many earlier steps replayed it; kept where ``replay.selection`` needs it."""
     refills: RefillReport = field(default_factory=RefillReport)
-    """What dynamic sampling did."""
+    """Counts of dynamic sampling."""
     unused: list[Group] = field(default_factory=list)
     """Groups that it sampled and the step does not train on."""
     visits: list[Visit] = field(default_factory=list)
     """The prompts that were rolled out, in the order of their groups."""
+    accepting: int = 0
+    """Prompts whose fresh responses let replays into their group, whether or not any were stored."""
     candidate_tokens: int = 0
     """Prompt and response tokens of stored responses that were scored to choose among them."""

@@ -11,7 +11,7 @@ from rlep.core.types import Completion, Prompt, Verdict
 from rlep.driver.ports import Verifiers
 
 UNDECIDED = ("crashed", "timeout", "out_of_memory")
-"""Statuses that say something of the user's function, not of the response."""
+"""Statuses that are about the user's function, not about the response."""
 LEAST_QUESTIONS = 2
 """A function may fail on every response to one question, whose reference it cannot read."""
 
@@ -26,7 +26,7 @@ class ReportedCrashes:
         self._known: set[str] = set()
 
     async def grade(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Verdict]:
-        """See the port."""
+        """Grade, and report the first crash of each kind."""
         verdicts = await self._verifiers.grade(prompt, completions)
         for verdict in verdicts:
             kind = verdict.reason.partition(":")[0]
@@ -37,7 +37,7 @@ class ReportedCrashes:
 
 
 def is_function(profile: str) -> bool:
-    """Whether the verdicts of a profile are those of the user's own function."""
+    """Tell whether a profile is the user's own function."""
     return profile.startswith("python:")
 
 
@@ -50,11 +50,13 @@ def check_decided(profile: str, questions: int, verdicts: Sequence[Verdict]) -> 
     counts = Counter[str](verdict.status for verdict in shown)
     if not is_function(profile) or questions < LEAST_QUESTIONS or not shown or {*counts} - {*UNDECIDED}:
         return
-    raise VerifierError(undecided_text(profile, counts, next((one.reason for one in shown if one.reason), "")))
+    raise VerifierError(
+        undecided_text(profile, counts, next((verdict.reason for verdict in shown if verdict.reason), ""))
+    )
 
 
 def undecided_text(profile: str, counts: Mapping[str, int], reason: str) -> str:
-    """The error of a function that decided on no response: how many had which status, and why the first crashed."""
+    """Describe a function that decided on no response: how many had which status, and why the first crashed."""
     was = ", ".join(f"{count} {status}" for status, count in counts.items())
     first = f"; the first: {reason}" if reason else ""
     return f"{profile} decided on none of {counted(sum(counts.values()), 'response')} ({was}){first}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlep.algorithms.evaluation import EvaluationReport, Question, evaluate
+from rlep.core.files import replace_with
 from rlep.core.types import Int32Array, Prompt, Sampling, Trajectory
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
@@ -84,6 +84,5 @@ def write_samples(path: Path, evaluated: Evaluated, decode: Decode) -> None:
         columns["score"] = [member.verdict.score for _, _, member in pairs]
         columns["parts"] = [json.dumps(dict(member.verdict.parts)) for _, _, member in pairs]
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    pq.write_table(pa.table(columns), part)
-    os.replace(part, path)
+    with replace_with(path) as part:
+        pq.write_table(pa.table(columns), part)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from rlep.algorithms.selection import replayed_prompts
 from rlep.config.schema import Config
 from rlep.core.errors import MixingError, UpdateError
 from rlep.core.plural import counted
@@ -17,7 +14,7 @@ SAID_EVERY = 10
 """One such step in ten prints a line."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class IdleSteps:
     """Counts over the last steps of a run, kept in its checkpoints."""
 
@@ -26,25 +23,27 @@ class IdleSteps:
     updates: int = 0
     """Steps in a row without an update that had a gradient."""
 
-    def add(self, config: Config, metrics: Mapping[str, MetricValue], wanted: int) -> list[str]:
-        """Count a step in that wanted so many replays a prompt; what there is to say of it.
+    def add(self, config: Config, metrics: Mapping[str, MetricValue], *, wanted: bool) -> IdleSteps:
+        """Count a step in; ``wanted``: some of its groups accepted replays.
 
         Raises:
             MixingError: ``replay.idle_steps`` is reached.
             UpdateError: ``update.idle_steps`` is reached.
         """
-        shares = np.flatnonzero(metrics.get("group/fresh_successes", ())) / config.rollout.fresh
-        some = wanted and replayed_prompts(shares, config.replay.below).any()
-        self.replays = self.replays + 1 if some and not metrics.get("loss/tokens/replay") else 0
-        self.updates = 0 if metrics.get("update/grad_norm_max") else self.updates + 1
-        if 0 < config.replay.idle_steps <= self.replays:
+        replays = self.replays + 1 if wanted and not metrics.get("loss/tokens/replay") else 0
+        updates = 0 if metrics.get("update/grad_norm_max") else self.updates + 1
+        if 0 < config.replay.idle_steps <= replays:
             raise MixingError(
-                f"replay.count = {config.replay.count}, but no replay reached the loss in {self.replays} steps: see pool/hit, "
-                "group/replays and live/questions in metrics.jsonl. Who gets one is up to replay.minimum and start_accuracy; "
+                f"replay.count = {config.replay.count}, but no replay reached the loss in {replays} steps: see pool/hit, "
+                "group/replays and live/questions in metrics.jsonl. Who gets one is up to replay.minimum and replay.method; "
                 "replay.idle_steps = 0 goes on without any"
             )
-        if 0 < config.update.idle_steps <= self.updates:
-            raise UpdateError(_nothing_learned(f"the last {counted(self.updates, 'step')}", config, metrics))
+        if 0 < config.update.idle_steps <= updates:
+            raise UpdateError(_nothing_learned(f"the last {counted(updates, 'step')}", config, metrics))
+        return IdleSteps(replays, updates)
+
+    def notes(self, config: Config, metrics: Mapping[str, MetricValue]) -> list[str]:
+        """Return a sentence for each count that has reached another ``SAID_EVERY`` steps."""
         said = []
         if self.replays and self.replays % SAID_EVERY == 0:
             limit = f"; replay.idle_steps = {config.replay.idle_steps} ends the run" if config.replay.idle_steps else ""
@@ -69,7 +68,7 @@ def _nothing_learned(when: str, config: Config, metrics: Mapping[str, MetricValu
 
 
 def _why(config: Config, metrics: Mapping[str, MetricValue]) -> str:
-    """Settings that can leave an update without gradient."""
+    """Name the settings that can leave an update without gradient."""
     if config.rollout.dynamic_sampling and not metrics.get("update/count"):
         return (
             f"dynamic sampling found fewer than update.prompts = {config.update.prompts} groups whose verdicts differ"
@@ -80,7 +79,7 @@ def _why(config: Config, metrics: Mapping[str, MetricValue]) -> str:
 
 
 def _stored(metrics: Mapping[str, MetricValue]) -> str:
-    """The source that a run with live replay draws from."""
+    """Describe the source that a run with live replay draws from."""
     if "live/responses" not in metrics:
         return ""
     if not metrics["live/responses"]:

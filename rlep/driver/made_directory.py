@@ -1,4 +1,4 @@
-"""A directory that a command writes to, and what of it the command made: a refused command leaves nothing of that."""
+"""A directory that a command writes to: a refused command leaves nothing that it made there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class MadeDirectory:
-    """Makes a directory, and knows what was there before."""
+    """Makes a directory, and remembers its earlier entries."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -17,8 +17,8 @@ class MadeDirectory:
         path.mkdir(parents=True, exist_ok=True)
         self._before = self.names()
 
-    def locked(self, lock: str) -> None:
-        """The file ``lock`` keeps other commands out from now on: what they made until now was there before."""
+    def lock_out(self, lock: str) -> None:
+        """Count all that is there now as made by others, but the file ``lock``, which keeps them out from now on."""
         made = lock not in self._before and not (self.path / lock).stat().st_size
         self._before = self.names() - ({lock} if made else set())
 
@@ -38,5 +38,5 @@ class MadeDirectory:
                 place.rmdir()
 
     def names(self) -> set[str]:
-        """What lies in it now."""
+        """List the entries that are in it now."""
         return {entry.name for entry in self.path.iterdir()}

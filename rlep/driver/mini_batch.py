@@ -14,11 +14,11 @@ from rlep.algorithms.shaping import Shaping, rewards, status_rewards
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, Float64Array, Group, Int64Array
 from rlep.driver.context import Run
-from rlep.driver.step_values import MiniBatch, ScoredMiniBatch
+from rlep.driver.values import MiniBatch, ScoredMiniBatch
 
 
 def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
-    """Rewards of every member, and advantages over each mixed group."""
+    """Compute rewards of every member, and advantages over each mixed group."""
     members = [member for group in groups for member in group.members]
     graded = rewards(members, shaping_of(run.config))
     numbers = np.repeat(np.arange(len(groups)), [len(group.members) for group in groups])
@@ -32,19 +32,19 @@ def mini_batch(run: Run, groups: Sequence[Group]) -> MiniBatch:
     return MiniBatch(tuple(groups), graded, batch)
 
 
-def with_old_logprobs(run: Run, one: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
-    """``current``: the learner's log-probs of ``one.batch`` under θ_k, ``[R]``."""
-    members, rule = [member for group in one.groups for member in group.members], run.config.replay
+def with_old_logprobs(run: Run, ready: MiniBatch, current: Float32Array) -> ScoredMiniBatch:
+    """Add old log-probs; ``current``: the learner's log-probs of ``ready.batch`` under θ_k, ``[R]``."""
+    members, rule = [member for group in ready.groups for member in group.members], run.config.replay
     if rule.is_cap is not None:
-        for group in one.groups:
+        for group in ready.groups:
             for member in group.replays:
                 stored_logprobs(member, run.tokenizer_digest)  # says why they may not be compared with θ_k's
-    old = old_logprobs(rule.old_logprobs, one.batch, members, current, tokenizer_digest=run.tokenizer_digest)
-    return ScoredMiniBatch(one.groups, one.rewards, replace(one.batch, old_logprobs=old), current)
+    old = old_logprobs(rule.old_logprobs, ready.batch, members, current, tokenizer_digest=run.tokenizer_digest)
+    return ScoredMiniBatch(ready.groups, ready.rewards, replace(ready.batch, old_logprobs=old), current)
 
 
 def shaping_of(config: Config) -> Shaping:
-    """The reward rule of a config."""
+    """Return the reward rule of a config."""
     reward = config.reward
     return Shaping(
         rewards=status_rewards(correct=reward.correct, wrong=reward.otherwise),
@@ -56,7 +56,7 @@ def shaping_of(config: Config) -> Shaping:
 
 
 def advantages_of(config: Config, scores: Float64Array, groups: Int64Array) -> Float64Array:
-    """Advantages ``[S]`` by the configured estimator."""
+    """Compute advantages ``[S]`` by the configured estimator."""
     rule = config.advantage
     if rule.estimator == "leave-one-out":
         return leave_one_out_advantages(scores, groups)

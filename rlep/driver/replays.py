@@ -1,4 +1,4 @@
-"""Which stored responses a step replays: the pool's own uniform draw, or another selection from all that it holds."""
+"""Stored responses that a step replays: the pool's own uniform draw, or a choice among all that it holds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from rlep.algorithms.packing import answer_batch
 from rlep.algorithms.selection import Candidate, ReplaySchedule, reasoning_digest, select
 from rlep.config.schema import Config
-from rlep.core.errors import MixingError
+from rlep.core.errors import ConfigError, MixingError
 from rlep.core.seeds import seed_for
 from rlep.core.types import Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.ports import ReplaySource
+from rlep.methods.replay_method import ReplayMethod, load_method
 
 EVERY = (1 << 31) - 1
 """More responses than a prompt can have: a sample of this size is all that the pool holds."""
@@ -22,20 +23,32 @@ Replays = dict[str, Sequence[Trajectory]]
 """Prompt id → its replays."""
 
 
+def choose_method(config: Config) -> ReplayMethod:
+    """Return the replay method of a run. Raises ``ConfigError`` where ``replay.method`` names none."""
+    kind, name = load_method(config.replay.method), f'replay.method = "{config.replay.method}"'
+    if config.rollout.max_staleness and kind.questions is not ReplayMethod.questions:
+        raise ConfigError(f"{name} with rollout.max_staleness: later steps' prompts are not known yet")
+    if config.replay.group == "replace" and kind.accepts is not ReplayMethod.accepts:
+        raise ConfigError(
+            f'{name} with replay.group = "replace": who gets replays would be known only after all G responses are generated'
+        )
+    return kind(seed=config.run.seed, fresh=config.rollout.fresh, options=config.replay.options)
+
+
 def replays_at(config: Config, step: int) -> int:
-    """M of a step."""
+    """Return M of a step."""
     if step < config.replay.start_step:
         return 0
     return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(step)
 
 
 def wanted_replays(step: Step) -> int:
-    """Replays of a group whose prompt has enough stored responses: M and the failed ones."""
+    """Return the replays of a group whose prompt has enough stored responses: M and the failed ones."""
     return step.replays + step.run.config.replay.failed if step.replays else 0
 
 
 async def drawn_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
-    """Up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 the pool is not asked.
+    """Draw up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 the pool is not asked.
 
     A pure function of the pools' content, seed, step and prompt id; ``least-used`` also of what earlier steps replayed,
     ``most-probable`` and ``least-probable`` also of the step's weights.
@@ -43,13 +56,18 @@ async def drawn_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
     rule, seed = step.run.config.replay, step.run.config.run.seed
     if not step.replays:
         return {}
-    ids = [prompt.id for prompt in prompts]
-    pool = _pool(step, step.trainers.pool)
-    if rule.selection == "uniform":
+    method, pool = step.trainers.method, _pool(step, step.trainers.pool)
+    ids = method.with_replays(step.number, [prompt.id for prompt in prompts])
+    if not ids:
+        return {}
+    if type(method).choose is not ReplayMethod.choose:
+        held = await pool.sample(ids, EVERY, seed=seed, step=step.number)
+        drawn = {name: method.choose(step.number, name, held.get(name, ()), step.replays) for name in ids}
+    elif rule.selection == "uniform":
         drawn = dict(await pool.sample(ids, step.replays, seed=seed, step=step.number))
     else:
         held = await pool.sample(ids, EVERY, seed=seed, step=step.number)
-        drawn = await _selected(step, prompts, held)
+        drawn = await _select(step, [prompt for prompt in prompts if prompt.id in held], held)
     if rule.failed:
         failures = _pool(step, step.trainers.failures)
         wrong = await failures.sample(ids, rule.failed, seed=seed_for(seed, "failures"), step=step.number)
@@ -65,8 +83,8 @@ def _pool(step: Step, pool: ReplaySource | None) -> ReplaySource:
     return pool
 
 
-async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Sequence[Trajectory]]) -> Replays:
-    """M of each prompt's stored responses by ``replay.selection``."""
+async def _select(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Sequence[Trajectory]]) -> Replays:
+    """Choose M of each prompt's stored responses by ``replay.selection``."""
     config = step.run.config
     strategy = config.replay.selection
     stored = [(prompt, member) for prompt in prompts for member in held.get(prompt.id, ())]
@@ -93,7 +111,7 @@ async def _selected(step: Step, prompts: Sequence[Prompt], held: Mapping[str, Se
 
 
 async def _mean_logprobs(step: Step, stored: Sequence[tuple[Prompt, Trajectory]]) -> Float64Array:
-    """Mean log-prob per token of each response under the step's weights, ``[S]``."""
+    """Return the mean log-prob per token of each response under the step's weights, ``[S]``."""
     batch = answer_batch(stored)
     step.candidate_tokens += len(batch.tokens)
     logprobs = await step.trainers.learner.score(batch)

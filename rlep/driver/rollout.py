@@ -8,19 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from rlep.config.schema import Config
 from rlep.core.seeds import seed_for
 from rlep.core.types import Completion, Prompt, Provenance, Request, Sampling, Trajectory, Verdict
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
 from rlep.driver.crashes import check_decided
-from rlep.driver.ports import NONE_SPARED, Advance, Progress, RolloutBars, Spared, Verified
+from rlep.driver.ports import Progress, RolloutBars, Verified
 from rlep.driver.tasks import Produced, together
 
 
 def requests_for(
     prompts: Sequence[Prompt], samples: int, *, label: str, seed: int, address: tuple[int | str, ...]
 ) -> list[Request]:
-    """``samples`` requests per prompt, prompt by prompt, named ``label/prompt/sample``.
+    """Return ``samples`` requests per prompt, prompt by prompt, named ``label/prompt/sample``.
 
     Each has its own seed, at (``seed``, ``address``, prompt id, sample).
     """
@@ -37,8 +38,14 @@ def requests_for(
     ]
 
 
+def training_requests(config: Config, step: int, prompts: Sequence[Prompt]) -> list[Request]:
+    """Return the G requests for each prompt of a step: a function of run seed, step, prompt id and sample."""
+    label, address = f"train/{step}", ("rollout", step)
+    return requests_for(prompts, config.rollout.fresh, label=label, seed=config.run.seed, address=address)
+
+
 def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
-    """Where completions sampled under ``version`` come from."""
+    """Name the origin of completions sampled under ``version``."""
     return Provenance(
         policy_digest=run.policy_digest,
         policy_version=version,
@@ -49,7 +56,7 @@ def provenance(run: Run, version: int, sampling: Sampling) -> Provenance:
 
 
 def trajectory(run: Run, completion: Completion, verdict: Verdict, sampling: Sampling) -> Trajectory:
-    """A verified completion."""
+    """Join a completion and its verdict."""
     return Trajectory(
         prompt_id=completion.prompt_id,
         tokens=completion.tokens,
@@ -72,7 +79,7 @@ def verified(
     bars: RolloutBars,
     clock: Clock,
 ) -> Produced[tuple[Prompt, list[Trajectory]]]:
-    """(prompt, its verified trajectories in sample order): graded when its last response arrives, others meanwhile.
+    """Yield (prompt, its verified trajectories in sample order): graded when its last response arrives, others meanwhile.
 
     Runs from now on; the caller closes it. Ends with VerifierError where the user's function decided on no response.
     """
@@ -95,11 +102,11 @@ def verified(
             grading = []
             with clock.phase("generate"):
                 async for completion in run.roles.generators.generate(requests, sampling, deadline_s=deadline):
-                    bars.rollout()
+                    bars.rollout(1)
                     arrived[completion.prompt_id].append(completion)
                     missing[completion.prompt_id] -= 1
                     if not missing[completion.prompt_id]:
-                        whole = sorted(arrived.pop(completion.prompt_id), key=lambda one: one.sample)
+                        whole = sorted(arrived.pop(completion.prompt_id), key=lambda completion: completion.sample)
                         grading.append(tasks.create_task(grade(by_id[completion.prompt_id], whole)))
             with clock.phase("verify"):
                 await asyncio.gather(*grading)
@@ -113,7 +120,6 @@ def verified(
 @contextmanager
 def bars(progress: Progress, samples: int, name: str = "rollout") -> Iterator[RolloutBars]:
     """Two bars over ``samples`` responses: generated and verified."""
-    generated: Advance
     with (
         progress.phase(name, samples, "responses") as generated,
         progress.phase("verify", samples, "responses") as graded,
@@ -128,17 +134,12 @@ class OnPolicyRollouts:
         self._run = run
 
     def of(
-        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars, spared: Spared = NONE_SPARED
+        self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request], clock: Clock, shown: RolloutBars
     ) -> Verified:
-        """See the port; requests and seeds are functions of (run seed, step, prompt id, sample)."""
-        run, rollout = self._run, self._run.config.rollout
+        """Begin the rollout."""
+        rollout = self._run.config.rollout
         sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
-        address = ("rollout", number)
-        requests = requests_for(
-            prompts, rollout.fresh, label=f"train/{number}", seed=run.config.run.seed, address=address
-        )
-        requests = [one for one in requests if one.sample < rollout.fresh - spared.get(one.prompt_id, 0)]
-        return verified(run, prompts, requests, sampling, bars=shown, clock=clock)
+        return verified(self._run, prompts, requests, sampling, bars=shown, clock=clock)
 
     async def drop(self) -> None:
-        """Nothing is begun before its step."""
+        """Do nothing: no rollout is begun before its step."""

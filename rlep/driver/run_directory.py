@@ -58,12 +58,12 @@ CHANGEABLE = (
         "pool.ca_file",
     ),
 )
-"""What may differ when a run is continued: it changes the actors, the length and the records, not the steps.
+"""Keys that may differ when a run is continued: they change the actors, the length and the records, not the steps.
 
 ``run.steps`` is fixed where ``replay.schedule`` or ``update.schedule`` depends on it."""
 
 FIXED = ("learner.lora_", "verifier.profile", "verifier.correct_at")
-"""Of these what may not: it is part of the model, or decides the rewards."""
+"""Exceptions that may not: they are part of the model, or decide the rewards."""
 
 ACCEPTABLE = {
     "data": ("data.",),
@@ -77,7 +77,7 @@ ACCEPTABLE = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a run depends on; a continued run must find the same."""
+    """Inputs of a run; a continued run must find the same."""
 
     phase: str
     """``train``, ``collect`` or ``sft``."""
@@ -85,13 +85,13 @@ class Facts:
     tokenizer_digest: str = ""
     data_digest: str = ""
     data: dict[str, object] = field(default_factory=dict)
-    """How many rows were read, merged and filtered."""
+    """Rows read, merged and filtered."""
     template_digest: str = ""
     """Of the chat template, and of what else makes a prompt of a question."""
 
 
 WRITTEN_LATER = ("logs", "timeline.json", "rollouts")
-"""What a command writes in its directory beside what it opens, also where its actors do not start."""
+"""Entries that a command writes in its directory beside those it opens, also where its actors do not start."""
 
 OpenTrackers = Callable[[], Sequence[Tracker]]
 """Opens the extra sinks; called once the directory has accepted the run."""
@@ -110,12 +110,12 @@ class RunDirectory:
         """
         self.path = path
         self.begun = False
-        """Whether this command has begun its work here; until then ``discard`` removes what it made."""
+        """This command has begun its work here; until then ``discard`` removes its entries."""
         self._made = MadeDirectory(path)
         with ExitStack() as undo:
             undo.callback(self._made.remove_directories)
             self.events = undo.enter_context(EventLog(path / "events.jsonl"))  # first: it is the lock
-            self._made.locked("events.jsonl")
+            self._made.lock_out("events.jsonl")
             undo.callback(lambda: self._made.remove_entries(self._made.names()))
             begun = _has_progress(path)
             self.resumed = begun and (path / "manifest.json").exists()
@@ -153,7 +153,7 @@ class RunDirectory:
         return path
 
     def begin(self) -> None:
-        """The command's work begins: from here on the directory stays, whatever comes."""
+        """Begin the command's work: from here on the directory stays, whatever comes."""
         self.begun = True
 
     def discard(self) -> None:
@@ -191,7 +191,7 @@ class RunDirectory:
             self.events.log("settings_changed", changes=accepted)
 
     def _another_config(self, changed: Mapping[str, tuple[Any, Any]], accept: Sequence[str]) -> str:
-        """Both sides key by key, and the options that start another run or continue this one."""
+        """Describe both sides key by key, with the options that start another run or continue this one."""
         width = max(map(len, changed))
         rows = [
             f"{key:<{width}}  in the directory: {json.dumps(held)}  in this command: {json.dumps(asked)}"
@@ -214,7 +214,7 @@ class RunDirectory:
         )
 
     def _elsewhere(self) -> str:
-        """The option for a directory beside this one that is free."""
+        """Return the option for a free directory beside this one."""
         free = next(path for n in count(2) if not (path := self.path.with_name(f"{self.path.name}-{n}")).exists())
         return as_override("run.directory", str(free))
 
@@ -233,18 +233,18 @@ class RunDirectory:
 
 
 def _has_progress(path: Path) -> bool:
-    """Whether a step, or a collected question, is recorded in a run's directory."""
+    """Tell whether a step, or a collected question, is recorded in a run's directory."""
     ledgers = [file for name in ("metrics.jsonl", "collection.jsonl") if (file := path / name).is_file()]
     return any(file.stat().st_size for file in ledgers) or any((path / "checkpoints").glob("step-*"))
 
 
 def _accepting(key: str) -> str:
-    """The name in ``checkpoint.accept`` that lets a key differ; empty where none does."""
+    """Return the name in ``checkpoint.accept`` that lets a key differ, or an empty string."""
     return next((name for name, keys in ACCEPTABLE.items() if keys and key.startswith(keys)), "")
 
 
 def _fixed_differences(stored: Config, config: Config, accept: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    """Keys that differ and, but for those that ``accept`` names, must not: they change what a step computes."""
+    """Return the keys that differ and must not, without those that ``accept`` names: they change what a step computes."""
     changeable = CHANGEABLE + tuple(key for name in accept for key in ACCEPTABLE[name])
     steps_count = {config.replay.schedule, config.update.schedule} != {"constant"}
     return {
@@ -255,7 +255,7 @@ def _fixed_differences(stored: Config, config: Config, accept: Sequence[str]) ->
 
 
 def how_to_accept(name: str) -> str:
-    """The key that continues nevertheless, if there is one."""
+    """Return the key that continues nevertheless, if there is any."""
     return f'; checkpoint.accept = ["{name}"] goes on nevertheless' if name in ACCEPTABLE else ""
 
 
@@ -291,7 +291,7 @@ def _packages() -> dict[str, str]:
 
 @cache
 def _git_revision() -> str | None:
-    """Revision of the source tree rlep runs from, with ``+changes`` when it is not clean; None outside of git."""
+    """Return the revision of the source tree rlep runs from, with ``+changes`` when it is not clean; None outside of git."""
     try:
         revision, changes = _git("rev-parse", "HEAD"), _git("status", "--porcelain")
     except (OSError, subprocess.SubprocessError):

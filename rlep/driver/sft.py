@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlep.algorithms.packing import answer_batch
-from rlep.core.types import Prompt
+from rlep.core.types import Prompt, SequenceBatch, Trajectory
 from rlep.driver.context import Step
-from rlep.driver.ledger import compute_of
 from rlep.driver.replays import drawn_replays
-from rlep.driver.step_metrics import update_metrics
-from rlep.driver.train import Trained
+from rlep.driver.step import StepOutcome
 
 
-async def sft_step(step: Step, prompts: Sequence[Prompt]) -> Trained:
-    """Cross-entropy on up to M stored responses of each prompt, in the same mini-batches as phase 2."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SupervisedOutcome(StepOutcome):
+    """A complete step of supervised fine-tuning."""
+
+    trained: tuple[SequenceBatch, ...] = ()
+    imitated: tuple[Trajectory, ...] = ()
+
+    @property
+    def batches(self) -> Sequence[SequenceBatch]:
+        """The batch of each update."""
+        return self.trained
+
+    @property
+    def replays(self) -> Sequence[Trajectory]:
+        """The responses that it imitated."""
+        return self.imitated
+
+
+async def sft_step(step: Step, prompts: Sequence[Prompt]) -> SupervisedOutcome:
+    """Minimise the cross-entropy of up to M stored responses of each prompt, in the same mini-batches as phase 2."""
     clock, size = step.clock, step.run.config.update.prompts
     with clock.phase("step"):
         with clock.phase("replay"):
             drawn = await drawn_replays(step, prompts)
-        outcomes, batches = [], []
+        updates, batches = [], []
         with clock.phase("update"), step.run.progress.phase("update", len(prompts) // size, "updates") as advance:
             for start in range(0, len(prompts), size):
                 part = prompts[start : start + size]
                 batch = answer_batch([(prompt, member) for prompt in part for member in drawn.get(prompt.id, ())])
                 batches.append(batch)
-                outcomes.append(await step.trainers.learner.update(batch, rollout=step.number, supervised=True))
-                advance()
+                updates.append(await step.trainers.learner.update(batch, rollout=step.number, supervised=True))
+                advance(1)
         with clock.phase("publish"):
             difference = await step.trainers.weights.publish(step.number + 1)
-    replays = [member for prompt in prompts for member in drawn.get(prompt.id, ())]
-    metrics = update_metrics(outcomes, supervised=True) | {f"time/{name}": s for name, s in clock.seconds.items()}
-    metrics |= {
-        "weights/version": step.number,
-        "weights/logprob_difference": difference,
-        "replay/trajectories": len(replays),
-        "replay/tokens": sum(len(member.tokens) for member in replays),
-    }
-    compute = compute_of(step, batches, supervised=True)
-    return Trained(tuple(outcomes), metrics, tuple(member.content_id for member in replays), compute)
+    replays = tuple(member for prompt in prompts for member in drawn.get(prompt.id, ()))
+    return SupervisedOutcome(step, (), tuple(updates), difference, True, tuple(batches), replays)

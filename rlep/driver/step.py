@@ -14,15 +14,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.selection import replayed_prompts
-from rlep.core.types import Group, Prompt, Trajectory, UpdateOutcome
+from rlep.core.types import Group, Prompt, Request, SequenceBatch, Trajectory, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batch, with_old_logprobs
-from rlep.driver.ports import NONE_SPARED, Spared
 from rlep.driver.replays import drawn_replays, wanted_replays
-from rlep.driver.rollout import bars
-from rlep.driver.step_values import ScoredMiniBatch, Visit
+from rlep.driver.rollout import bars, training_requests
 from rlep.driver.tasks import together
+from rlep.driver.values import ScoredMiniBatch
+from rlep.methods.replay_method import Visit
 
 GroupsOf = Callable[[Step, Sequence[Prompt]], Awaitable[list[Group]]]
 """The mixed groups that a step trains on, from its prompts."""
@@ -30,13 +29,25 @@ GroupsOf = Callable[[Step, Sequence[Prompt]], Awaitable[list[Group]]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """What one step did."""
+    """A complete step."""
 
     step: Step
     mini_batches: tuple[ScoredMiniBatch, ...]
     updates: tuple[UpdateOutcome, ...]
     logprob_difference: float
     """Max log-prob difference between learner and generators at version k+1, nats."""
+    supervised: bool = False
+    """The updates minimised the cross-entropy of replays; there were no rollouts."""
+
+    @property
+    def batches(self) -> Sequence[SequenceBatch]:
+        """The batch of each update."""
+        return [ready.batch for ready in self.mini_batches]
+
+    @property
+    def replays(self) -> Sequence[Trajectory]:
+        """The replays that it trained on."""
+        return [member for ready in self.mini_batches for group in ready.groups for member in group.replays]
 
 
 async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | None = None) -> StepOutcome:
@@ -47,56 +58,54 @@ async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | 
         groups = await (groups_of or mixed_groups)(step, prompts)
         batches = [mini_batch(run, groups[start : start + size]) for start in range(0, len(groups), size)]
         with clock.phase("score"):  # all at θ_k
-            scored = [with_old_logprobs(run, one, await learner.score(one.batch)) for one in batches]
+            scored = [with_old_logprobs(run, ready, await learner.score(ready.batch)) for ready in batches]
         updates = []
         with clock.phase("update"), run.progress.phase("update", len(scored), "updates") as advance:
-            for one in scored:  # P/B optimizer steps, equation 4
-                updates.append(await learner.update(one.batch, rollout=k))
-                advance()
+            for ready in scored:  # P/B optimizer steps, equation 4
+                updates.append(await learner.update(ready.batch, rollout=k))
+                advance(1)
         with clock.phase("publish"):
             difference = await weights.publish(k + 1)  # checked by log-probs
     return StepOutcome(step, tuple(scored), tuple(updates), difference)
 
 
 async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
-    """Each prompt's mixed group; replays are drawn during the rollout, and the first error of either ends both."""
+    """Return each prompt's mixed group; replays are drawn during the rollout, and the first error of either ends both."""
     async with together() as tasks:
         drawing = tasks.create_task(drawn_replays(step, prompts))
-        fresh = await rollout(step, prompts)
+        fresh = await rollout(step, prompts, training_requests(step.run.config, step.number, prompts))
         with step.clock.phase("replay"):
             replays = await drawing
     return [mixed(step, prompt, fresh[prompt.id], replays.get(prompt.id, ())) for prompt in prompts]
 
 
-async def rollout(step: Step, prompts: Sequence[Prompt], spared: Spared = NONE_SPARED) -> dict[str, list[Trajectory]]:
-    """Prompt id → its G verified responses in sample order, without the last ``spared``."""
-    with bars(step.run.progress, len(prompts) * step.run.config.rollout.fresh - sum(spared.values())) as shown:
-        async with aclosing(step.trainers.rollouts.of(step.number, prompts, step.clock, shown, spared)) as verified:
+async def rollout(step: Step, prompts: Sequence[Prompt], requests: Sequence[Request]) -> dict[str, list[Trajectory]]:
+    """Prompt id → its verified responses to ``requests``, in sample order."""
+    with bars(step.run.progress, len(requests)) as shown:
+        async with aclosing(step.trainers.rollouts.of(step.number, prompts, requests, step.clock, shown)) as verified:
             return {prompt.id: members async for prompt, members in verified}
 
 
-def mixed(
-    step: Step,
-    prompt: Prompt,
-    fresh: Sequence[Trajectory],
-    replays: Sequence[Trajectory],
-    spared: Spared = NONE_SPARED,
-) -> Group:
-    """The group of one prompt; without replays where the fresh ones succeed as often as ``replay.below``."""
+def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
+    """Return the group of one prompt; without replays where the method or ``replay.only_below`` does not accept them."""
     config = step.run.config
+    replaced = len(replays) if config.replay.group == "replace" else 0
     correct, tokens = sum(member.correct for member in fresh), sum(len(member.tokens) for member in fresh)
     step.visits.append(Visit(prompt.id, tokens + len(fresh) * len(prompt.tokens), correct, len(fresh)))
     own = {member.content_id for member in fresh}
-    replays = [
-        member for member in replays if member.birth < 0 or member.content_id not in own
-    ]  # no copies of live ones
-    wanted = wanted_replays(step) if replayed_prompts([correct / max(len(fresh), 1)], config.replay.below)[0] else 0
+    # A live replay may be a copy of a fresh response; stored ones of other runs are kept whatever they are.
+    replays = [member for member in replays if member.birth < 0 or member.content_id not in own]
+    bound = config.replay.only_below
+    below = bound is None or correct / max(len(fresh), 1) < bound
+    accepted = below and step.trainers.method.accepts(fresh)
+    step.accepting += accepted
+    wanted = wanted_replays(step) if accepted else 0
     return mix(
         prompt,
         fresh,
         replays if wanted else (),
         policy_version=step.number,
-        fresh_count=config.rollout.fresh - spared.get(prompt.id, 0),
+        fresh_count=config.rollout.fresh - replaced,
         max_replays=wanted,
         tokenizer_digest=step.run.tokenizer_digest,
         vocabulary=step.run.vocabulary,

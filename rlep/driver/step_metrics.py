@@ -1,4 +1,4 @@
-"""The numbers of one step, by the names of ``rlep.metrics.catalogue``: among them the proof that replays reached the loss."""
+"""Numbers of a step, by the names of ``rlep.metrics.catalogue``: among them the proof that replays reached the loss."""
 
 from __future__ import annotations
 
@@ -29,16 +29,20 @@ _BY_TOKENS = {  # metric → key of source_metrics; a mean over the step's token
 
 
 def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
-    """Everything ``metrics.jsonl`` records of a step, except evaluation and checkpoint times."""
-    groups = [group for one in outcome.mini_batches for group in one.groups]
+    """Return everything ``metrics.jsonl`` records of a step, except evaluation and checkpoint times."""
+    groups = [group for ready in outcome.mini_batches for group in ready.groups]
     values: dict[str, MetricValue] = {f"time/{name}": seconds for name, seconds in outcome.step.clock.seconds.items()}
     values["weights/version"] = outcome.step.number
     values["weights/logprob_difference"] = outcome.logprob_difference
+    if outcome.supervised:
+        values["replay/trajectories"] = len(outcome.replays)
+        values["replay/tokens"] = sum(len(member.tokens) for member in outcome.replays)
+        return values | update_metrics(outcome.updates, supervised=True)
     values["selection/rounds"] = outcome.step.refills.rounds or 1
     values["selection/discarded"] = outcome.step.refills.sampled - outcome.step.refills.kept
     if groups:
-        scores = np.concatenate([one.rewards.scores for one in outcome.mini_batches])
-        advantages = np.concatenate([one.batch.advantages for one in outcome.mini_batches])
+        scores = np.concatenate([ready.rewards.scores for ready in outcome.mini_batches])
+        advantages = np.concatenate([ready.batch.advantages for ready in outcome.mini_batches])
         stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
         values |= _staleness(outcome, groups) | _correction(outcome)
@@ -135,10 +139,10 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
     values: dict[str, MetricValue] = {}
     for name, replayed in zip(SOURCES, (False, True), strict=True):
         tokens, advantages = [], []
-        for one in outcome.mini_batches:
-            rows = one.batch.replayed == replayed
-            tokens.append(one.current_logprobs[np.repeat(rows, one.batch.response_lengths)])
-            advantages.append(one.batch.advantages[rows])
+        for ready in outcome.mini_batches:
+            rows = ready.batch.replayed == replayed
+            tokens.append(ready.current_logprobs[np.repeat(rows, ready.batch.response_lengths)])
+            advantages.append(ready.batch.advantages[rows])
         if sum(map(len, tokens)):
             values[f"logprob/{name}"] = float(np.concatenate(tokens).mean(dtype=np.float64))
             values[f"advantage/mean/{name}"] = float(np.concatenate(advantages).mean(dtype=np.float64))
@@ -146,7 +150,7 @@ def _logprobs(outcome: StepOutcome) -> dict[str, MetricValue]:
 
 
 def _staleness(outcome: StepOutcome, groups: Sequence[Group]) -> dict[str, MetricValue]:
-    """The policy lag of the fresh tokens, where there may be one."""
+    """Measure the policy lag of the fresh tokens."""
     step = outcome.step
     if not step.run.config.rollout.max_staleness:
         return {}
@@ -163,7 +167,7 @@ def _correction(outcome: StepOutcome) -> dict[str, MetricValue]:
     cap = outcome.step.run.config.loss.tis_cap
     if cap is None:
         return {}
-    weights = np.concatenate([importance_weights(one.batch, cap) for one in outcome.mini_batches])
+    weights = np.concatenate([importance_weights(ready.batch, cap) for ready in outcome.mini_batches])
     if not len(weights):
         return {}
     return {"tis/weight": float(weights.mean()), "tis/truncated": float((weights == cap).mean())}

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def together() -> AsyncIterator[asyncio.TaskGroup]:
-    """A task group whose first error cancels the rest and is raised as itself, not inside an exception group."""
+    """Open a task group whose first error cancels the rest and is raised as itself, not inside an exception group."""
     try:
         async with asyncio.TaskGroup() as group:
             yield group

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlep.algorithms.evaluation import EvaluationReport
 from rlep.core.errors import ActorLost, CheckpointError, ConfigError, LearnerLost, RlepError, WeightsLost
 from rlep.core.plural import counted
-from rlep.core.types import Int64Array, Prompt, UpdateOutcome
+from rlep.core.types import Int64Array, Prompt
 from rlep.data.prompts import PromptOrder, PromptSet
-from rlep.driver.checkpoint import Checkpoint, RunState
+from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.clock import Clock
-from rlep.driver.context import Run, Step
+from rlep.driver.context import Run, Step, Trainers
 from rlep.driver.evaluate import Decode, evaluate_policy, write_samples
 from rlep.driver.idle import IdleSteps
-from rlep.driver.ledger import NO_COMPUTE, Compute, Ledger, compute_of
-from rlep.driver.ports import Trainers
+from rlep.driver.live_replay import LiveReplay
 from rlep.driver.replays import replays_at
 from rlep.driver.run_directory import RunDirectory, how_to_accept
+from rlep.driver.run_state import RunState, run_metrics
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.metrics.catalogue import MetricValue, evaluation_metrics, metric_for
-from rlep.metrics.logs import plain
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What a run trains on and is evaluated on."""
+    """Prompts that a run trains on and is evaluated on."""
 
     train: PromptSet
     evaluation: tuple[Prompt, ...]
@@ -40,38 +39,19 @@ class TrainingData:
     decode: Decode
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What a run keeps of a step."""
-
-    updates: tuple[UpdateOutcome, ...]
-    metrics: dict[str, MetricValue]
-    replayed: tuple[str, ...]
-    """Content ids of the replays it trained on."""
-    compute: Compute = NO_COMPUTE
-
-
-TrainStep = Callable[[Step, Sequence[Prompt]], Awaitable[Trained]]
-"""Trains on a step's prompts under version k and leaves every generator at k + 1."""
-
-
-async def rlep_step(
-    step: Step,
-    prompts: Sequence[Prompt],
-    make: Callable[[Step, Sequence[Prompt]], Awaitable[StepOutcome]] = run_step,
-) -> Trained:
-    """The step of phases 1 and 2, by ``run_step`` or another one with the same result."""
-    outcome = await make(step, prompts)
-    live = step.trainers.live
-    learned = await live.learn(step.number, outcome.mini_batches, step.visits) if live else {}
-    groups = [group for one in outcome.mini_batches for group in one.groups]
-    replayed = tuple(member.content_id for group in groups for member in group.replays)
-    compute = compute_of(step, (one.batch for one in outcome.mini_batches))
-    return Trained(outcome.updates, step_metrics(outcome) | learned, replayed, compute)
+MakeStep = Callable[[Step, Sequence[Prompt]], Awaitable[StepOutcome]]
+"""Trains on a step's prompts under version k and leaves every generator at k + 1: ``run_step``, or another with its result."""
+BeforeStep = Callable[[Step], Awaitable[None]]
+AfterStep = Callable[[StepOutcome, Mapping[str, MetricValue]], Awaitable[Mapping[str, MetricValue]]]
+"""Is given a complete step and its metrics so far; returns further ones."""
 
 
 class Training:
-    """One training run over an open run directory."""
+    """One training run over an open run directory.
+
+    A step is planned from the run's state, made by ``make``, and followed by the hooks ``after`` in their order; then the
+    state is replaced by the next one. A checkpoint holds that state: a run is restored by taking it from there.
+    """
 
     def __init__(
         self,
@@ -79,29 +59,35 @@ class Training:
         trainers: Trainers,
         data: TrainingData,
         store: RunDirectory,
-        train: TrainStep,
+        make: MakeStep = run_step,
+        *,
+        live: LiveReplay | None = None,
+        before: Sequence[BeforeStep] = (),
+        after: Sequence[AfterStep] = (),
     ) -> None:
-        """``train`` makes one step.
+        """``live``: where ``trainers.pool`` is filled by the run itself.
 
         Raises:
             DataError: a step wants more prompts than there are.
             ConfigError: ``checkpoint.best`` names no metric.
         """
-        self._run, self._trainers, self._data, self._store, self._train = run, trainers, data, store, train
+        self._run, self._trainers, self._data, self._store = run, trainers, data, store
+        self._make, self._live, self._before, self._after = make, live, before, after
         self._order = PromptOrder(len(data.train), run.config.rollout.prompts, run.config.run.seed)
-        self._started = store.resumed
-        self._used: Counter[str] = Counter()
-        """Content id → steps that replayed it, where ``replay.selection`` needs it."""
         _check_best(run.config.checkpoint.best, {prompt.data_source for prompt in data.evaluation} | {"all"})
-        self._ledger = Ledger()
-        self._idle = IdleSteps()
-        self._unlogged: dict[str, MetricValue] = {}
-        """Metrics for the next step's line: this step's is already written."""
+        self._started = store.resumed
+        self._state = self._beginning
+        self._kept = self._state
+        """The state that a checkpoint holds, is being written to one, or begins the run."""
+        self._last: Checkpoint | None = None
         self._clock = Clock()
         """Of the step in progress."""
-        self._unsaved: RunState | None = None
-        """What a checkpoint of the last complete step would hold, until it is begun."""
-        self._last: Checkpoint | None = None
+
+    @property
+    def _beginning(self) -> RunState:
+        run, data = self._run, self._data
+        inputs = data.train.digest, run.tokenizer_digest, data.pool_digest
+        return RunState(0, *inputs, template_digest=run.template_digest)
 
     async def run(self) -> Checkpoint:
         """Train to the last step; returns the final checkpoint. A lost learner is restored from the last one.
@@ -120,8 +106,8 @@ class Training:
                         await self._restart_learner(error)
                         continue
                     self._run.progress.note(f"{error}; sending them again")
-                    if self._unsaved is not None:
-                        await self._save(self._unsaved)
+                    if self._state is not self._kept:
+                        await self._save()
                     await self._store.checkpoints.finished()
                 except LearnerLost as error:
                     await self._trainers.rollouts.drop()
@@ -149,61 +135,75 @@ class Training:
         self._store.events.log("actor_restarted", actor="learner")
 
     async def _until_done(self) -> Checkpoint:
-        checkpoint = await self._restore()
-        step = checkpoint.state.step if checkpoint else 0
-        metrics = dict(checkpoint.state.unrecorded) if checkpoint else {}
-        steps, every = self._run.config.run.steps, self._run.config.checkpoint.every
-        if step < steps or metrics:
-            await self._trainers.weights.publish(step)
-        if step == 0:
+        await self._restore()
+        config, written = self._run.config, dict[str, MetricValue]()
+        steps, every, best = config.run.steps, config.checkpoint.every, config.checkpoint.best
+        if self._state.step < steps or self._state.unrecorded:
+            await self._trainers.weights.publish(self._state.step)
+        if self._state.step == 0:
             await self._evaluate(0)
-        while step < steps or metrics:
-            if not metrics:
-                metrics = await self._step(step) | self._unlogged
-                self._unlogged.clear()
-                step += 1
-                self._clock, self._unsaved = Clock(), self._state(step, {}, unrecorded=metrics)
-            metrics |= await self._evaluate(step)
+        while self._state.step < steps or self._state.unrecorded:
+            if not self._state.unrecorded:
+                await self._step(self._state.step, written)
+            step = self._state.step
+            metrics = dict(self._state.unrecorded) | await self._evaluate(step)
             self._store.metrics.log(step - 1, metrics)
-            self._unsaved = self._state(step, metrics)
-            if step % every == 0 or step == steps:
-                await self._save(self._unsaved)
-            metrics = {}
-        checkpoint = await self._store.checkpoints.finished() or checkpoint
+            self._state = self._state.record(metrics, best)
+            written = await self._save() if step % every == 0 or step == steps else {}
+        checkpoint = await self._store.checkpoints.finished() or self._last
         if checkpoint is None:
             raise CheckpointError(f"{self._store.path}: the run ended without a checkpoint")
-        self._idle.check_end(self._run.config, step)
+        IdleSteps(updates=self._state.untrained).check_end(config, self._state.step)
         return checkpoint
 
-    def _planned(self, step: int) -> tuple[Step, list[Prompt]]:
-        """A step by its number, and its prompts: a function of the run's seed."""
+    async def _step(self, number: int, more: Mapping[str, MetricValue]) -> None:
+        """Make one step and replace the state by the one after it; ``more`` metrics join its own."""
+        config, generators = self._run.config, self._run.roles.generators
+        step, prompts = self._plan(number)
+        self._clock, before = step.clock, generators.reissued
+        for begin in self._before:
+            await begin(step)
+        outcome = await self._make(step, prompts)
+        metrics = step_metrics(outcome)
+        metrics |= self._trainers.method.learn(number, step.visits)
+        for follow in self._after:
+            metrics |= await follow(outcome, metrics)
+        since = generators.reissued - before
+        metrics |= {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
+        state = self._state.add_step(outcome, keep_used=config.replay.selection == "least-used")
+        # Through JSON: an undisturbed run goes on with what a continued one would read.
+        state = replace(state, method=json.loads(json.dumps(self._trainers.method.state())))
+        metrics |= run_metrics(self._state, state, outcome)
+        idle = IdleSteps(state.idle, state.untrained).add(
+            config, metrics, wanted=step.replays > 0 and step.accepting > 0
+        )
+        for text in idle.notes(config, metrics):
+            self._run.progress.note(f"step {number}: {text}")
+        for index, update in enumerate(outcome.updates):
+            if update.skipped:
+                self._store.events.log("update_skipped", number, update=index, reason=update.skipped)
+        metrics |= {"prompts/epoch": number // self._order.steps_per_epoch} | dict(more)
+        self._state, self._clock = state.with_idle(idle).with_metrics(metrics), Clock()
+
+    def _plan(self, step: int) -> tuple[Step, list[Prompt]]:
+        """Return a step by its number, and its prompts: a function of the run's seed."""
         prompts = self._prompts(self._order.step(step))
         position = {prompt.id: index for index, prompt in enumerate(self._data.train.prompts)}
+        stored = self._live.stored() if self._live else {}
+        chosen = self._trainers.method.questions(step, [prompt.id for prompt in prompts], stored)
+        if len({*chosen} & position.keys()) != len(prompts) or len(chosen) != len(prompts):
+            raise ConfigError(
+                f"replay.method = {self._run.config.replay.method!r}: questions() of step {step} returned "
+                f"{len({*chosen} & position.keys())} different training prompts, a step takes {len(prompts)}"
+            )
+        prompts = [self._data.train.prompts[position[prompt_id]] for prompt_id in chosen]
 
         def more(round_number: int, count: int, used: Sequence[Prompt]) -> list[Prompt]:
             taken = [position[prompt.id] for prompt in used]
             return self._prompts(self._order.refill(step, round_number, count, taken))
 
         replays = replays_at(self._run.config, step)
-        return Step(self._run, self._trainers, step, replays, more, used=self._used), prompts
-
-    async def _step(self, step: int) -> dict[str, MetricValue]:
-        number, prompts = self._planned(step)
-        self._clock = number.clock
-        generators = self._run.roles.generators
-        before = generators.reissued
-        trained = await self._train(number, prompts)
-        since = generators.reissued - before
-        again: dict[str, MetricValue] = {"rollout/retried": since.retried, "rollout/dropped": since.dropped}
-        if self._run.config.replay.selection == "least-used":
-            self._used.update(trained.replayed)
-        for said in self._idle.add(self._run.config, trained.metrics, number.replays):
-            self._run.progress.note(f"step {step}: {said}")
-        for index, update in enumerate(trained.updates):
-            if update.skipped:
-                self._store.events.log("update_skipped", step, update=index, reason=update.skipped)
-        again |= self._ledger.add(trained.compute, number.visits)
-        return trained.metrics | again | {"prompts/epoch": step // self._order.steps_per_epoch}
+        return Step(self._run, self._trainers, step, replays, more, used=self._state.used), prompts
 
     async def _evaluate(self, step: int) -> dict[str, MetricValue]:
         """Evaluate when it is due after ``step`` steps."""
@@ -221,38 +221,14 @@ class Training:
         self._run.progress.note(f"after {counted(step, 'step')}: {_headline(evaluated.report)}")
         return evaluation_metrics(rows) | {"time/evaluate": time.perf_counter() - begun}
 
-    def _state(
-        self, step: int, metrics: Mapping[str, MetricValue], unrecorded: Mapping[str, MetricValue] | None = None
-    ) -> RunState:
-        """What a checkpoint holds after ``step`` steps; ``metrics`` are the last one's, with its evaluation."""
-        best = self._run.config.checkpoint.best
-        score = metrics.get(best) if best else None
-        return RunState(
-            step,
-            self._data.train.digest,
-            self._run.tokenizer_digest,
-            self._data.pool_digest,
-            best or "",
-            score if isinstance(score, int | float) else None,
-            dict(self._used),
-            {name: plain(value) for name, value in (unrecorded or {}).items()},
-            self._idle.replays,
-            asdict(self._ledger.compute),
-            sorted(self._ledger.solved),
-            self._run.template_digest,
-            self._idle.updates,
-        )
+    async def _save(self) -> dict[str, MetricValue]:
+        """Begin a checkpoint of the state; returns the time that took as the next step's metric."""
+        begun, self._kept = time.perf_counter(), self._state
+        write = self._live.write if self._live else lambda _: None
+        await self._store.checkpoints.save(self._trainers.learner, self._state, self._log_saved, write)
+        return {"time/checkpoint": time.perf_counter() - begun}
 
-    async def _save(self, state: RunState) -> None:
-        begun = time.perf_counter()
-        self._unsaved = None
-        live = self._trainers.live
-        await self._store.checkpoints.save(
-            self._trainers.learner, state, self._saved, live.write if live else lambda _: None
-        )
-        self._unlogged["time/checkpoint"] = time.perf_counter() - begun
-
-    def _saved(self, checkpoint: Checkpoint) -> None:
+    def _log_saved(self, checkpoint: Checkpoint) -> None:
         state, self._last = checkpoint.state, checkpoint
         self._store.events.log("checkpoint_saved", state.step, path=checkpoint.path.name, score=state.score)
 
@@ -261,9 +237,9 @@ class Training:
         note = self._run.progress.note
         await self._trainers.rollouts.drop()
         try:
-            if self._unsaved is not None and "update" not in self._clock.begun:
-                note(f"writing a checkpoint after step {self._unsaved.step} …")
-                await self._save(self._unsaved)
+            if self._state is not self._kept and "update" not in self._clock.begun:
+                note(f"writing a checkpoint after step {self._state.step} …")
+                await self._save()
             await self._store.checkpoints.finished()
         except RlepError as error:
             note(f"no checkpoint was written: {error}")
@@ -271,31 +247,28 @@ class Training:
         after = f"after step {self._last.state.step} of {steps}" if self._last else "from its beginning"
         note(f"stopped: the same command continues the run {after}")
 
-    async def _restore(self) -> Checkpoint | None:
-        self._unlogged.clear()
-        self._used.clear()
-        self._unsaved = None
-        self._ledger, self._idle = Ledger(), IdleSteps()
+    async def _restore(self) -> None:
+        """Take the state from the newest intact checkpoint, or begin; learner, live replay and records follow it."""
         checkpoint, refused = await asyncio.to_thread(self._store.checkpoints.latest)
         for reason in refused:
             self._store.events.log("checkpoint_refused", reason=reason)
             self._run.progress.note(f"skipped: {reason}")
-        step = checkpoint.state.step if checkpoint else 0
+        state = self._beginning
         if checkpoint is not None:
             self._check_state(checkpoint.path, checkpoint.state)
-            self._used.update(checkpoint.state.used)
-            self._idle = IdleSteps(checkpoint.state.idle, checkpoint.state.untrained)
-            self._ledger.restore(checkpoint.state.compute, checkpoint.state.solved)
+            inputs = {name: getattr(state, f"{name}_digest") for name in ("data", "tokenizer", "pool", "template")}
+            state = replace(checkpoint.state, **{f"{name}_digest": digest for name, digest in inputs.items()})
             await self._trainers.learner.load(checkpoint.path)
-            self._run.progress.note(f"resuming after step {step}")
-        if (live := self._trainers.live) is not None:
+            self._run.progress.note(f"resuming after step {state.step}")
+        if self._live is not None:
             accept = "pool" in self._run.config.checkpoint.accept
-            await live.restore(checkpoint.path if checkpoint else None, accept=accept)
-        self._last = checkpoint
-        self._store.truncate_from(step, evaluated=checkpoint is None or not checkpoint.state.unrecorded)
-        self._store.events.log("run_resumed" if self._started else "run_started", step)
+            await self._live.restore(checkpoint.path if checkpoint else None, accept=accept)
+        self._trainers.method.restore(state.method)
+        self._state = self._kept = state
+        self._last, self._clock = checkpoint, Clock()
+        self._store.truncate_from(state.step, evaluated=not state.unrecorded)
+        self._store.events.log("run_resumed" if self._started else "run_started", state.step)
         self._started = True
-        return checkpoint
 
     def _check_state(self, path: Path, state: RunState) -> None:
         expected = {

@@ -1,17 +1,16 @@
-"""Observes a run's steps: their spans, the progress, and the actors at work."""
+"""Observer of a run's steps: their spans, the progress, and the actors at work."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import Phase, RunProgress, StepReport
 from rlep.actors.timeline import Timeline
-from rlep.core.types import Prompt
 from rlep.driver.context import Step
-from rlep.driver.train import Trained, TrainStep
+from rlep.driver.step import StepOutcome
 from rlep.metrics.catalogue import MetricValue
 
 ALIVE = ("serving", "leaving")
@@ -22,8 +21,10 @@ class Watch:
     """Observer of a run's steps."""
 
     steps: int | None
-    """How many there will be; None where the run has none."""
+    """Steps of the whole run; None where the run has none."""
     phases: Callable[[], tuple[Phase, ...]]
+    timeline: Timeline = field(default_factory=Timeline)
+    roles: Callable[[], Sequence[RoleStatus]] = tuple
     done: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     replay: Mapping[str, MetricValue] = field(default_factory=dict)
@@ -36,40 +37,42 @@ class Watch:
     """When this process began its first step."""
     constant: Mapping[str, MetricValue] = field(default_factory=dict)
     """Metrics that are the same in every step."""
+    step_begun: float = 0.0
+    """When the step in progress began, by the timeline's clock."""
     complete: int = 0
     """Steps of this process, repeated ones too."""
 
     def progress(self) -> RunProgress:
-        """Progress of the run."""
+        """Return the progress of the run."""
         return RunProgress(self.done, self.steps, self.phases(), self.seconds, self.replay)
 
-    def watched(self, train: TrainStep, timeline: Timeline, roles: Callable[[], Sequence[RoleStatus]]) -> TrainStep:
-        """``train`` with a span for each step, and with the ``actors/…`` metrics."""
+    async def begin_step(self, step: Step) -> None:
+        """Note when a step begins."""
+        self.done = step.number
+        self.begun = self.clock() if self.begun is None else self.begun
+        self.step_begun = self.timeline.now()
 
-        async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
-            self.done = number.number
-            self.begun = self.clock() if self.begun is None else self.begun
-            with timeline.step(number.number):
-                trained = await train(number, prompts)
-            self.done = number.number + 1
-            self.seconds = dict(number.clock.seconds)
-            kinds = ("replay/", "live/")
-            self.replay = {name: value for name, value in trained.metrics.items() if name.startswith(kinds)}
-            self.complete += 1
-            self.shown(self.report(number, trained.metrics))
-            return replace(trained, metrics=trained.metrics | dict(self.constant) | self.actors(roles()))
-
-        return step
+    async def end_step(self, outcome: StepOutcome, metrics: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
+        """Record the span of a complete step and show it; returns the ``actors/…`` metrics and the constant ones."""
+        step = outcome.step
+        self.timeline.add_step(step.number, self.step_begun)
+        self.done = step.number + 1
+        self.seconds = dict(step.clock.seconds)
+        kinds = ("replay/", "live/")
+        self.replay = {name: value for name, value in metrics.items() if name.startswith(kinds)}
+        self.complete += 1
+        self.shown(self.report(step, metrics))
+        return dict(self.constant) | self.actors(self.roles())
 
     def report(self, step: Step, metrics: Mapping[str, MetricValue]) -> StepReport:
-        """What the user is shown of a step that has just ended."""
+        """Return the report of a step that has just ended, for the user."""
         config, done = step.run.config.run, step.number + 1
         elapsed = 0.0 if self.begun is None else self.clock() - self.begun
         left_s = elapsed / max(self.complete, 1) * (config.steps - done)
         return StepReport(config.name, done, config.steps, step.clock.seconds.get("step", 0.0), left_s, metrics)
 
     def actors(self, roles: Sequence[RoleStatus]) -> dict[str, MetricValue]:
-        """Actors alive, and restarts so far, by role."""
+        """Count actors alive, and restarts so far, by role."""
         alive = dict.fromkeys((role.role for role in roles), 0)
         for role in roles:
             alive[role.role] += sum(actor.state in ALIVE for actor in role.actors)

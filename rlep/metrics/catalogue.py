@@ -95,7 +95,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("live/inserted", "trajectories", "Live replay: new responses that the step added"),
     Metric("live/responses", "trajectories", "Live replay: responses that the next step may replay"),
     Metric("live/questions", "prompts", "Live replay: prompts with at least replay.minimum of them"),
-    Metric("live/retired", "prompts", "Live replay: prompts that get none any more (replay.retire_after)"),
+    Metric("live/retired", "prompts", "Prompts that get no replays any more (replay.method = exgrpo)"),
     Metric("loss/policy", "loss", "Policy loss, mean over the updates of the step"),
     Metric("loss/part/<source>", "loss", "Part of the policy loss that the tokens of this source contribute"),
     Metric("loss/trajectories/<source>", "trajectories", "Trajectories of this source that reached the loss"),

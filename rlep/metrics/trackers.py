@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rlep.core.errors import ConfigError
+from rlep.core.files import replace_with
 from rlep.metrics.catalogue import Tracker
 from rlep.metrics.tracker_servers import ANSWER_S, check_answers, impatient
 
@@ -170,9 +171,8 @@ def _first_line(error: Exception) -> str:
 
 def _remember(known: Path, run_id: str) -> None:
     """Write a file that appears whole: an empty one would name no run for ever."""
-    part = known.with_name(f".{known.name}.part")
-    part.write_text(run_id)
-    part.replace(known)
+    with replace_with(known) as part:
+        part.write_text(run_id)
 
 
 def mlflow_name(name: str) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import threading
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from rlep.core.files import replace_with
 from rlep.core.types import Message
 from rlep.data.prompt_files import write_verl
 from rlep.data.prompt_rows import PromptRow
@@ -75,19 +74,13 @@ def _is_whole(manifest: Path, seed: int) -> bool:
 
 def _write_problems(path: Path, problems: list[Problem], split: str) -> None:
     rows = [PromptRow((Message("user", problem.question),), str(problem.answer), DATA_SOURCE) for problem in problems]
-    temporary = _temporary(path)
-    write_verl(temporary, rows, split=split)
-    os.replace(temporary, path)
+    with replace_with(path, shared=True) as part:
+        write_verl(part, rows, split=split)
 
 
 def _replace(path: Path, content: bytes) -> None:
-    temporary = _temporary(path)
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    with replace_with(path, shared=True) as part:
+        part.write_bytes(content)
 
 
 def _digest(path: Path) -> str:

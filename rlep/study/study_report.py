@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import numpy as np
 
 from rlep.algorithms.evaluation import ks_for, pass_at_k
 from rlep.core.errors import DataError
+from rlep.core.files import replace_with
 from rlep.core.plural import counted
 from rlep.core.types import Float64Array
 from rlep.report.build import Panel, picture, svg
@@ -194,9 +194,8 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    with replace_with(path) as part:
+        part.write_bytes(content)
 
 
 def _caption(found: Found, over: Over) -> str:

@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from rlep.actors.verifiers import VerifierPool
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Prompt
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 

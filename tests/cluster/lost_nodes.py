@@ -25,7 +25,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import LearnerLost, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 from tests.waiting import DEADLINE_S, until
@@ -86,10 +86,9 @@ class Scene:
 
     async def place_of_generator(self) -> list[str]:
         """Ray's id and the address of the node that the generator is on."""
-        (worker,) = self.generators._workers
-        await until(lambda: worker.actor is not None and not worker.lost.is_set(), "the generator")
-        assert worker.actor is not None
-        return list(await worker.actor.__ray_call__.remote(place))
+        (replica,) = self.generators.replicas
+        await until(lambda: replica.actor.living is not None, "the generator")
+        return list(await (await replica.actor.handle()).__ray_call__.remote(place))
 
 
 def place(_actor: object) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import torch
 
 from rlep.actors.cluster import Cluster
 from rlep.actors.colocation import GUEST, Colocated
+from rlep.actors.generator_replica import GeneratorState
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import LearnerActor
 from rlep.actors.placement import BundleSlot
@@ -30,13 +31,13 @@ from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.data.prompts import PromptSet
 from rlep.driver import ports
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import run_step
-from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from rlep.metrics.spans import Span
 from tests.small import BASE, FRESH, PROMPTS, contents, small_task, workers_of
+from tests.waiting import until
 
 STEPS = 2
 RANKS = ("generator-0", "learner")
@@ -167,22 +168,21 @@ async def test_turns_on_one_gpu_leave_each_side_the_memory_of_the_other(tmp_path
 
 async def one_worker_dies_asleep(cast: Cast, prompts: PromptSet) -> None:
     """In the learner's turn; the whole generator is started again when it is its turn, and writes."""
-    (worker,) = cast.generators._workers
-    assert worker.asleep
-    assert worker.actor is not None
-    owner = psutil.Process(await worker.actor.ping.remote())
+    (replica,) = cast.generators.replicas
+    assert replica.state is GeneratorState.ASLEEP
+    assert replica.actor.living is not None
+    owner = psutil.Process(await replica.actor.living.ping.remote())
     parts = workers_of(owner)
     assert len(parts) == 2
     mapped = {Path(one.path) for part in parts for one in part.memory_maps() if "/dev/shm/" in one.path}
     shared = {path for path in mapped if path.name.startswith(("psm_", "vllm_dist_")) and path.exists()}
     assert shared
     os.kill(parts[1].pid, signal.SIGKILL)
-    async with asyncio.timeout(120):
-        await worker.lost.wait()
+    await until(lambda: replica.actor.living is None, "the loss of the generator")
     requests = [Request("again", prompts.prompts[0].id, prompts.prompts[0].tokens, 0, 7)]
     written = [one async for one in cast.answers.generate(requests, Sampling(max_tokens=8), deadline_s=300)]
     assert [(one.request_id, one.policy_version) for one in written] == [("again", STEPS)]
-    assert worker.restarts == 1
+    assert replica.actor.restarts == 1
     _, left = await asyncio.to_thread(psutil.wait_procs, [owner, *parts], timeout=60)
     assert not left
     assert not [path for path in shared if path.exists()], "what dead workers shared in memory"

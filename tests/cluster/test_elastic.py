@@ -24,7 +24,7 @@ from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, PlacementError
 from rlep.core.types import Completion, Prompt, Request, Sampling
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 
@@ -60,9 +60,9 @@ class ElasticRun:
         if name.startswith("verifier"):
             found = next(found for found in self.verifiers._replicas.members if found.name == name)
             return int(await (await found.actor.handle()).ping.remote())
-        worker = next(worker for worker in self.generators._workers if worker.name == name)
-        assert worker.actor is not None
-        return int(await worker.actor.ping.remote())
+        replica = next(replica for replica in self.generators.replicas if replica.name == name)
+        assert replica.actor.living is not None
+        return int(await replica.actor.living.ping.remote())
 
 
 def actors(status: RunStatus, role: str) -> list[ActorStatus]:

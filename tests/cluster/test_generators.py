@@ -23,7 +23,7 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, DeadlineExceeded
 from rlep.core.types import Completion, Request, Sampling
-from rlep.launch.compose import RunActors, run_actors
+from rlep.launch.roles import RunActors, run_actors
 from tests.small import BASE, small_task
 from tests.waiting import until
 
@@ -76,14 +76,13 @@ async def answers(cast: Cast, wanted: list[Request]) -> list[Completion]:
 
 async def pids(cast: Cast) -> list[int]:
     """Process ids of the generators that live."""
-    workers = [worker for worker in cast.generators._workers if worker.actor is not None]
-    return [await worker.actor.ping.remote() for worker in workers if worker.actor is not None]
+    actors = [replica.actor.living for replica in cast.generators.replicas]
+    return [await actor.ping.remote() for actor in actors if actor is not None]
 
 
 async def both_alive(cast: Cast) -> None:
     """Wait until the supervisor has both generators back."""
-    workers = cast.generators._workers
-    await until(lambda: not any(w.actor is None or w.lost.is_set() for w in workers), "both generators")
+    await until(lambda: len(cast.generators.living()) == 2, "both generators")
 
 
 def exactly_once(completions: list[Completion], wanted: list[Request]) -> None:
@@ -151,15 +150,15 @@ async def test_new_weights_reach_all_generators(cast: Cast, tmp_path: Path) -> N
 async def test_a_generator_killed_in_the_middle_leaves_exactly_g_completions_and_its_successor_serves_its_weights(
     cast: Cast,
 ) -> None:
-    victim, pid = cast.generators._workers[0], (await pids(cast))[0]
-    restarts, wanted = victim.restarts, requests(cast, 512, "killed")
+    victim, pid = cast.generators.replicas[0], (await pids(cast))[0]
+    restarts, wanted = victim.actor.restarts, requests(cast, 512, "killed")
     arrived: list[Completion] = []
     async for one in cast.generators.generate(wanted, LONG, deadline_s=240):
         arrived.append(one)
         if len(arrived) == 20:
             os.kill(pid, signal.SIGKILL)
     exactly_once(arrived, wanted)
-    await until(lambda: victim.restarts > restarts, "the loss to be noticed")
+    await until(lambda: victim.actor.restarts > restarts, "the loss to be noticed")
     assert {one.policy_version for one in [*arrived, *await answers(cast, requests(cast, 64, "without"))]} == {1}
     await both_alive(cast)
     assert pid not in await pids(cast)
@@ -179,8 +178,8 @@ async def test_a_deadline_says_what_is_missing(cast: Cast) -> None:
 
 async def test_when_no_restart_is_left_the_rollout_ends_with_the_reason(cast: Cast) -> None:
     await both_alive(cast)
-    for worker in cast.generators._workers:
-        worker.restarts_left = 0
+    for replica in cast.generators.replicas:
+        replica.actor.restarts_left = 0
     for pid in await pids(cast):
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(ActorLost, match="no generator is left"):

@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from rlep.actors.cluster import SENT_AGAIN, Cluster
-from rlep.actors.supervised import watched
+from rlep.actors.supervised import watch_call
 from rlep.config.roles import ClusterConfig
 from tests.waiting import until
 
@@ -52,7 +52,7 @@ async def test_only_a_call_that_nobody_gave_up_is_announced_as_made_again(
         given_up, kept = busy(), busy()
         update = given_up.update.remote(tmp_path / "update")
         call = asyncio.create_task(
-            watched(given_up, update, "busy-0", "update", deadline_s=3600, heartbeat_timeout_s=3600)
+            watch_call(given_up, update, "busy-0", "update", deadline_s=3600, heartbeat_timeout_s=3600)
         )
         forward = kept.forward.remote(tmp_path / "forward")
         await until(lambda: (tmp_path / "update").exists() and (tmp_path / "forward").exists(), "both calls to begin")

@@ -8,7 +8,7 @@ from pathlib import Path
 from rlep.actors.pool_actor import attached_stats
 from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.small import BASE, small_task
 from tests.unit.driver.driver_values import answer_of
 

@@ -20,7 +20,7 @@ from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task

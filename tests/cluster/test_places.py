@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,44 +279,3 @@ def test_logs_that_do_not_fit_hide_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, fits, False, False))
     _save_logs(tmp_path, tmp_path / "kept")
     assert [file.name for file in (tmp_path / "kept").iterdir()] == ["gcs.out"]
-
-
-RAYLET_WATCHED = """
-import socket, threading, time
-from rlep.actors.cluster import Cluster
-from rlep.actors.node_watch import watched_node
-from rlep.config.roles import ClusterConfig
-
-cluster = Cluster(ClusterConfig(cpus=1), "raylet")
-cluster.connect()
-connect, connected = socket.create_connection, threading.Event()
-
-def connecting(*args, **kwargs):
-    connection = connect(*args, **kwargs)
-    connected.set()
-    return connection
-
-socket.create_connection = connecting
-with watched_node(30):
-    connected.wait(240)
-    print("watching", flush=True)
-    time.sleep(3600)
-"""
-
-
-def test_a_driver_whose_raylet_is_killed_says_so_at_once() -> None:
-    command = [sys.executable, "-c", RAYLET_WATCHED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        while driver.stdout.readline() != "watching\n":
-            assert driver.poll() is None, driver.communicate()
-        children = psutil.Process(driver.pid).children(recursive=True)
-        next(one for one in children if one.name() == "raylet").kill()
-        assert driver.wait(240) == 1
-        said = [line for line in driver.communicate()[1].splitlines() if line.startswith("error: ")]
-    for process in children:  # Ray's agents on a lost node take their time
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    assert len(said) == 1
-    assert said[0].startswith("error: Ray's node process (raylet) at 127.0.0.1:")
-    assert said[0].endswith(" is gone; the same command continues the run from its last checkpoint")

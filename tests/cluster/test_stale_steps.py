@@ -16,13 +16,11 @@ from rlep.cli.progress import TerminalProgress
 from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Prompt
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.step_metrics import step_metrics
-from rlep.driver.train import Trained, Training, TrainingData
-from rlep.launch.compose import run_actors
+from rlep.driver.train import Training, TrainingData
+from rlep.launch.roles import run_actors
 from rlep.launch.wings import rollouts
 from tests.small import BASE, PROMPTS, small_task
 
@@ -31,7 +29,7 @@ STEPS, FRESH = 4, 16
 
 async def kill_one(generators: GeneratorPool) -> None:
     """End a generator's process as a machine would that is switched off."""
-    actor = next(worker.actor for worker in generators._workers if worker.actor is not None)
+    actor = next(replica.actor.living for replica in generators.replicas if replica.actor.living is not None)
     os.kill(await actor.ping.remote(), signal.SIGKILL)
 
 
@@ -75,11 +73,11 @@ async def test_tokens_are_within_the_bound_and_their_log_probs_those_of_their_ve
         generators, verifiers, learners = actors.generators(), actors.verifiers(), actors.learners()
         await actors.started()
 
-        async def train(step: Step, prompts: Sequence[Prompt]) -> Trained:
+        async def train(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
             if killed and step.number == 1:
                 await kill_one(generators)
             outcomes.append(await run_step(step, prompts))
-            return Trained(outcomes[-1].updates, step_metrics(outcomes[-1]), ())
+            return outcomes[-1]
 
         weights = actors.weights(learners, generators, inputs.train.prompts)
         run = Run(config, Roles(generators, verifiers), TerminalProgress(), inputs.tokenizer.digest, "base", "float32")

@@ -17,12 +17,11 @@ from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Float32Array, Reissued, Request, Sampling, SequenceBatch, UpdateOutcome
 from rlep.data.prompts import PromptSet
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.wings.streamed import streamed_step
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2

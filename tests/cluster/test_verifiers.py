@@ -14,7 +14,7 @@ from rlep.actors.verifiers import limits_of
 from rlep.config.roles import VerifierConfig
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Prompt, Verdict
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from rlep.services.verifier.jail import Limits
 from tests.small import BASE, small_task
 from tests.waiting import until

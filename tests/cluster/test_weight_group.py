@@ -20,7 +20,7 @@ from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.errors import WeightsLost
 from rlep.core.types import Prompt, Request, Sampling
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from tests.conftest import own_processes
 from tests.small import BASE, small_task
 from tests.waiting import until
@@ -44,13 +44,13 @@ class Cast:
 
     async def pid(self, name: str) -> int:
         """Of a living generator."""
-        worker = next(worker for worker in self.generators._workers if worker.name == name)
-        assert worker.actor is not None
-        return int(await worker.actor.ping.remote())
+        replica = next(replica for replica in self.generators.replicas if replica.name == name)
+        assert replica.actor.living is not None
+        return int(await replica.actor.living.ping.remote())
 
     async def both_back(self) -> None:
         """Wait for the supervisor to start what was lost."""
-        await until(lambda: len(self.generators.weights.living()) == 2, "both generators")
+        await until(lambda: len(self.generators.living()) == 2, "both generators")
 
     async def rollout(self, label: str, victim: int | None = None) -> set[int]:
         """The policy versions of 8 prompts' answers, one per request; ``victim`` is killed after the first."""

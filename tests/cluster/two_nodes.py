@@ -22,7 +22,7 @@ from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
-from rlep.launch.compose import run_actors
+from rlep.launch.roles import run_actors
 from rlep.services.pool.values import PoolOptions, PoolPlace
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task

@@ -18,7 +18,7 @@ from rlep.check.inputs import read_inputs
 from rlep.check.suite import findings
 from rlep.cli import app
 from rlep.config.settings import load_config
-from rlep.driver.checkpoint import RunState
+from rlep.driver.run_state import RunState
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions

@@ -22,7 +22,7 @@ from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core import versions
-from rlep.launch import compose
+from rlep.launch import roles
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,10 +115,10 @@ async def test_a_start_that_is_interrupted_removes_what_it_made(monkeypatch: pyt
         def close(self, _: Path | None) -> None:
             done.append("closed")
 
-    monkeypatch.setattr(compose, "Cluster", Slow)
+    monkeypatch.setattr(roles, "Cluster", Slow)
 
     async def enter() -> None:
-        async with compose.run_actors(Config()):
+        async with roles.run_actors(Config()):
             done.append("entered")
 
     starting = asyncio.create_task(enter())

@@ -10,14 +10,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import rlep.cli.quickstart as workflow
+import rlep.launch.collect as collecting
+import rlep.launch.train as training
 from rlep.actors.run_progress import StepReport
 from rlep.cli import app
 from rlep.config.schema import Config
-from rlep.launch import runs
-from rlep.launch.runs import CommandProgress
+from rlep.launch.command import CommandProgress
 
 
-def two_steps(config: Config, progress: CommandProgress) -> SimpleNamespace:
+def two_steps(config: Config, progress: CommandProgress, *, supervised: bool = False) -> SimpleNamespace:
     """Stands for a run of two steps."""
     progress.note(f"{config.run.name}: starting")
     for done in (1, 2):
@@ -27,10 +28,9 @@ def two_steps(config: Config, progress: CommandProgress) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (runs, workflow):
+    for place in (training, workflow):
         monkeypatch.setattr(place, "train", two_steps)
-    monkeypatch.setattr(runs, "sft", two_steps)
-    for place in (runs, workflow):
+    for place in (collecting, workflow):
         monkeypatch.setattr(place, "collect", two_steps)
         monkeypatch.setattr(place, "collected_text", lambda config, _: f"pool of {config.run.name}")
     monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html="report.html"))

@@ -1,6 +1,7 @@
 """What `rlep submit` refuses before it uploads anything or asks a cluster."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,15 @@ def test_absolute_paths_are_known_only_where_the_cluster_is_this_machine(project
     words = ["train", "own.toml", "--set", "model.path=/gone/model"]
     assert submitted(project, *words) == TAKEN
     assert submitted(project, *words, address=LOCAL) == (2, "error: model.path = /gone/model: there is no such path")
+
+
+def test_a_path_that_git_ignores_is_refused_because_the_job_would_not_have_it(project: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    (project / ".gitignore").write_text("/model/\n")
+    words = ["train", "own.toml"]
+    assert submitted(project, *words) == (
+        2,
+        f"error: model is ignored by git, so that a job's copy of {project} does not have it: take it out of .gitignore, or give "
+        "an absolute path that the cluster's machines have",
+    )
+    assert submitted(project, *words, "--set", "model.path=/shared/model") == TAKEN

@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).parents[2] / "rlep"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "config": set(),
+    "methods": {"algorithms"},
+    "config": {"methods"},
     "data": set(),
     "metrics": set(),
     "report": {"algorithms", "metrics"},
@@ -35,8 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines/learner": {"algorithms", "engines", "engines/weights"},
     "engines/sampler": {"engines", "engines/weights"},
     "actors": {"metrics", "algorithms", "services/", "engines", "engines/"},
-    "driver": {"data", "metrics", "algorithms"},
-    "driver/wings": {"algorithms", "driver", "metrics"},
+    "driver": {"data", "methods", "metrics", "algorithms"},
+    "driver/wings": {"algorithms", "driver", "methods", "metrics"},
     "check": {
         "actors",
         "algorithms",

@@ -1,4 +1,4 @@
-"""The tree has no file or class name twice, and no circle of imports between folders or files."""
+"""The tree has no class name twice, and no circle of imports between folders or files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ GENERATED = ("_pb2.py", "_pb2_grpc.py")
 def sources(package: Path) -> list[Path]:
     """Every source file that somebody wrote."""
     return [path for path in sorted(package.rglob("*.py")) if not path.name.endswith(GENERATED)]
-
-
-def repeated_files(package: Path) -> dict[str, list[str]]:
-    """File name -> where it stands, of those that stand in several folders; every folder has its ``__init__.py``."""
-    found = defaultdict(list)
-    for path in sources(package):
-        if path.name != "__init__.py":
-            found[path.name].append(path.relative_to(package).as_posix())
-    return {name: places for name, places in found.items() if len(places) > 1}
 
 
 def repeated_classes(package: Path) -> dict[str, list[str]]:
@@ -94,10 +85,6 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
     return next(filter(None, (walk(folder, []) for folder in sorted(imports))), [])
 
 
-def test_no_file_name_stands_in_two_folders() -> None:
-    assert repeated_files(PACKAGE) == {}
-
-
 def test_no_class_name_is_defined_twice() -> None:
     assert repeated_classes(PACKAGE) == {}
 
@@ -107,10 +94,7 @@ def test_folders_import_downwards_only() -> None:
 
 
 def test_files_import_in_no_circle() -> None:
-    imports = file_imports(PACKAGE)
-    # Checks between sections stand outside the file of the sections until fields declare them.
-    imports.get("config/no_effect.py", set()).discard("config/schema.py")
-    assert circle(imports) == []
+    assert circle(file_imports(PACKAGE)) == []
 
 
 def test_a_circle_of_files_is_found_under_type_checking_too(tmp_path: Path) -> None:
@@ -144,7 +128,6 @@ def test_what_is_wrong_with_a_tree_is_found(tmp_path: Path) -> None:
     for name, source in written.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(source)
-    assert repeated_files(package) == {"values.py": ["config/values.py", "core/values.py"]}
     assert repeated_classes(package) == {"Value": ["config/values.py", "core/values.py"]}
     imports = folder_imports(package)
     assert imports == {"config": {"data"}, "core": set(), "data": {"metrics"}, "metrics": {"config", "core"}}

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from rlep.core.jsonl import read_lines
-from rlep.driver.wings.live_replay import FILE
+from rlep.driver.live_replay import FILE
 from tests.conftest import shared_segments
 from tests.small import BASE, contents, options, small_task
 from tests.waiting import DEADLINE_S, wait_until

@@ -14,9 +14,7 @@ import typer
 from rlep.cli.pool.which import KEEP, Data, DryRun, Json, about_a_pool, pool_app
 
 if TYPE_CHECKING:
-    from rlep.check.finding import Finding
     from rlep.config.schema import Config
-    from rlep.services.pool.maintenance.check_records import Checked
     from rlep.services.pool.maintenance.reverify import Difference, Reverified
     from rlep.services.pool.pool import Pool
     from rlep.services.verifier.base import BaseVerifier
@@ -139,6 +137,7 @@ def prune(
     ] = None,
     older_than: Annotated[float | None, typer.Option(min=0, metavar="DAYS", help="Older than this.")] = None,
     keep: Annotated[int, typer.Option(min=0, help="Leave each question at least so many responses.")] = 0,
+    damaged: Annotated[bool, typer.Option("--damaged", help="Only damaged records, which `rlep check` names.")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -149,6 +148,11 @@ def prune(
     from rlep.services.pool.maintenance.prune import Criteria
     from rlep.services.pool.maintenance.prune import prune as prune_pool
 
+    if damaged:
+        if policy or verifier or older_than is not None or keep:
+            raise typer.BadParameter("--damaged removes every damaged record: give no other criterion")
+        _remove_damaged(config, dry_run=dry_run, as_json=as_json)
+        return
     before = None if older_than is None else time.time() - older_than * DAY
     criteria = Criteria(policy, verifier, before, keep)
     with ExitStack() as stack:
@@ -183,117 +187,23 @@ def seal(
     typer.echo(json.dumps({"digest": digest}) if as_json else f"pool {pool.name} is sealed with digest {digest}")
 
 
-@pool_app.command(rich_help_panel=KEEP)
-@about_a_pool
-def doctor(
-    config: Config,
-    *,
-    repair: Annotated[bool, typer.Option("--repair", help="Remove damaged records.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Check the server, the seal and every record; exit status 1 when something is wrong."""
-    from rlep.check.finding import Finding
-    from rlep.cli.check import show_findings
+def _remove_damaged(config: Config, *, dry_run: bool, as_json: bool) -> None:
+    from rlep.check.pool_records import known_vocabulary
     from rlep.cli.pool.open import changing, reading
     from rlep.cli.progress import TerminalProgress
-    from rlep.core.errors import RlepError
+    from rlep.core.plural import counted
     from rlep.services.pool.maintenance.check_records import check_records
 
-    findings: list[Finding] = []
-    try:
-        with TerminalProgress() as bars, changing(config) if repair else reading(config) as pool:
-            findings += _state(pool)
-            compared, models = _tokenizer(config, pool)
-            findings.append(compared)
-            vocabulary = pool.vocabulary or models
-            with bars.phase("check records", pool.stats().trajectories, "records") as advance:
-                findings += _records(
-                    check_records(pool, repair=repair, vocabulary=vocabulary, advance=advance), vocabulary
-                )
-        if not repair:
-            with changing(config):
-                findings.append(Finding("writes", "ok", "the server keeps what it acknowledges and takes more"))
-    except RlepError as error:
-        findings.append(Finding(f"pool {config.pool.name}", "wrong", str(error)))
-    raise typer.Exit(show_findings(findings, as_json=as_json))
-
-
-def _state(pool: Pool) -> list[Finding]:
-    from rlep.check.finding import Finding
-
-    used, limit = pool.memory()
-    room = f"{used / 1e6:.1f} MB used" + (f" of {limit / 1e6:.1f} MB" if limit else ", no limit set")
-    sealed = f"sealed with {pool.sealed}, which its content matches" if pool.sealed else "open"
-    return [
-        Finding("server", "ok", f"answers in {1000 * pool.ping():.2f} ms"),
-        Finding("memory", "ok", room),
-        Finding("pool", "ok", f"{pool.name}, {sealed}, digest {pool.digest()}, tokenizer {pool.tokenizer_digest}"),
-    ]
-
-
-def _tokenizer(config: Config, pool: Pool) -> tuple[Finding, int | None]:
-    """Whether model.path has the tokenizer that the pool's writer stated; then the model's vocabulary."""
-    from rlep.check.finding import Finding
-    from rlep.core.errors import ModelError
-    from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
-
-    stated, path = f"the pool's writer stated {pool.tokenizer_digest}", config.model.path
-    remedy = (
-        "set model.path to the model that wrote the responses; a Python client states its tokenizer as "
-        "Provenance.tokenizer_digest = rlep.load_tokenizer(MODEL_DIR).digest"
+    with ExitStack() as stack:
+        bars = stack.enter_context(TerminalProgress())
+        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        advance = stack.enter_context(bars.phase("prune", pool.stats().trajectories, "records"))
+        found = check_records(pool, repair=not dry_run, vocabulary=known_vocabulary(config, pool), advance=advance)
+    removed, examined = found.damaged if dry_run else found.removed, found.records + found.quarantined
+    if as_json:
+        typer.echo(json.dumps({"examined": examined, "removed": removed, "dry_run": dry_run}, indent=2))
+        return
+    typer.echo(
+        f"{'would remove' if dry_run else 'removed'} {counted(removed, 'damaged record')} of {examined}; importing an "
+        "earlier export brings those back that were whole in it"
     )
-    try:
-        found = load_tokenizer(path).digest
-    except ModelError:
-        detail = f"{stated}; not compared, for model.path = {path} has no tokenizer"
-        return Finding("tokenizer", "ok", detail, remedy), None
-    if found != pool.tokenizer_digest:
-        detail = f"{stated}; model.path = {path} has {found}: a run with this model refuses the pool"
-        return Finding("tokenizer", "ok", detail, remedy), None
-    return Finding("tokenizer", "ok", f"that of model.path = {path}"), vocabulary_size(path)
-
-
-def _records(found: Checked, vocabulary: int | None) -> list[Finding]:
-    from rlep.check.finding import Finding
-    from rlep.core.plural import counted
-
-    findings = []
-    if vocabulary is None:
-        detail = "not checked whether token ids exist: nobody stated the pool's number of ids, and its model is not known here"
-        remedy = (
-            "set model.path to the model that wrote the responses; a Python client states it as PoolClient(vocabulary=)"
-        )
-        findings.append(Finding("vocabulary", "ok", detail, remedy))
-    if found.records == found.counted:
-        findings.append(
-            Finding("counters", "ok", f"{counted(found.counted, 'trajectory')}, {found.quarantined} quarantined")
-        )
-    else:
-        detail = f"records: {found.records}, by the counters: {found.counted}"
-        findings.append(
-            Finding(
-                "counters",
-                "ok",
-                detail,
-                "harmless while somebody writes; else export the pool and import it under a new name",
-            )
-        )
-    if not found.damaged:
-        return [*findings, Finding("records", "ok", f"every checksum and content id matches{_below(vocabulary)}")]
-    first = "; ".join(f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:5])
-    mended = found.removed == found.damaged
-    remedy = (
-        ""
-        if mended
-        else "rlep pool doctor --repair removes them; importing an earlier export brings those back that were whole in it"
-    )
-    return [
-        *findings,
-        Finding(
-            "records", "ok" if mended else "wrong", f"{found.damaged} damaged, {found.removed} removed: {first}", remedy
-        ),
-    ]
-
-
-def _below(vocabulary: int | None) -> str:
-    return "; token ids were not checked" if vocabulary is None else f"; every token id is below {vocabulary}"

@@ -115,7 +115,7 @@ def question_rows(
     with bars.phase("read", None, "rows") as advance:
         for path in paths:
             for row in read_rows(path, candidates=candidates):
-                advance()
+                advance(1)
                 if not row.question.strip() or not row.reference:
                     continue
                 prompt_id = prompt_id_of(row.question, row.reference)

@@ -9,7 +9,7 @@ The step does not know of it: a call to one side waits until the other side is i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar, cast
@@ -35,7 +35,7 @@ class Side(Protocol):
 
 
 class TimeSharing:
-    """Which side has the devices; the learner has them first."""
+    """Pass the devices between two sides; the learner has them first."""
 
     def __init__(self, deadline_s: float) -> None:
         """``deadline_s``: longest wait for the devices; it must exceed the longest work of the other side."""
@@ -52,7 +52,7 @@ class TimeSharing:
 
     @asynccontextmanager
     async def of(self, name: SideName, *, wake: bool = True) -> AsyncGenerator[None]:
-        """A block of work by one side; further work of the same side may run at the same time and never waits.
+        """Enter a block of work by one side; further work of the same side may run at the same time and never waits.
 
         ``wake`` = False: the block itself wakes its side. Raises ``DeadlineExceeded`` when the other side stays busy, and
         what the one side's ``sleep`` or the other's ``wake`` raises: the devices then stay where they were.
@@ -96,13 +96,13 @@ class TimeSharedGenerators:
 
     @property
     def reissued(self) -> Reissued:
-        """See the port."""
+        """Counts of the generators."""
         return self._inner.reissued
 
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
-        """See the port; the deadline counts from when the generators have the devices."""
+        """Generate; the deadline counts from when the generators have the devices."""
         async with self._sharing.of("generators"):
             completions = self._inner.generate(requests, sampling, deadline_s=deadline_s)
             async with aclosing(cast("AsyncGenerator[Completion]", completions)):
@@ -117,31 +117,31 @@ class TimeSharedLearner:
         self._inner, self._sharing = inner, sharing
 
     async def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
-        """See the port."""
+        """Score while the learner has the devices."""
         async with self._sharing.of("learner"):
             return await self._inner.score(batch, rollout=rollout)
 
     async def update(self, batch: SequenceBatch, *, rollout: int, supervised: bool = False) -> UpdateOutcome:
-        """See the port."""
+        """Update while the learner has the devices."""
         async with self._sharing.of("learner"):
             return await self._inner.update(batch, rollout=rollout, supervised=supervised)
 
     async def save(self, directory: Path) -> None:
-        """See the port; the files are written from host memory, whichever side has the devices."""
+        """Save; the files are written from host memory, whichever side has the devices."""
         async with self._sharing.of("learner"):
             await self._inner.save(directory)
 
     async def written(self) -> None:
-        """See the port."""
+        """Wait for the files, whichever side has the devices."""
         await self._inner.written()
 
     async def load(self, directory: Path) -> None:
-        """See the port."""
+        """Load while the learner has the devices."""
         async with self._sharing.of("learner"):
             await self._inner.load(directory)
 
     async def restart(self) -> None:
-        """See the port."""
+        """Restart with the devices, which the ranks that start wake by themselves."""
         async with self._sharing.of("learner", wake=False):
             await self._inner.restart()
 
@@ -149,23 +149,21 @@ class TimeSharedLearner:
 Offer = TypeVar("Offer")
 
 
-class Handover(Protocol[Offer]):
-    """A weight update in two parts, one for each side."""
-
-    async def offer(self, version: int) -> Offer: ...
-
-    async def take(self, offer: Offer) -> float: ...
-
-
 class TimeSharedWeights(Generic[Offer]):
     """The ``Weights`` port: the learner writes the weights before it sleeps, the generators wake with them."""
 
-    def __init__(self, inner: Handover[Offer], sharing: TimeSharing) -> None:
-        self._inner, self._sharing = inner, sharing
+    def __init__(
+        self,
+        offer: Callable[[int], Awaitable[Offer]],
+        take: Callable[[Offer], Awaitable[float]],
+        sharing: TimeSharing,
+    ) -> None:
+        """``offer`` and ``take``: the two parts of a weight update, one for each side."""
+        self._offer, self._take, self._sharing = offer, take, sharing
 
     async def publish(self, version: int) -> float:
-        """See the port."""
+        """Let the learner offer the weights, then the generators take them."""
         async with self._sharing.of("learner"):
-            offer = await self._inner.offer(version)
+            offer = await self._offer(version)
         async with self._sharing.of("generators", wake=False):
-            return await self._inner.take(offer)
+            return await self._take(offer)

@@ -13,31 +13,33 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from rlep.core.types import Prompt, Trajectory
+from rlep.config.schema import Config
+from rlep.core.types import Prompt, Request, Trajectory
 from rlep.driver.clock import Clock
-from rlep.driver.ports import NONE_SPARED, RolloutBars, Rollouts, Spared, Verified
+from rlep.driver.ports import RolloutBars, Rollouts, Verified
+from rlep.driver.rollout import training_requests
 
 
 class PrefetchedRollouts:
-    """The ``Rollouts`` port: those of the present step and of at most ``limit`` steps after it."""
+    """The ``Rollouts`` port: those of the present step and of at most ``rollout.max_staleness`` steps after it."""
 
-    def __init__(
-        self, inner: Rollouts, prompts_of: Callable[[int], Sequence[Prompt]], *, limit: int, steps: int
-    ) -> None:
-        """``prompts_of``: a step's prompts by its number; ``steps`` of the whole run."""
-        self._inner, self._prompts_of, self._limit, self._steps = inner, prompts_of, limit, steps
+    def __init__(self, inner: Rollouts, config: Config, prompts_of: Callable[[int], Sequence[Prompt]]) -> None:
+        """``prompts_of``: a step's prompts by its number."""
+        self._inner, self._config, self._prompts_of = inner, config, prompts_of
         self._begun: dict[int, tuple[Verified, Clock]] = {}
 
     async def of(
-        self, number: int, prompts: Sequence[Prompt], clock: Clock, shown: RolloutBars, spared: Spared = NONE_SPARED
+        self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request], clock: Clock, shown: RolloutBars
     ) -> AsyncGenerator[tuple[Prompt, list[Trajectory]], None]:
-        """See the port."""
-        for later in range(number, min(number + self._limit + 1, self._steps)):
+        """Begin the rollouts within the bound, and yield that of ``step``."""
+        last = min(step + self._config.rollout.max_staleness, self._config.run.steps - 1)
+        if step not in self._begun:
+            self._begin(step, prompts, requests)
+        for later in range(step + 1, last + 1):
             if later not in self._begun:
-                begun = Clock()
-                asked = prompts if later == number else self._prompts_of(later)
-                self._begun[later] = self._inner.of(later, asked, begun, _UNSEEN, spared), begun
-        rollout, spent = self._begun.pop(number)
+                asked = self._prompts_of(later)
+                self._begin(later, asked, training_requests(self._config, later, asked))
+        rollout, spent = self._begun.pop(step)
         async with aclosing(rollout):
             async for prompt, members in rollout:
                 shown.rollout(len(members))
@@ -46,6 +48,10 @@ class PrefetchedRollouts:
         for phase, seconds in spent.seconds.items():
             clock.seconds[phase] = clock.seconds.get(phase, 0.0) + seconds
 
+    def _begin(self, step: int, prompts: Sequence[Prompt], requests: Sequence[Request]) -> None:
+        spent = Clock()
+        self._begun[step] = self._inner.of(step, prompts, requests, spent, _UNSEEN), spent
+
     async def drop(self) -> None:
         """End all that was begun: the run is over, or is restored from a checkpoint."""
         rollouts, self._begun = self._begun, {}
@@ -53,8 +59,8 @@ class PrefetchedRollouts:
             await rollout.aclose()
 
 
-def _unseen(by: int = 1) -> None:
-    """Nothing is shown before the step begins."""
+def _show_nothing(_: int) -> None:
+    """Move no bar: the step has not begun."""
 
 
-_UNSEEN = RolloutBars(_unseen, _unseen)
+_UNSEEN = RolloutBars(_show_nothing, _show_nothing)

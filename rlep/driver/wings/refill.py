@@ -11,7 +11,7 @@ from rlep.driver.step import GroupsOf
 
 
 def refilled(groups_of: GroupsOf) -> GroupsOf:
-    """P groups with differing verdicts, or as many whole updates of them as the bound allows (none, at worst)."""
+    """Take P groups with differing verdicts, or as many whole updates of them as the bound allows (none, at worst)."""
 
     async def until_filled(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
         config = step.run.config

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from rlep.core.types import Group, Prompt
 from rlep.driver.context import Step
 from rlep.driver.replays import drawn_replays
+from rlep.driver.rollout import training_requests
 from rlep.driver.step import mixed, rollout
 
 
 async def replaced_groups(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
-    """Each prompt's group of G: its m replays, and the first G − m of the fresh responses that it would have without them."""
+    """Return each prompt's group of G: m replays, and the first G − m of the fresh responses it would have without them."""
     with step.clock.phase("replay"):
         replays = await drawn_replays(step, prompts)
-    spared = {prompt_id: len(members) for prompt_id, members in replays.items() if members}
-    fresh = await rollout(step, prompts, spared)
-    return [mixed(step, prompt, fresh[prompt.id], replays.get(prompt.id, ()), spared) for prompt in prompts]
+    missing = {prompt.id: step.run.config.rollout.fresh - len(replays.get(prompt.id, ())) for prompt in prompts}
+    requests = training_requests(step.run.config, step.number, prompts)
+    fresh = await rollout(step, prompts, [each for each in requests if each.sample < missing[each.prompt_id]])
+    return [mixed(step, prompt, fresh[prompt.id], replays.get(prompt.id, ())) for prompt in prompts]

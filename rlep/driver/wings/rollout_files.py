@@ -1,4 +1,4 @@
-"""``rollouts/`` of a run directory: what each step trained on, written by a thread while the next step runs.
+"""``rollouts/`` of a run directory: trajectories of each step, written by a thread while the next step runs.
 
 ``step-NNNNNN.parquet`` has a row for every trajectory, ``step-NNNNNN.tokens.parquet`` the texts, token ids and log-probs
 of ``rollouts.groups`` groups, and of those whose prompts ``rollouts.watch`` names. A file that is late or cannot be written
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -20,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rlep.config.schema import Config
+from rlep.core.files import replace_with
 from rlep.core.seeds import seed_for
-from rlep.core.types import Float32Array, Group, Prompt, Trajectory
+from rlep.core.types import Float32Array, Group, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.evaluate import Decode
 from rlep.driver.step import StepOutcome
+from rlep.metrics.catalogue import MetricValue
 from rlep.metrics.logs import EventLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MakeStep = Callable[[Step, Sequence[Prompt]], Awaitable[StepOutcome]]
 
 LAST_FILE_S = 60.0
 """Longest wait, at the end of a run or before a step is repeated, for a file that is being written."""
@@ -63,7 +62,7 @@ class RolloutRow:
     trained: bool
     """False: out of the loss (``mask_truncated``, ``drop_constant``)."""
     update: int
-    """Which optimizer update of the step."""
+    """Number of the optimizer update in the step."""
     policy_version: int
     """Version that the step trains."""
     oldest_version: int
@@ -106,19 +105,17 @@ class RolloutFiles:
         self._next: int | None = None
         """The step that follows the last one, unless the run is restored."""
 
-    def kept(self, make: MakeStep) -> MakeStep:
-        """``make``, whose outcomes are written; files of steps that are done again are removed first."""
+    async def begin_step(self, step: Step) -> None:
+        """Remove the files of a step that is done again, and of later ones."""
+        if step.number != self._next:
+            await self.finished()
+            self._attempt(step.number, lambda: remove_from(self._directory, step.number))
 
-        async def step(number: Step, prompts: Sequence[Prompt]) -> StepOutcome:
-            if number.number != self._next:
-                await self.finished()
-                self._attempt(number.number, lambda: remove_from(self._directory, number.number))
-            outcome = await make(number, prompts)
-            self._next = number.number + 1
-            self._begin(outcome)
-            return outcome
-
-        return step
+    async def write_step(self, outcome: StepOutcome, _: Mapping[str, MetricValue]) -> Mapping[str, MetricValue]:
+        """Begin to write the files of a step that is complete."""
+        self._next = outcome.step.number + 1
+        self._begin(outcome)
+        return {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,12 +157,12 @@ class RolloutFiles:
 
 
 def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
-    """The groups of a step in their order."""
+    """Yield the groups of a step in their order."""
     number = 0
-    for update, one in enumerate(outcome.mini_batches):
-        logprobs = np.split(one.current_logprobs, np.cumsum(one.batch.response_lengths)[:-1])
+    for update, ready in enumerate(outcome.mini_batches):
+        logprobs = np.split(ready.current_logprobs, np.cumsum(ready.batch.response_lengths)[:-1])
         at = 0
-        for group in one.groups:
+        for group in ready.groups:
             parts = tuple(logprobs[at : at + len(group.members)])
             rows = tuple(
                 _row(
@@ -174,9 +171,9 @@ def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
                     group=number,
                     member=member,
                     replayed=member >= len(group.fresh),
-                    reward=float(one.rewards.scores[at + member]),
-                    advantage=float(one.batch.advantages[at + member]),
-                    trained=bool(one.batch.trained[at + member]),
+                    reward=float(ready.rewards.scores[at + member]),
+                    advantage=float(ready.batch.advantages[at + member]),
+                    trained=bool(ready.batch.trained[at + member]),
                     update=update,
                     policy_version=group.policy_version,
                 )
@@ -187,7 +184,7 @@ def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
 
 
 def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> RolloutRow:
-    """``place``: what the step knows of it, by the fields of ``RolloutRow``."""
+    """Return the row of a trajectory; ``place``: further fields of ``RolloutRow``, from its step."""
     verdict, sampled, versions = trajectory.verdict, trajectory.logprobs, trajectory.token_versions
     gaps = None if sampled is None else np.abs(logprobs - sampled)
     return RolloutRow(
@@ -217,7 +214,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
 def chosen_groups(
     groups: Sequence[WrittenGroup], count: int, *, seed: int, step: int, watch: Sequence[str] = ()
 ) -> list[WrittenGroup]:
-    """At most ``count`` groups and those of the prompts ``watch``, in the step's order.
+    """Choose at most ``count`` groups and those of the prompts ``watch``, in the step's order.
 
     Of ``count`` half is drawn by prompt, half are extremes of four kinds in turn; watched prompts change neither.
     """
@@ -229,35 +226,35 @@ def chosen_groups(
         if len(chosen) >= count:
             break
         chosen.setdefault(at)
-    watched = [at for at, one in enumerate(groups) if one.group.prompt.id in watch]
+    watched = [at for at, each in enumerate(groups) if each.group.prompt.id in watch]
     return [groups[at] for at in sorted({*chosen, *watched})]
 
 
-def _longest(one: WrittenGroup) -> float:
-    return max(row.tokens for row in one.rows)
+def _longest(written: WrittenGroup) -> float:
+    return max(row.tokens for row in written.rows)
 
 
-def _widest_gap(one: WrittenGroup) -> float:
-    return max((row.gap_max for row in one.rows if row.gap_max is not None), default=0.0)
+def _widest_gap(written: WrittenGroup) -> float:
+    return max((row.gap_max for row in written.rows if row.gap_max is not None), default=0.0)
 
 
-def _rescued(one: WrittenGroup) -> float:
-    """A replay is correct, and no fresh response."""
-    return float(any(m.correct for m in one.group.replays) and not any(m.correct for m in one.group.fresh))
+def _rescued(written: WrittenGroup) -> float:
+    """Tell whether a replay is correct, and no fresh response."""
+    return float(any(m.correct for m in written.group.replays) and not any(m.correct for m in written.group.fresh))
 
 
-def _all_wrong(one: WrittenGroup) -> float:
-    return float(not any(member.correct for member in one.group.members))
+def _all_wrong(written: WrittenGroup) -> float:
+    return float(not any(member.correct for member in written.group.members))
 
 
 _EXTREMES = (_longest, _widest_gap, _rescued, _all_wrong)
 
 
 def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
-    """A row for each trajectory."""
+    """Return a table with a row for each trajectory."""
     import pyarrow as pa
 
-    rows = [row for one in groups for row in one.rows]
+    rows = [row for written in groups for row in written.rows]
     kinds = {"int": pa.int32(), "str": pa.string(), "bool": pa.bool_(), "float": pa.float32()}
     columns: dict[str, Any] = {}
     for field in fields(RolloutRow):
@@ -267,13 +264,13 @@ def rows_table(groups: Sequence[WrittenGroup]) -> pa.Table:
 
 
 def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
-    """A row for each trajectory of these groups: question, text, token ids and log-probs."""
+    """Return a table with a row for each trajectory of these groups: question, text, token ids and log-probs."""
     import pyarrow as pa
 
     held = [
-        (one.group.prompt, row, member, logprobs)
-        for one in groups
-        for row, member, logprobs in zip(one.rows, one.group.members, one.logprobs, strict=True)
+        (written.group.prompt, row, member, logprobs)
+        for written in groups
+        for row, member, logprobs in zip(written.rows, written.group.members, written.logprobs, strict=True)
     ]
     half = pa.list_(pa.float16())
     return pa.table(
@@ -300,11 +297,12 @@ def write_whole(path: Path, parts: Sequence[pa.Table]) -> None:
     """One row group for each part; the file appears whole."""
     import pyarrow.parquet as pq
 
-    part = path.with_name(f".{path.name}.part")
-    with pq.ParquetWriter(part, parts[0].schema, compression="zstd", write_page_checksum=True) as file:
+    with (
+        replace_with(path) as part,
+        pq.ParquetWriter(part, parts[0].schema, compression="zstd", write_page_checksum=True) as file,
+    ):
         for table in parts:
             file.write_table(table)
-    os.replace(part, path)
 
 
 def remove_from(directory: Path, step: int) -> None:

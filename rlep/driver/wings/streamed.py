@@ -17,10 +17,10 @@ from rlep.core.types import Group, Prompt, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batch, with_old_logprobs
 from rlep.driver.replays import drawn_replays
-from rlep.driver.rollout import bars
+from rlep.driver.rollout import bars, training_requests
 from rlep.driver.step import StepOutcome, mixed
-from rlep.driver.step_values import ScoredMiniBatch
 from rlep.driver.tasks import together
+from rlep.driver.values import ScoredMiniBatch
 
 
 async def streamed_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
@@ -34,28 +34,33 @@ async def streamed_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
     groups: dict[str, Group] = {}
     scored: dict[int, ScoredMiniBatch] = {}
     updates: list[UpdateOutcome] = []
+    requests = training_requests(run.config, k, prompts)
     with (
         clock.phase("step"),
-        bars(run.progress, len(prompts) * run.config.rollout.fresh) as shown,
+        bars(run.progress, len(requests)) as shown,
         run.progress.phase("update", len(prompts) // size, "updates") as advance,
     ):
-        async with together() as tasks, aclosing(step.trainers.rollouts.of(k, prompts, clock, shown)) as verified:
+        async with (
+            together() as tasks,
+            aclosing(step.trainers.rollouts.of(k, prompts, requests, clock, shown)) as verified,
+        ):
             drawing = tasks.create_task(drawn_replays(step, prompts))
             async for prompt, fresh in verified:
                 with clock.phase("replay"):
                     replays = await drawing
                 groups[prompt.id] = mixed(step, prompt, fresh, replays.get(prompt.id, ()))
                 number = position[prompt.id] // size
-                part = [groups[one.id] for one in prompts[number * size : (number + 1) * size] if one.id in groups]
+                of_update = prompts[number * size : (number + 1) * size]
+                part = [groups[member.id] for member in of_update if member.id in groups]
                 if len(part) < size:
                     continue
-                one = mini_batch(run, part)
+                ready = mini_batch(run, part)
                 with clock.phase("score"):
-                    scored[number] = with_old_logprobs(run, one, await learner.score(one.batch, rollout=k))
+                    scored[number] = with_old_logprobs(run, ready, await learner.score(ready.batch, rollout=k))
                 while len(updates) in scored:
                     with clock.phase("update"):
                         updates.append(await learner.update(scored[len(updates)].batch, rollout=k))
-                    advance()
+                    advance(1)
         with clock.phase("publish"):
             difference = await weights.publish(k + 1)
     return StepOutcome(step, tuple(scored[number] for number in range(len(updates))), tuple(updates), difference)

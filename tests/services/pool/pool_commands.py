@@ -45,6 +45,13 @@ class Commands:
     def json(self, *words: str | Path, name: str | None = None) -> Any:
         return json.loads(self.ok(*words, "--json", name=name))
 
+    def checked(self, name: str | None = None) -> dict[str, Any]:
+        """The findings of ``rlep check`` about the pool, by what they are about."""
+        where = [f'pool.directory="{self.server.directory}"', f'pool.name="{name or self.name}"']
+        words = ["check", "--json", *(word for text in where for word in ("--set", text)), *self.settings]
+        found = json.loads(CliRunner().invoke(app, words).stdout)["findings"]
+        return {finding["what"]: finding for finding in found if finding["what"].startswith("pool ")}
+
     def mistake(self, *words: str | Path, name: str | None = None, status: int = 2) -> str:
         result = self.run(*words, name=name)
         assert (result.exit_code, result.stdout) == (status, ""), result.output

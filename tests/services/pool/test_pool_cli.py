@@ -207,21 +207,21 @@ def test_seal_asks_first(filled: Commands) -> None:
     assert filled.json("verify", "--dry-run")["failed"] == 1
 
 
-def test_doctor_finds_and_removes_a_damaged_record(filled: Commands) -> None:
-    findings = {finding["what"]: finding for finding in filled.json("doctor")["findings"]}
-    assert {finding["level"] for finding in findings.values()} == {"ok"}
-    assert set(findings) == {"server", "memory", "pool", "tokenizer", "counters", "records", "writes"}
+def test_check_finds_and_prune_removes_a_damaged_record(filled: Commands) -> None:
+    found = filled.checked()
+    assert {finding["level"] for finding in found.values()} == {"ok"}
+    assert set(found) == {"pool server", "pool content", "pool tokenizer", "pool counters", "pool records"}
     with filled.pool() as pool:
         pool.add_entries([NewRecord(IDS[3], b"\7" * 16, "p@1\nmath@0", b"no record")])
-    result = filled.run("doctor")
-    assert result.exit_code == 1
-    assert f"1 damaged, 0 removed: {'07' * 16} of prompt {IDS[3]}: record of 9 bytes" in result.stdout
-    assert "rlep pool doctor --repair" in result.stdout
-    assert "1 damaged, 1 removed" in filled.ok("doctor", "--repair")
-    assert "every checksum and content id matches" in filled.ok("doctor")
-    missing = filled.run("doctor", name="nobody")
-    assert missing.exit_code == 1
-    assert "there is no pool nobody in this Redis" in missing.stdout
+    records = filled.checked()["pool records"]
+    assert records["level"] == "wrong"
+    assert f"1 damaged: {'07' * 16} of prompt {IDS[3]}: record of 9 bytes" in records["detail"]
+    assert "`rlep pool prune --damaged`" in records["remedy"]
+    assert "would remove 1 damaged record of 6" in filled.ok("prune", "--damaged", "--dry-run")
+    assert "removed 1 damaged record of 6" in filled.ok("prune", "--damaged")
+    assert "every checksum and content id matches" in filled.checked()["pool records"]["detail"]
+    assert "--damaged removes every damaged record" in filled.mistake("prune", "--damaged", "--keep", "1")
+    assert "there is no pool nobody in this Redis" in filled.checked("nobody")["pool records"]["detail"]
 
 
 def test_the_export_of_a_sealed_pool_is_imported_sealed(filled: Commands, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_draw_refuses_a_record_beyond_the_vocabulary(
     old.add([good, beyond, trajectory("q2", [7])])
     reading = open_pool(read_only=True, vocabulary=42)
     assert reading.sample(["q0"], 1, seed=0, step=0).ids == (good.content_id,)
-    reason = f"trajectory {beyond.content_id} of {REASON}; rlep pool doctor --repair removes such records"
+    reason = f"trajectory {beyond.content_id} of {REASON}; rlep pool prune --damaged removes such records"
     with pytest.raises(RecordRefused, match=reason):
         reading.sample(["q0", "none", "q1", "q2"], 1, seed=0, step=0)
     open_pool(vocabulary=42)  # records it: a server, too, learns it
@@ -112,7 +112,7 @@ def test_a_client_states_the_vocabulary_of_a_pool_that_has_none(server: PoolServ
         assert plain.add([beyond]).refused == ((beyond.content_id, REASON),)
 
 
-def test_doctor_takes_the_models_vocabulary_where_the_pool_has_none(
+def test_check_takes_the_models_vocabulary_where_the_pool_has_none(
     redis_server: EmbeddedRedis, tmp_path: Path, trajectory: MakeTrajectory
 ) -> None:
     commands = Commands(redis_server, load_tokenizer(MODEL), tmp_path / "data.jsonl", "doctored")
@@ -120,38 +120,38 @@ def test_doctor_takes_the_models_vocabulary_where_the_pool_has_none(
     good = commands.answer(0, "0+1=1")
     bad = replace(good, tokens=good.tokens + 99_000)
     pool.add([good, bad])
-    result = commands.run("doctor")
-    assert result.exit_code == 1
-    assert f"1 damaged, 0 removed: {bad.content_id} of prompt {bad.prompt_id}: token id" in result.stdout
-    assert "≥ vocabulary 42" in result.stdout
-    assert "1 damaged, 1 removed" in commands.ok("doctor", "--repair")
-    assert "every checksum and content id matches; every token id is below 42" in commands.ok("doctor")
+    records = commands.checked()["pool records"]
+    assert records["level"] == "wrong"
+    assert f"1 damaged: {bad.content_id} of prompt {bad.prompt_id}: token id" in records["detail"]
+    assert "≥ vocabulary 42" in records["detail"]
+    assert "removed 1 damaged record of 2" in commands.ok("prune", "--damaged")
+    assert commands.checked()["pool records"]["detail"] == (
+        "every checksum and content id matches; every token id is below 42"
+    )
     assert pool.content_ids(good.prompt_id) == [good.content_id]
     pool.close()
 
 
-def test_doctor_says_what_it_could_not_check_of_a_pool_that_a_client_made(
+def test_check_says_what_it_could_not_check_of_a_pool_that_a_client_made(
     redis_server: EmbeddedRedis, server: PoolServer, tmp_path: Path, trajectory: MakeTrajectory
 ) -> None:
     with PoolClient(server.address, pool="by-a-client") as client:
         assert client.add([trajectory("q1")]).inserted == 1
     commands = Commands(redis_server, load_tokenizer(MODEL), tmp_path / "data.jsonl", "by-a-client")
-    found = {finding["what"]: finding for finding in commands.json("doctor")["findings"]}
+    found = commands.checked()
     assert {name: finding["level"] for name, finding in found.items()} == {
-        **dict.fromkeys(("server", "memory", "pool", "counters", "records", "writes"), "ok"),
-        "tokenizer": "ok",
-        "vocabulary": "ok",
+        **dict.fromkeys(("pool server", "pool content", "pool counters", "pool records"), "ok"),
+        "pool tokenizer": "wrong",
     }
-    assert found["tokenizer"]["detail"] == (
-        f"the pool's writer stated {TOKENIZER}; model.path = {MODEL} has {commands.tokenizer.digest}: "
-        "a run with this model refuses the pool"
+    assert found["pool tokenizer"]["detail"] == (
+        f"the pool's writer stated {TOKENIZER}; model.path = {MODEL} has {commands.tokenizer.digest}"
     )
-    assert "rlep.load_tokenizer(MODEL_DIR).digest" in found["tokenizer"]["remedy"]
-    assert found["vocabulary"]["detail"].startswith("not checked whether token ids exist")
-    assert found["records"]["detail"] == "every checksum and content id matches; token ids were not checked"
+    assert "rlep.load_tokenizer(MODEL_DIR).digest" in found["pool tokenizer"]["remedy"]
+    assert found["pool records"]["detail"].startswith(
+        "every checksum and content id matches; token ids were not checked: "
+    )
 
     commands.settings[1] = f'model.path="{tmp_path / "gone"}"'
-    found = {finding["what"]: finding for finding in commands.json("doctor")["findings"]}
-    assert found["tokenizer"]["detail"].endswith(
-        f"; not compared, for model.path = {tmp_path / 'gone'} has no tokenizer"
-    )
+    tokenizer = commands.checked()["pool tokenizer"]
+    assert tokenizer["level"] == "skipped"
+    assert tokenizer["detail"].endswith(f"; model.path = {tmp_path / 'gone'} has no tokenizer")

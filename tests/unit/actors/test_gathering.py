@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from rlep.actors import gathering
-from rlep.actors.gathering import gathered
+from rlep.actors.gathering import gather_items
 
 
 class Source:
@@ -32,14 +32,14 @@ async def test_what_is_there_when_the_stream_ends_is_given_together(monkeypatch:
     source = Source()
     for item in ([1], [2, 3], [], [4], None):
         source.items.put_nowait(item)
-    assert [part async for part in gathered(source.stream())] == [[1, 2, 3, 4]]
+    assert [part async for part in gather_items(source.stream())] == [[1, 2, 3, 4]]
     assert source.closed
 
 
 async def test_without_a_wait_each_comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "SHARE", 0.0)
     source = Source()
-    parts = gathered(source.stream())
+    parts = gather_items(source.stream())
     for item in ([1], [2, 3], [4]):
         source.items.put_nowait(item)
         assert await anext(parts) == item
@@ -49,7 +49,7 @@ async def test_without_a_wait_each_comes_at_once(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_reader_that_leaves_ends_the_stream_that_is_waited_for() -> None:
     source = Source()
-    parts = gathered(source.stream())
+    parts = gather_items(source.stream())
     source.items.put_nowait([1])
     assert await anext(parts) == [1]
     waiting = asyncio.ensure_future(anext(parts))
@@ -66,5 +66,5 @@ async def test_the_streams_error_is_raised() -> None:
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        async for _ in gathered(failing()):
+        async for _ in gather_items(failing()):
             pass

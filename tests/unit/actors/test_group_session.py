@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 
@@ -62,7 +63,7 @@ class Side:
 
 def session(side: Side, workers: int = 2) -> GroupSession:
     role = GeneratorConfig(transfer="gloo", tensor_parallel=workers, transfer_deadline_s=5.0)
-    return GroupSession(side, side, (), role)
+    return GroupSession(cast(Any, side), cast(Any, side), (), role)
 
 
 async def test_each_generator_gets_the_ranks_after_the_learner_and_the_group_is_kept() -> None:

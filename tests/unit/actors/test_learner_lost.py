@@ -126,10 +126,10 @@ async def test_what_a_rank_says_by_itself_is_raised_at_once() -> None:
 
 async def test_a_lack_of_memory_is_raised_at_once_because_no_restart_changes_it() -> None:
     rank = Rank(3)
-    rank.save = lambda _: torch.empty(2**60, dtype=torch.uint8)  # type: ignore[method-assign, assignment, return-value]
+    rank.update = lambda *_: torch.empty(2**60, dtype=torch.uint8)  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(OutOfMemory) as lacking:
-        rank.call("save", Path("checkpoint"))
-    assert str(lacking.value).startswith("learner rank 3 has too little memory for save: ")
+        rank.call("update", None, 0, False)
+    assert str(lacking.value).startswith("learner rank 3 has too little memory for update: ")
     assert "1152921504606846976 bytes" in str(lacking.value)
     with pytest.raises(OutOfMemory, match="learner rank 3"):
         await learners_of(raises(lacking.value), silent).save(Path("checkpoint"))
@@ -139,9 +139,9 @@ async def test_other_errors_of_a_rank_stay_what_they_are() -> None:
     rank = Rank(3)
     with pytest.raises(AttributeError):
         rank.call("nothing")
-    rank.save = lambda _: torch.ones(2) @ torch.ones(3)  # type: ignore[method-assign, assignment, return-value]
+    rank.update = lambda *_: torch.ones(2) @ torch.ones(3)  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(RuntimeError, match="size") as error:
-        rank.call("save", Path("checkpoint"))
+        rank.call("update", None, 0, False)
     assert not isinstance(error.value, OutOfMemory)
 
 

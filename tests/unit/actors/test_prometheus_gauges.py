@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlep.actors.prometheus_gauges import PrometheusTracker
+from rlep.actors.prometheus_gauges import PrometheusTracker, SetGauge
 from rlep.actors.run_progress import Phase
 from tests.waiting import wait_until
 
@@ -21,11 +21,11 @@ class Recorded:
     sets: list[tuple[str, tuple[str, ...], float]] = field(default_factory=list)
     made: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def gauge(self, name: str, description: str, labels: tuple[str, ...]) -> RecordedGauge:
+    def gauge(self, name: str, description: str, labels: tuple[str, ...]) -> SetGauge:
         assert name not in self.made
         assert description
         self.made[name] = labels
-        return RecordedGauge(name, labels, self)
+        return RecordedGauge(name, labels, self).set
 
 
 @dataclass

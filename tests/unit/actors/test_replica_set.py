@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlep.actors.replicas import Rate, ReplicaSet
+from rlep.actors.replicas import Rate, Replica, ReplicaSet
 from rlep.core.errors import ConfigError, PlacementError
 
 
-@dataclass
-class Worker:
+class Worker(Replica):
     """One replica."""
 
-    name: str
-    out_of_restarts: bool = False
+    def __init__(self, name: str, cluster: Cluster) -> None:
+        super().__init__(name)
+        self._cluster = cluster
+        self.dead = False
+
+    @property
+    def out_of_restarts(self) -> bool:
+        return self.dead
+
+    async def join(self) -> None:
+        await self._cluster.join(self)
+
+    async def leave(self, grace_s: float) -> None:
+        await self._cluster.leave(self, grace_s)
 
 
 class Cluster:
@@ -28,7 +38,7 @@ class Cluster:
         self.limit = limit
         self.log: list[str] = []
         self.running: set[str] = set()
-        self.replicas = ReplicaSet("worker", Worker, self.join, self.leave)
+        self.replicas = ReplicaSet("worker", lambda name: Worker(name, self))
 
     async def join(self, worker: Worker) -> None:
         await asyncio.sleep(0)
@@ -88,15 +98,14 @@ async def test_a_set_that_cannot_start_as_a_whole_fails_with_its_replica_s_own_e
 
 
 async def test_once_a_new_replica_fails_those_that_are_starting_are_cancelled() -> None:
-    cluster = await Cluster().started(1)
-    on_the_way = asyncio.Event()
+    class Slow(Cluster):
+        async def join(self, worker: Worker) -> None:
+            if worker.name == "worker-2":
+                raise PlacementError("no room")
+            if worker.name == "worker-1":
+                await asyncio.Event().wait()
 
-    async def join(worker: Worker) -> None:
-        if worker.name == "worker-2":
-            raise PlacementError("no room")
-        await on_the_way.wait()
-
-    cluster.replicas._join = join
+    cluster = await Slow().started(1)
     with pytest.raises(PlacementError, match="2 of 2 new workers did not start: no room"):
         await asyncio.wait_for(cluster.replicas.scale(3, 1), 60)
     assert cluster.names == ["worker-0"]
@@ -104,7 +113,7 @@ async def test_once_a_new_replica_fails_those_that_are_starting_are_cancelled() 
 
 async def test_dead_replicas_are_replaced_by_scaling_to_the_same_count() -> None:
     cluster = await Cluster().started(2)
-    cluster.replicas.members[0].out_of_restarts = True
+    cluster.replicas.members[0].dead = True
     with pytest.raises(ConfigError, match="worker-1 is the only worker"):
         await cluster.replicas.drain("worker-1", 1)
     await cluster.replicas.scale(2, 1)
@@ -113,7 +122,7 @@ async def test_dead_replicas_are_replaced_by_scaling_to_the_same_count() -> None
 
 async def test_a_set_that_is_all_dead_can_be_replaced() -> None:
     cluster = await Cluster().started(1)
-    cluster.replicas.members[0].out_of_restarts = True
+    cluster.replicas.members[0].dead = True
     await cluster.replicas.scale(1, 1)
     assert cluster.names == ["worker-1"]
 

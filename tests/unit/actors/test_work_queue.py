@@ -34,7 +34,7 @@ def test_of_a_call_that_broke_only_its_own_unfinished_requests_come_back() -> No
     assert [taken_ids(queue, "a", 3) for _ in range(2)] == [["u", "v", "w"], ["x", "y", "z"]]
     assert queue.finish("a", job, completion_of("v"))
     assert queue.give_back("a", ["u", "v", "w"]) == 2
-    assert queue.leased("a") == 3
+    assert queue.count_leased("a") == 3
     assert taken_ids(queue, "a", 9) == ["u", "w"]
 
 
@@ -71,7 +71,7 @@ async def test_workers_wake_when_there_is_work() -> None:
     woken: list[str] = []
 
     async def work(worker: str) -> None:
-        await queue.changed(worker)
+        await queue.wait_for_work(worker)
         woken.extend(taken_ids(queue, worker, 1))
 
     workers = [asyncio.create_task(work(name)) for name in "ab"]
@@ -115,7 +115,7 @@ def test_a_slow_worker_s_request_goes_to_another_and_the_first_answer_counts() -
     assert not queue.finish("a", job, completion_of("u", "second"))
     assert queue.finish("a", job, completion_of("v", "first"))
     assert [item.text for item in delivered(job) if isinstance(item, Completion)] == ["first", "first"]
-    assert (queue.leased("a"), queue.leased("b")) == (0, 2)  # b still works on v and w
+    assert (queue.count_leased("a"), queue.count_leased("b")) == (0, 2)  # b still works on v and w
     assert queue.cancel(job) == {"b": ["w", "v"]}
     assert queue.reissued == Reissued(retried=2, dropped=1)
 
@@ -124,9 +124,9 @@ async def test_an_idle_worker_wakes_when_another_s_lease_ends() -> None:
     queue = WorkQueue(0.05)
     queue.put([request_of("u")], Sampling())
     assert taken_ids(queue, "a", 1) == ["u"]
-    await asyncio.wait_for(queue.changed("b"), 60)
+    await asyncio.wait_for(queue.wait_for_work("b"), 60)
     assert taken_ids(queue, "b", 1) == ["u"]
-    idle = asyncio.create_task(queue.changed("a"))
+    idle = asyncio.create_task(queue.wait_for_work("a"))
     # Nothing happens in the time of four leases: both work on it, nothing is left for either.
     assert not (await asyncio.wait({idle}, timeout=0.2))[0]
     idle.cancel()
@@ -136,7 +136,7 @@ async def test_a_wait_for_work_that_is_cancelled_as_work_comes_ends() -> None:
     queue = WorkQueue(60)
     queue.put([request_of("u")], Sampling())
     assert taken_ids(queue, "a", 1) == ["u"]  # its lease gives the wait a deadline
-    waiting = asyncio.create_task(queue.changed("a"))
+    waiting = asyncio.create_task(queue.wait_for_work("a"))
     await asyncio.sleep(0.01)
     queue.put([request_of("v")], Sampling())
     waiting.cancel()  # in the same round of the event loop
@@ -192,11 +192,11 @@ def test_the_first_of_two_completions_counts_and_the_other_worker_is_told() -> N
     assert taken_ids(queue, "c", 9) == ["z"]
     assert queue.finish("b", job, completion_of("x", "second"))
     assert queue.finish("a", job, completion_of("y", "first"))
-    assert queue.superseded() == {"a": ["x"], "b": ["y"]}
-    assert queue.superseded() == {}
-    assert (queue.leased("a"), queue.leased("b")) == (2, 1)
-    queue.stopped("a", ["x", "z"])  # z is not finished: a goes on with it
-    assert queue.leased("a") == 1
+    assert queue.take_superseded() == {"a": ["x"], "b": ["y"]}
+    assert queue.take_superseded() == {}
+    assert (queue.count_leased("a"), queue.count_leased("b")) == (2, 1)
+    queue.release("a", ["x", "z"])  # z is not finished: a goes on with it
+    assert queue.count_leased("a") == 1
     assert not queue.finish("b", job, completion_of("y", "late"))
     assert [item.text for item in delivered(job) if isinstance(item, Completion)] == ["second", "first"]
     assert queue.reissued == Reissued(retried=3, dropped=1)

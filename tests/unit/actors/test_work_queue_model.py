@@ -127,9 +127,9 @@ class QueueModel(RuleBasedStateMachine):
     @rule(hears=st.sets(st.sampled_from(WORKERS)))
     def supersede(self, hears: set[str]) -> None:
         """Workers are told what another has finished; those that hear it stop."""
-        assert self.queue.superseded() == self.superseded
+        assert self.queue.take_superseded() == self.superseded
         for worker in hears & self.superseded.keys():
-            self.queue.stopped(worker, self.superseded[worker])
+            self.queue.release(worker, self.superseded[worker])
             for one in [one for one in self.holding[worker] if one.name in self.superseded[worker] and not one.open]:
                 self.release(worker, one)
         self.superseded = {}
@@ -179,7 +179,7 @@ class QueueModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert self.queue.waiting == len(self.waiting)
         for worker in WORKERS:
-            assert self.queue.leased(worker) == len(self.holding[worker])
+            assert self.queue.count_leased(worker) == len(self.holding[worker])
         for number, job in enumerate(self.jobs):
             if names := [one.name for one in self.open_of(number)]:
                 assert list(job.missing) == names

@@ -1,4 +1,4 @@
-"""A web server that gives one answer to everything."""
+"""A web server on loopback."""
 
 from __future__ import annotations
 
@@ -6,26 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-
-
-@contextmanager
-def answering(body: bytes, status: int = 200, asked: list[str] | None = None) -> Iterator[str]:
-    """Its address; the paths that are asked for go to ``asked``."""
-
-    class Answering(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if asked is not None:
-                asked.append(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with served_by(Answering) as address:
-        yield address
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from rlep.algorithms.selection import (
     draw_uniform_keyed,
     prompt_keys,
     reasoning_digest,
-    replayed_prompts,
     select,
 )
 from rlep.core.errors import ConfigError
@@ -238,14 +237,6 @@ def test_the_digest_of_the_final_reasoning_ignores_what_came_before() -> None:
     one, two = np.arange(100, dtype=np.int32), np.arange(50, 100, dtype=np.int32)
     assert reasoning_digest(one, tail=50) == reasoning_digest(two, tail=50)
     assert reasoning_digest(one) != reasoning_digest(one[:-1])
-
-
-def test_which_prompts_get_replays() -> None:
-    rates = [0.0, 0.25, 0.5, 1.0]
-    assert replayed_prompts(rates, None).tolist() == [True] * 4
-    assert replayed_prompts(rates, 0.5).tolist() == [True, True, False, False]
-    with pytest.raises(ConfigError, match=r"below = 0: must lie in \(0, 1\]"):
-        replayed_prompts(rates, 0)
 
 
 def test_replay_schedules_by_hand() -> None:

@@ -7,16 +7,17 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.text import Text
 
 from rlep.actors.run_progress import Phase, StepReport
-from rlep.actors.timeline import Timeline
 from rlep.cli.progress import TerminalProgress, duration
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
-from rlep.driver.train import Training, TrainStep, rlep_step
+from rlep.driver.step import run_step
+from rlep.driver.train import MakeStep, Training
 from rlep.launch.watch import Watch
 from tests.unit.driver.driver_fakes import World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import config_of, prompt_set
@@ -34,15 +35,15 @@ class Terminal(io.StringIO):
         return True
 
 
-async def trained(directory: Path, progress: TerminalProgress, make: TrainStep = rlep_step) -> None:
+async def trained(directory: Path, progress: TerminalProgress, make: MakeStep = run_step) -> None:
     """Four steps over the driver's fakes, a second each by the watch's clock."""
     train, clock = prompt_set(10), iter(range(100))
     scene = scene_of(config_of(), pool=filled_pool(World(), train.prompts))
     watch = Watch(4, progress.phases, shown=progress.step, clock=lambda: float(next(clock)))
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", train.digest))
     try:
-        step = watch.watched(make, Timeline(), tuple)
-        await Training(scene.run, scene.trainers, data_of(train, ()), store, step).run()
+        hooks: dict[str, Any] = {"before": [watch.begin_step], "after": [watch.end_step]}
+        await Training(scene.run, scene.trainers, data_of(train, ()), store, make, **hooks).run()
     finally:
         store.close()
 

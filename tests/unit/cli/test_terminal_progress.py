@@ -35,9 +35,9 @@ def test_without_a_terminal_a_phase_has_a_line_where_nothing_was_said_for_15_s(
     with TerminalProgress() as progress, progress.phase("evaluate", 8, "responses") as advance:
         for second in (110, 114, 115, 129, 131, 132, 146):
             now[0] = second
-            advance()
+            advance(1)
         now[0] = 200.0
-        advance()  # complete: what follows says so
+        advance(1)  # complete: what follows says so
     assert capsys.readouterr().err.splitlines() == [
         "evaluate: 3/8 responses",
         "evaluate: 5/8 responses",

@@ -160,7 +160,7 @@ def test_replay_presets_have_their_papers_numbers() -> None:
         for name in ("live", "rescue", "luffy")
     )
     assert (live.source, live.count, live.per_question, live.old_logprobs) == ("live", 2, 16, "recompute")
-    assert (rescue.source, rescue.count, rescue.rescue_only, rescue.per_question) == ("live", 1, True, 8)
+    assert (rescue.source, rescue.count, rescue.method, rescue.per_question) == ("live", 1, "rescue", 8)
     assert (luffy.source, luffy.group, luffy.count, luffy.old_logprobs, luffy.shaping) == (
         "offline",
         "replace",

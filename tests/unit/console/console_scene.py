@@ -8,12 +8,10 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from rlep.console.app import console_app
-from rlep.core.types import Int32Array, Prompt
+from rlep.core.types import Int32Array
 from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Trained
 from rlep.driver.wings.rollout_files import RolloutFiles
-from rlep.launch.wings import train_step
 from rlep.services.pool.values import PoolPlace
 from tests.unit.driver.driver_fakes import World, filled_pool, scene_of
 from tests.unit.driver.driver_values import TOKENIZER, config_of, prompt_set, prompts_of
@@ -52,13 +50,12 @@ async def write_run(directory: Path, seed: int = 5, error: str | None = ATTACK) 
     store = RunDirectory(directory, config, Facts("train", "model", TOKENIZER, train.digest))
     try:
         async with RolloutFiles(config, hostile, store.events) as files:
-            make = train_step(config, train, files=files)
 
-            async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
+            async def wait(_: Step) -> None:
                 await files.finished()  # a step of fakes takes less time than a file
-                return await make(number, prompts)
 
-            await scene.training(train, held_out, store, step).run()
+            before = [wait, files.begin_step]
+            await scene.training(train, held_out, store, before=before, after=[files.write_step]).run()
         if error is not None:
             store.events.log("run_failed", error=error)
     finally:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,12 +33,13 @@ from rlep.core.types import (
     Verdict,
 )
 from rlep.data.prompts import PromptSet
-from rlep.driver.context import Run, Step
-from rlep.driver.ports import Advance, Roles, Trainers
+from rlep.driver.context import Roles, Run, Step, Trainers
+from rlep.driver.ports import Advance
+from rlep.driver.replays import choose_method
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import RunDirectory
-from rlep.driver.train import Training, TrainingData, TrainStep
-from rlep.launch.wings import rollouts, train_step
+from rlep.driver.train import MakeStep, Training, TrainingData
+from rlep.launch.wings import choose_step, rollouts
 from tests.unit.driver.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
 
 
@@ -284,7 +286,7 @@ class FakeProgress:
 
     @contextmanager
     def phase(self, name: str, total: int, unit: str) -> Iterator[Advance]:
-        def advance(by: int = 1) -> None:
+        def advance(by: int) -> None:
             self.done[name] += by
 
         yield advance
@@ -316,14 +318,21 @@ class Scene:
     @property
     def trainers(self) -> Trainers:
         """Who trains, on policy."""
-        return Trainers(self.learner, self.weights, OnPolicyRollouts(self.run), self.pool, self.failures)
+        method, ways = choose_method(self.config), OnPolicyRollouts(self.run)
+        return Trainers(self.learner, self.weights, ways, self.pool, self.failures, method)
 
     def training(
-        self, train: PromptSet, held_out: Sequence[Prompt], store: RunDirectory, step: TrainStep | None = None
+        self,
+        train: PromptSet,
+        held_out: Sequence[Prompt],
+        store: RunDirectory,
+        make: MakeStep | None = None,
+        **hooks: Any,
     ) -> Training:
-        """A run with the wings that the config asks for; ``step`` instead of the config's."""
+        """A run with the wings that the config asks for; ``make`` instead of the config's step."""
         trained = replace(self.trainers, rollouts=rollouts(self.run, train))
-        return Training(self.run, trained, data_of(train, held_out), store, step or train_step(self.config, train))
+        data, make = data_of(train, held_out), make or choose_step(self.config)
+        return Training(self.run, trained, data, store, make, **hooks)
 
     def step(self, number: int = 0, *, replays: int | None = None, spare: Sequence[Prompt] = ()) -> Step:
         """A step whose dynamic sampling finds ``spare`` prompts."""

@@ -23,6 +23,7 @@ from rlep.core.types import (
     prompt_id_of,
 )
 from rlep.data.prompts import PromptReport, PromptSet
+from rlep.methods.replay_method import settings_of
 
 TOKENIZER = "tok"
 P, G, M, B = 4, 3, 2, 2
@@ -43,7 +44,8 @@ def config_of(**sections: Mapping[str, Any]) -> Config:
         "collection": {"samples": 4, "cap": 3},
     }
     for name, values in sections.items():
-        tree.setdefault(name, {}).update(values)
+        method = settings_of(values["method"]) if "method" in values else {}
+        tree.setdefault(name, {}).update({**method, **values})
     return parse_config(tree)
 
 

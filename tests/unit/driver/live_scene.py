@@ -12,10 +12,10 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.seeds import generator_for
 from rlep.core.types import AddReport, Completion, Prompt, Request, Sampling, Trajectory, Verdict
+from rlep.driver.live_replay import LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training
-from rlep.driver.wings.live_replay import LiveReplay
-from rlep.launch.wings import rollouts, train_step
+from rlep.launch.wings import choose_step, rollouts
 from tests.unit.driver.driver_fakes import (
     FakeGenerators,
     FakeVerifiers,
@@ -127,9 +127,10 @@ async def trained(directory: Path, config: Config, stored: Stored, kill_at: int 
     pool = FakeLivePool(world, stored)
     live = LiveReplay(config, pool, directory, offline)
     store = RunDirectory(directory, config, Facts("train", "model", "tok", TRAIN.digest))
-    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN), pool=live, live=live)
+    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN), pool=live)
     try:
-        await Training(scene.run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(config, TRAIN, live)).run()
+        data, make = data_of(TRAIN, HELD_OUT), choose_step(config)
+        await Training(scene.run, trainers, data, store, make, live=live, after=[live.learn]).run()
     finally:
         store.close()
     return Lived(scene, pool, live, recording.graded)

@@ -14,7 +14,8 @@ import pytest
 from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver import checkpoint as module
-from rlep.driver.checkpoint import Checkpoint, Checkpoints, RunState, read_checkpoint
+from rlep.driver.checkpoint import Checkpoint, Checkpoints, read_checkpoint
+from rlep.driver.run_state import RunState
 from tests.unit.driver.driver_fakes import FakeLearner, Killed, World
 
 

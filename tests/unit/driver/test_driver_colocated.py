@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from rlep.core.errors import DeadlineExceeded, LearnerLost, WeightSyncError
-from rlep.driver.context import Run
-from rlep.driver.ports import Roles, Trainers
+from rlep.driver.context import Roles, Run, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import Training
@@ -25,7 +24,7 @@ from rlep.driver.wings.colocated import (
     TimeSharedWeights,
     TimeSharing,
 )
-from rlep.launch.wings import train_step
+from rlep.launch.wings import choose_step
 from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import batch_bytes, config_of, prompt_set, prompts_of
 
@@ -99,7 +98,8 @@ def time_shared(scene: Scene, world: Devices) -> tuple[Run, Trainers]:
     generators, learner = FakeSide(world, "generators"), FakeSide(world, "learner")
     sharing.join("generators", generators)
     sharing.join("learner", learner)
-    weights = TimeSharedWeights(Handover(scene, world, generators.wake), sharing)
+    handover = Handover(scene, world, generators.wake)
+    weights = TimeSharedWeights(handover.offer, handover.take, sharing)
     run = replace(scene.run, roles=Roles(TimeSharedGenerators(scene.generators, sharing), scene.verifiers))
     return run, Trainers(TimeSharedLearner(scene.learner, sharing), weights, OnPolicyRollouts(run), scene.pool)
 
@@ -109,7 +109,7 @@ async def train(directory: Path, scene: Scene, world: Devices | None) -> tuple[l
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     run, trainers = (scene.run, scene.trainers) if world is None else time_shared(scene, world)
     try:
-        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, train_step(scene.config, TRAIN)).run()
+        await Training(run, trainers, data_of(TRAIN, HELD_OUT), store, choose_step(scene.config)).run()
     finally:
         store.close()
     return [batch_bytes(batch) for batch in scene.learner.batches], scene.learner.state

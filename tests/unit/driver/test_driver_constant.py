@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlep.driver.ledger import compute_of
+from rlep.driver.run_state import tokens_computed
 from rlep.driver.step_metrics import step_metrics
 from tests.unit.driver.test_driver_step import PROMPTS, stepped, with_pool
 
@@ -37,4 +37,4 @@ async def test_kl_and_entropy_keep_the_groups_that_drop_constant_takes_out(loss:
     assert kept == ([[True] * 6] * 2 if loss else [None] * 2)
     assert [int(batch.computed.sum()) for batch in scene.learner.batches] == ([6, 6] if loss else [3, 0])
     generated = sum(int(np.diff(batch.offsets)[batch.computed].sum()) for batch in scene.learner.batches)
-    assert compute_of(outcome.step, (one.batch for one in outcome.mini_batches)).trained == generated
+    assert tokens_computed(outcome)["trained"] == generated

@@ -15,7 +15,7 @@ from rlep.core.jsonl import read_lines
 from rlep.data.prompts import PromptSet
 from rlep.driver.checkpoint import Checkpoint, read_checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training, rlep_step
+from rlep.driver.train import Training
 from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import config_of, prompt_set, prompts_of
 from tests.waiting import until
@@ -42,7 +42,7 @@ async def trained(
     store = RunDirectory(directory, scene.config, Facts("train", "model", tokenizer, train.digest))
     run = replace(scene.run, template_digest=template)
     try:
-        return await Training(run, scene.trainers, data_of(train, HELD_OUT, pool), store, rlep_step).run()
+        return await Training(run, scene.trainers, data_of(train, HELD_OUT, pool), store).run()
     finally:
         store.close()
 

@@ -9,13 +9,12 @@ import pytest
 
 from rlep.core.errors import VerifierError
 from rlep.core.types import Prompt, Status, Verdict
-from rlep.driver.context import Run
+from rlep.driver.context import Roles, Run
 from rlep.driver.crashes import ReportedCrashes, check_decided
 from rlep.driver.evaluate import evaluate_policy
-from rlep.driver.ports import Roles
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import run_step
-from rlep.launch.failed_grading import reported
+from rlep.launch.command import report_crashes
 from tests.unit.driver.driver_fakes import FakeVerifiers, Scene, World, scene_of
 from tests.unit.driver.driver_values import P, config_of, prompts_of
 
@@ -84,7 +83,7 @@ async def test_the_first_crash_of_each_kind_is_an_event_and_a_log_with_its_trace
     made = scene({})
     config = made.config.model_copy(update={"run": made.config.run.model_copy(update={"directory": tmp_path / "run"})})
     store = RunDirectory(config.run.directory, config, Facts("train"))
-    verifiers = reported(config, Crashing(World()), made.progress, store)
+    verifiers = report_crashes(config, Crashing(World()), made.progress, store)
     assert isinstance(verifiers, ReportedCrashes)
     for prompt in PROMPTS:
         await verifiers.grade(prompt, [])
@@ -103,8 +102,8 @@ async def test_the_first_crash_of_each_kind_is_an_event_and_a_log_with_its_trace
 async def test_without_a_directory_the_traceback_is_noted_and_other_profiles_are_left_alone() -> None:
     made = scene({})
     run: Run = made.run
-    roles = Roles(run.roles.generators, reported(made.config, Crashing(World()), made.progress))
+    roles = Roles(run.roles.generators, report_crashes(made.config, Crashing(World()), made.progress))
     await roles.verifiers.grade(PROMPTS[0], [])
     assert made.progress.notes[0].endswith("ValueError: 1\n  File 1")
     inner = Crashing(World())
-    assert reported(scene({}, "code").config, inner, made.progress) is inner
+    assert report_crashes(scene({}, "code").config, inner, made.progress) is inner

@@ -13,7 +13,6 @@ from rlep.core.jsonl import read_lines
 from rlep.core.types import Status
 from rlep.driver.idle import IdleSteps
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.launch.wings import train_step
 from rlep.metrics.catalogue import MetricValue
 from tests.unit.driver.driver_fakes import Scene, scene_of
 from tests.unit.driver.driver_values import B, G, config_of, prompt_set
@@ -39,7 +38,7 @@ def hopeless(directory: Path, solved: tuple[int, ...] = (), **sections: dict[str
     }
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     try:
-        asyncio.run(scene.training(TRAIN, (), store, train_step(scene.config, TRAIN)).run())
+        asyncio.run(scene.training(TRAIN, (), store).run())
     finally:
         store.close()
     return scene
@@ -79,7 +78,10 @@ def test_one_step_with_a_gradient_makes_it_a_trained_run(tmp_path: Path) -> None
 def test_every_tenth_step_without_a_gradient_is_said() -> None:
     idle, config = IdleSteps(), config_of(replay={"count": 0}, update={"idle_steps": 25})
     constant: dict[str, MetricValue] = {"update/count": 2, "update/grad_norm_max": 0.0, "rollout/accuracy": 1.0}
-    said = [idle.add(config, constant, 0) for _ in range(24)]
+    said = []
+    for _ in range(24):
+        idle = idle.add(config, constant, wanted=False)
+        said.append(idle.notes(config, constant))
     assert {number: one for number, one in enumerate(said) if one} == {
         9: [
             "no update has had a gradient in 10 steps: all responses to a question had the same reward; "
@@ -91,26 +93,29 @@ def test_every_tenth_step_without_a_gradient_is_said() -> None:
         ],
     }
     with pytest.raises(UpdateError, match="learned nothing in the last 25 steps: all responses to a question"):
-        idle.add(config, constant, 0)
-    assert (idle.add(config, constant | {"update/grad_norm_max": 1e-9}, 0), idle.updates) == ([], 0)
+        idle.add(config, constant, wanted=False)
+    idle = idle.add(config, constant | {"update/grad_norm_max": 1e-9}, wanted=False)
+    assert (idle.notes(config, constant), idle.updates) == ([], 0)
     idle.check_end(config, 26)
 
 
 def test_a_live_run_without_a_success_says_every_tenth_step_that_it_has_nothing_to_replay() -> None:
     idle, config = IdleSteps(), config_of(replay={"source": "live", "idle_steps": 12}, update={"idle_steps": 0})
     nothing: dict[str, MetricValue] = {
-        "group/fresh_successes": [4, 0, 0, 0],
         "loss/tokens/replay": 0,
         "live/responses": 0,
         "live/questions": 0,
     }
     trained: dict[str, MetricValue] = {"update/grad_norm_max": 1.0}  # the length penalty tells wrong responses apart
-    said = [idle.add(config, nothing | trained, 2) for _ in range(10)]
+    said = []
+    for _ in range(10):
+        idle = idle.add(config, nothing | trained, wanted=True)
+        said.append(idle.notes(config, nothing | trained))
     assert said[:9] == [[]] * 9
     assert said[9] == [
         "no replay has reached the loss in 10 steps, since no response of this run was correct yet; "
         "replay.idle_steps = 12 ends the run"
     ]
-    idle.add(config, nothing | trained | {"live/responses": 3, "live/questions": 1}, 2)
+    idle = idle.add(config, nothing | trained | {"live/responses": 3, "live/questions": 1}, wanted=True)
     with pytest.raises(MixingError, match="no replay reached the loss in 12 steps"):
-        idle.add(config, nothing | trained, 2)
+        idle.add(config, nothing | trained, wanted=True)

@@ -15,7 +15,7 @@ from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
 from rlep.driver.train import Training
-from rlep.launch.wings import rollouts, train_step
+from rlep.launch.wings import choose_step, rollouts
 from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import config_of, evaluations, prompt_set, prompts_of, untimed
 
@@ -33,7 +33,7 @@ def new_scene(kind: str, **sections: Mapping[str, Any]) -> Scene:
 async def trained(directory: Path, scene: Scene, kind: str) -> Checkpoint:
     """Train as a process of its own would."""
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    step = sft_step if kind == "sft" else train_step(scene.config, TRAIN)
+    step = sft_step if kind == "sft" else choose_step(scene.config)
     trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN))
     try:
         return await Training(scene.run, trainers, data_of(TRAIN, HELD_OUT), store, step).run()

@@ -18,7 +18,7 @@ from tests.unit.driver.live_scene import (
 
 
 async def test_half_of_a_step_is_drawn_by_success_and_only_that_half_gets_replays(tmp_path: Path) -> None:
-    config = live_config(replay={"source": "live", "minimum": 1, "questions": "bucket", "start_accuracy": 0.2})
+    config = live_config(replay={"method": "python:tests.unit.driver.replay_methods:Shared"})
     lived = await trained(tmp_path, config, {})
     order, known = PromptOrder(len(TRAIN), PROMPTS, config.run.seed), {prompt.id for prompt in TRAIN.prompts}
     asked = [one.prompt_id for one in lived.scene.generators.asked if one.prompt_id in known]

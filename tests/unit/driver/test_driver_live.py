@@ -14,9 +14,9 @@ from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, MixingError, PoolError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Trajectory
+from rlep.driver.live_replay import FILE, LiveReplay
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import mixed
-from rlep.driver.wings.live_replay import FILE, LiveReplay
 from tests.unit.driver.driver_fakes import (
     Killed,
     World,
@@ -35,17 +35,18 @@ from tests.unit.driver.live_scene import (
     trained,
 )
 
+OWN = "python:tests.unit.driver.replay_methods"
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "uniform": {},
     "newest": {"replay": {"selection": "newest", "max_age": 2}},
     "probable": {"replay": {"selection": "most-probable", "per_question": 4, "old_logprobs": "behaviour"}},
     "capped": {"replay": {"is_cap": 2.0}, "checkpoint": {"every": 2, "keep": 2}},
-    "retired": {"replay": {"retire_after": 1, "start_accuracy": 0.5, "selection": "least-used"}},
+    "retired": {"replay": {"method": f"{OWN}:Retired", "selection": "least-used"}},
     "both": {"replay": {"source": "both", "selection": "diverse"}},
     "streamed": {"update": {"stream": True}},
     "refilled": {"rollout": {"dynamic_sampling": True}},
     "replacing": {"replay": {"group": "replace"}},
-    "bucket": {"replay": {"questions": "bucket", "group": "replace", "retire_after": 1}},
+    "bucket": {"replay": {"method": f"{OWN}:Bucket"}},
     "aged": {"replay": {"age_decay": 1.5}},
 }
 
@@ -149,27 +150,21 @@ async def test_insertion_order_and_duplicates_change_no_draw(tmp_path: Path) -> 
         assert gone[0] > max(one for one, birth in seen if birth == 0)
 
 
-async def test_age_retirement_and_the_start_decide_who_gets_replays(tmp_path: Path) -> None:
+async def test_age_decides_who_gets_replays(tmp_path: Path) -> None:
     prompt = TRAIN.prompts[0]
-    rule = {"source": "live", "minimum": 1, "max_age": 2, "retire_after": 2, "start_accuracy": 0.5}
-    live = LiveReplay(live_config(replay=rule), FakeLivePool(World()), tmp_path)
+    live = LiveReplay(
+        live_config(replay={"source": "live", "minimum": 1, "max_age": 2}), FakeLivePool(World()), tmp_path
+    )
 
-    async def drawn(step: int) -> int:
+    async def count_drawn(step: int) -> int:
         return len((await live.sample([prompt.id], 2, seed=0, step=step)).get(prompt.id, ()))
 
     await live._insert(0, [answer_of(prompt, 1)])
-    assert await drawn(1) == 0  # half of a step's responses were never correct
-    live._started = True
-    assert [await drawn(1), await drawn(2)] == [1, 1]
+    assert [await count_drawn(1), await count_drawn(2)] == [1, 1]
     live._leave(1)
-    assert await drawn(2) == 1  # step 2 sees births 0 and 1
+    assert await count_drawn(2) == 1  # step 2 sees births 0 and 1
     live._leave(2)
-    assert await drawn(3) == 0  # step 3 sees births 1 and 2
-    await live._insert(3, [answer_of(prompt, 2)])
-    live._solved[prompt.id] = 1
-    assert await drawn(4) == 1
-    live._solved[prompt.id] = 2
-    assert await drawn(4) == 0
+    assert await count_drawn(3) == 0  # step 3 sees births 1 and 2
 
 
 async def test_a_group_never_holds_a_response_and_its_own_copy(tmp_path: Path) -> None:

@@ -20,8 +20,6 @@ from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch
 from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.step_metrics import step_metrics
-from rlep.driver.train import Trained
 from rlep.driver.wings.streamed import streamed_step
 from tests.unit.driver.driver_fakes import FakeGenerators, FakeLearner, Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import G, M, P, config_of, prompt_set, prompts_of
@@ -96,10 +94,10 @@ async def trained(directory: Path, scene: Scene) -> list[StepOutcome]:
 async def run_into(outcomes: list[StepOutcome], directory: Path, scene: Scene) -> None:
     """A whole run, step by step into ``outcomes``."""
 
-    async def train(step: Step, prompts: Sequence[Prompt]) -> Trained:
+    async def train(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
         make = streamed_step if scene.config.update.stream else run_step
         outcomes.append(await make(step, prompts))
-        return Trained(outcomes[-1].updates, step_metrics(outcomes[-1]), ())
+        return outcomes[-1]
 
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     try:

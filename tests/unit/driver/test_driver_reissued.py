@@ -9,7 +9,7 @@ from pathlib import Path
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training, rlep_step
+from rlep.driver.train import Training
 from tests.unit.driver.driver_fakes import FakeGenerators, FakeWeights, data_of, scene_of
 from tests.unit.driver.driver_values import config_of, prompt_set, prompts_of
 
@@ -34,7 +34,7 @@ async def test_a_line_counts_what_was_re_dispatched_in_its_own_step(tmp_path: Pa
     scene = replace(scene, generators=generators, weights=FakeWeights(scene.world, scene.learner, generators))
     store = RunDirectory(tmp_path, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     data = data_of(TRAIN, prompts_of(1, prefix="held"))  # evaluated after every other step: that is no step's work
-    await Training(scene.run, scene.trainers, data, store, rlep_step).run()
+    await Training(scene.run, scene.trainers, data, store).run()
     store.close()
     expected = {"rollout/retried": 1, "rollout/dropped": 2}
     lines = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")]

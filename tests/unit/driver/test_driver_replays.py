@@ -17,7 +17,7 @@ from rlep.driver.replays import drawn_replays
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.train import Training, rlep_step
+from rlep.driver.train import Training
 from tests.unit.driver.driver_fakes import FakePool, Killed, Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import BASE, G, M, P, answer_of, config_of, prompt_set, prompts_of
 
@@ -88,7 +88,7 @@ async def trained(directory: Path, scene: Scene) -> dict[str, int]:
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
     try:
         data = data_of(TRAIN, ())
-        checkpoint = await Training(scene.run, scene.trainers, data, store, rlep_step).run()
+        checkpoint = await Training(scene.run, scene.trainers, data, store).run()
     finally:
         store.close()
     return dict(checkpoint.state.used)

@@ -8,6 +8,7 @@ import pytest
 from rlep.core.errors import MixingError
 from rlep.driver.sft import sft_step
 from rlep.driver.step import run_step
+from rlep.driver.step_metrics import step_metrics
 from rlep.metrics.catalogue import metric_for
 from tests.unit.driver.driver_fakes import FakePool, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import B, M, P, answer_of, prompts_of
@@ -17,7 +18,7 @@ PROMPTS = prompts_of(P)
 
 async def test_trains_on_the_replays_of_phase_2_and_nothing_else() -> None:
     sft, rlep = (scene_of(pool=filled_pool(World(), PROMPTS)) for _ in range(2))
-    trained = await sft_step(sft.step(3), PROMPTS)
+    outcome = await sft_step(sft.step(3), PROMPTS)
     await run_step(rlep.step(3), PROMPTS)
     assert sft.world.happened == ["sample 3", "update 4", "update 4", "publish 4"]
     for own, mixed in zip(sft.learner.batches, rlep.learner.batches, strict=True):
@@ -25,14 +26,14 @@ async def test_trains_on_the_replays_of_phase_2_and_nothing_else() -> None:
         replays = np.repeat(mixed.replayed, np.diff(mixed.offsets))
         np.testing.assert_array_equal(own.tokens, mixed.tokens[replays])
         assert own.groups.tolist() == [0, 1, 2, 3]
-    values = trained.metrics
+    values = step_metrics(outcome)
     assert (values["replay/trajectories"], values["replay/tokens"]) == (P * M, P * M * 3)
     assert (values["update/count"], values["weights/version"], values["weights/logprob_difference"]) == (
         P // B,
         3,
         0.125,
     )
-    assert values["loss/sft"] == np.mean([update.loss for update in trained.updates])
+    assert values["loss/sft"] == np.mean([update.loss for update in outcome.updates])
     assert "loss/policy" not in values
     assert {metric_for(name).name for name in values} >= {"time/step", "time/replay", "time/update", "time/publish"}
 
@@ -40,20 +41,20 @@ async def test_trains_on_the_replays_of_phase_2_and_nothing_else() -> None:
 async def test_an_update_without_any_replay_is_skipped() -> None:
     stored = {PROMPTS[3].id: [answer_of(PROMPTS[3], n, length=5) for n in range(3)]}
     scene = scene_of(pool=FakePool(World(), stored))
-    trained = await sft_step(scene.step(), PROMPTS)
+    outcome = await sft_step(scene.step(), PROMPTS)
     assert [len(batch) for batch in scene.learner.batches] == [0, 2]
-    assert [update.skipped for update in trained.updates] == ["no tokens", ""]
-    assert (trained.metrics["update/count"], trained.metrics["update/skipped"]) == (1, 1)
-    assert (trained.metrics["replay/trajectories"], trained.metrics["replay/tokens"]) == (2, 10)
+    assert [update.skipped for update in outcome.updates] == ["no tokens", ""]
+    assert (step_metrics(outcome)["update/count"], step_metrics(outcome)["update/skipped"]) == (1, 1)
+    assert (step_metrics(outcome)["replay/trajectories"], step_metrics(outcome)["replay/tokens"]) == (2, 10)
     assert scene.weights.versions == [1]
 
 
 async def test_an_empty_pool_leaves_the_weights_alone() -> None:
     scene = scene_of(pool=FakePool(World()))
-    trained = await sft_step(scene.step(), PROMPTS)
+    outcome = await sft_step(scene.step(), PROMPTS)
     assert scene.learner.updates == 0
-    assert trained.metrics["update/skipped"] == 2
-    assert "loss/sft" not in trained.metrics
+    assert step_metrics(outcome)["update/skipped"] == 2
+    assert "loss/sft" not in step_metrics(outcome)
 
 
 async def test_no_pool_is_named() -> None:

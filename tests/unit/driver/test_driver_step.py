@@ -145,8 +145,8 @@ async def test_only_below_leaves_replays_out_where_fresh_answers_succeed() -> No
     assert step_metrics(outcome)["group/solved_by_replay"] == 0.25
 
 
-async def test_rescue_only_replays_where_no_fresh_answer_succeeds() -> None:
-    scene = with_pool(replay={"rescue_only": True})
+async def test_rescue_replays_where_no_fresh_answer_succeeds() -> None:
+    scene = with_pool(replay={"method": "rescue", "source": "offline", "per_question": 16, "count": 2})
     scene.verifiers.verdicts = {PROMPTS[0].id: ["correct", "wrong", "wrong"], PROMPTS[2].id: ["wrong"] * 3}
     outcome = await stepped(scene)
     groups = [group for ready in outcome.mini_batches for group in ready.groups]

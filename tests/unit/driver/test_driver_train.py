@@ -16,7 +16,7 @@ from rlep.core.errors import CheckpointError, DataError, LearnerLost, WeightsLos
 from rlep.core.jsonl import read_lines
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training, rlep_step
+from rlep.driver.train import Training
 from tests.unit.driver.driver_fakes import Killed, Scene, World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import P, batch_bytes, config_of, evaluations, prompt_set, prompts_of, untimed
 
@@ -35,7 +35,7 @@ async def trained(directory: Path, scene: Scene, **data: Any) -> Checkpoint:
     store = RunDirectory(directory, scene.config, FACTS)
     try:
         values = data_of(data.get("train", TRAIN), HELD_OUT, data.get("pool_digest", "pool"))
-        return await Training(scene.run, scene.trainers, values, store, rlep_step).run()
+        return await Training(scene.run, scene.trainers, values, store).run()
     finally:
         store.close()
 
@@ -108,7 +108,7 @@ async def test_evaluation_only_at_the_ends_or_not_at_all(tmp_path: Path) -> None
     assert [(row["step"], row["n"]) for row in evaluations(tmp_path / "ends")] == [(0, 2), (4, 2)]
     store = RunDirectory(tmp_path / "none", config_of(), FACTS)
     scene = new_scene()
-    await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store, rlep_step).run()
+    await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store).run()
     store.close()
     assert evaluations(tmp_path / "none") == []
 
@@ -314,5 +314,5 @@ async def test_more_prompts_than_there_are(tmp_path: Path) -> None:
     store = RunDirectory(tmp_path, config_of(), FACTS)
     scene = new_scene()
     with pytest.raises(DataError, match="a step uses 4 prompts, the dataset has 3"):
-        Training(scene.run, scene.trainers, data_of(prompt_set(3), HELD_OUT), store, rlep_step)
+        Training(scene.run, scene.trainers, data_of(prompt_set(3), HELD_OUT), store)
     store.close()

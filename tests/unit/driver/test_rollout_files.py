@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,13 +12,11 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.core.jsonl import read_lines
-from rlep.core.types import Int32Array, Prompt
+from rlep.core.types import Int32Array
 from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.train import Trained
 from rlep.driver.wings.rollout_files import RolloutFiles, chosen_groups, keep_newest, written_groups
-from rlep.launch.wings import train_step
 from rlep.metrics.logs import EventLog
 from tests.unit.driver.driver_fakes import Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import (
@@ -52,7 +50,15 @@ async def one_step(directory: Path, events: EventLog, **rollouts: float | list[s
     config = config_at(directory, **rollouts)
     scene = scene_of(config, pool=filled_pool(World(), TRAIN.prompts))
     async with RolloutFiles(config, words, events) as files:
-        return await files.kept(run_step)(scene.step(), TRAIN.prompts[:P])
+        return await written_step(files, scene.step())
+
+
+async def written_step(files: RolloutFiles, step: Step) -> StepOutcome:
+    """A step and its files."""
+    await files.begin_step(step)
+    outcome = await run_step(step, TRAIN.prompts[:P])
+    await files.write_step(outcome, {})
+    return outcome
 
 
 async def trained(directory: Path, scene: Scene, *, written: bool = True) -> None:
@@ -60,13 +66,12 @@ async def trained(directory: Path, scene: Scene, *, written: bool = True) -> Non
     store = RunDirectory(directory, scene.config, FACTS)
     try:
         async with RolloutFiles(scene.config, words, store.events) as files:
-            make = train_step(scene.config, TRAIN, files=files if written else None)
 
-            async def step(number: Step, prompts: Sequence[Prompt]) -> Trained:
+            async def wait(_: Step) -> None:
                 await files.finished()  # a step of fakes takes less time than a file
-                return await make(number, prompts)
 
-            await scene.training(TRAIN, HELD_OUT, store, step).run()
+            hooks: dict[str, Any] = {"before": [wait, files.begin_step], "after": [files.write_step]} if written else {}
+            await scene.training(TRAIN, HELD_OUT, store, **hooks).run()
     except Killed:
         pass
     finally:
@@ -197,9 +202,8 @@ async def test_a_step_whose_files_are_late_is_left_out(tmp_path: Path) -> None:
     scene = scene_of(config, pool=filled_pool(World(), TRAIN.prompts))
     with EventLog(tmp_path / "events.jsonl") as events:
         async with RolloutFiles(config, slow, events) as files:
-            step = files.kept(run_step)
-            await step(scene.step(0), TRAIN.prompts[:P])
-            await step(scene.step(1), TRAIN.prompts[:P])
+            await written_step(files, scene.step(0))
+            await written_step(files, scene.step(1))
             go.set()
     assert [(line["event"], line["step"]) for line in read_lines(tmp_path / "events.jsonl")] == [
         ("rollouts_skipped", 1)

@@ -13,7 +13,8 @@ import pytest
 from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.driver import checkpoint as module
-from rlep.driver.checkpoint import STALE_TRIES, Checkpoints, RunState, choose_checkpoint
+from rlep.driver.checkpoint import STALE_TRIES, Checkpoints, choose_checkpoint
+from rlep.driver.run_state import RunState
 from tests.unit.driver.driver_fakes import FakeLearner, World
 from tests.waiting import gate
 

@@ -9,8 +9,8 @@ import pytest
 
 from rlep.config.settings import dump_config, load_config
 from rlep.core.errors import CheckpointError, ConfigError
-from rlep.driver.checkpoint import RunState
-from rlep.launch.evaluated_model import evaluated_model
+from rlep.driver.run_state import RunState
+from rlep.launch.evaluate import choose_model
 
 METRIC = "evaluation/all/avg"
 
@@ -35,7 +35,7 @@ def test_the_best_checkpoint_is_taken_where_the_run_kept_one(tmp_path: Path) -> 
     run = run_of(tmp_path / "run", f"checkpoint.best={METRIC}", 'data.evaluation=["held.jsonl"]')
     best = checkpoint(run, 10, 0.4)
     checkpoint(run, 20, 0.3)
-    chosen = evaluated_model(run, [], [], ["evaluation.samples=3"])
+    chosen = choose_model(run, [], [], ["evaluation.samples=3"])
     assert chosen.path == best / "model"
     assert chosen.notes == (f"best checkpoint of {run}: step 10",)
     assert chosen.data == (Path("held.jsonl"),)
@@ -46,7 +46,7 @@ def test_else_the_last_intact_one(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     last = checkpoint(run, 10, None)
     (checkpoint(run, 20, None) / "state.json").write_text("{}")  # torn
-    chosen = evaluated_model(run, [Path("held.jsonl")], [], [])
+    chosen = choose_model(run, [Path("held.jsonl")], [], [])
     assert (chosen.path, chosen.notes) == (last / "model", (f"last checkpoint of {run}: step 10",))
 
 
@@ -54,23 +54,23 @@ def test_config_files_stand_in_for_the_run_s_own(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     checkpoint(run, 10, None)
     (tmp_path / "own.toml").write_text("[rollout]\nmax_tokens = 900\n")
-    chosen = evaluated_model(run, [Path("held.jsonl")], [tmp_path / "own.toml"], [])
+    chosen = choose_model(run, [Path("held.jsonl")], [tmp_path / "own.toml"], [])
     assert chosen.config.rollout.max_tokens == 900
 
 
 def test_a_run_without_checkpoint_and_an_evaluation_without_data_are_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     with pytest.raises(CheckpointError, match="has no intact checkpoint"):
-        evaluated_model(run, [Path("held.jsonl")], [], [])
+        choose_model(run, [Path("held.jsonl")], [], [])
     with pytest.raises(ConfigError, match="nothing to evaluate on"):
-        evaluated_model(run, [], [], [])
+        choose_model(run, [], [], [])
 
 
 def test_a_model_directory_is_taken_as_it_is_and_the_training_file_is_said(tmp_path: Path) -> None:
     train = tmp_path / "train.jsonl"
     train.touch()
     (tmp_path / "link.jsonl").symlink_to(train)
-    chosen = evaluated_model(tmp_path, [tmp_path / "link.jsonl"], [], [f'data.train="{train}"'])
+    chosen = choose_model(tmp_path, [tmp_path / "link.jsonl"], [], [f'data.train="{train}"'])
     assert chosen.path == tmp_path
     assert chosen.notes == (
         f"{tmp_path / 'link.jsonl'} is the training file: this accuracy says nothing about unseen questions",

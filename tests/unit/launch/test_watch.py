@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from rlep.actors.control import RunStatus
@@ -14,15 +12,13 @@ from rlep.actors.run_progress import Phase, RunProgress, StepReport
 from rlep.actors.timeline import Timeline
 from rlep.cli.status import last_step
 from rlep.cli.top import frame
-from rlep.core.errors import LearnerLost
-from rlep.core.types import Prompt, Reissued
+from rlep.core.types import Reissued
 from rlep.driver.context import Step
-from rlep.driver.train import Trained
+from rlep.driver.step import StepOutcome
 from rlep.launch.watch import Watch
 from rlep.metrics.catalogue import MetricValue, metric_for
 from rlep.metrics.spans import Span, breakdown_of
 from tests.unit.driver.driver_fakes import scene_of
-from tests.unit.driver.driver_values import prompts_of
 
 GENERATOR = ActorStatus("generator-0", "serving", version=41, in_flight=96, tokens_per_second=1234.4, restarts=2)
 STARTING = ActorStatus("generator-1", "placing", error="needs 1 CPU, 0 GPU; free now: 0.5 CPU, 0 GPU")
@@ -33,6 +29,11 @@ ROLES = (
     RoleStatus("pool", (ActorStatus("pool", "serving"),)),
     RoleStatus("pool", (ActorStatus("failures", "lost", restarts=3, error="Traceback\nred"),)),
 )
+
+
+def done(step: Step) -> StepOutcome:
+    """A complete step without updates."""
+    return StepOutcome(step, (), (), 0.0)
 
 
 def test_actors_are_counted_by_role_and_restarts_do_not_go_with_those_who_leave() -> None:
@@ -58,22 +59,16 @@ async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() 
     now = iter(range(10))
     timeline, shown = Timeline(lambda: float(next(now))), list[StepReport]()
     tolerance: dict[str, MetricValue] = {"weights/logprob_tolerance": 0.2}
-    watch = Watch(3, lambda: (Phase("update", 1, 2, "updates"),), shown=shown.append, constant=tolerance)
-
-    async def train(step: Step, prompts: Sequence[Prompt]) -> Trained:
-        assert (watch.progress().done, len(prompts)) == (1, 2)
-        step.clock.seconds["step"] = 2.5
-        return Trained((), {"rollout/prompts": 2}, ("a",))
-
-    async def fail(step: Step, prompts: Sequence[Prompt]) -> Trained:
-        raise LearnerLost("gone")
-
+    watch = Watch(3, lambda: (Phase("update", 1, 2, "updates"),), timeline, shown=shown.append, constant=tolerance)
+    watch.roles = lambda: ROLES
     assert watch.progress() == RunProgress(None, 3, (Phase("update", 1, 2, "updates"),))
-    trained = await watch.watched(train, timeline, lambda: ROLES)(scene_of().step(1), prompts_of(2))
-    assert trained == Trained((), {"rollout/prompts": 2} | tolerance | Watch(3, tuple).actors(ROLES), ("a",))
+    step = scene_of().step(1)
+    await watch.begin_step(step)
+    assert watch.progress().done == 1
+    step.clock.seconds["step"] = 2.5
+    assert await watch.end_step(done(step), {"rollout/prompts": 2}) == tolerance | Watch(3, tuple).actors(ROLES)
     assert (watch.progress().done, watch.progress().seconds) == (2, {"step": 2.5})
-    with pytest.raises(LearnerLost):
-        await watch.watched(fail, timeline, lambda: ROLES)(scene_of().step(2), prompts_of(2))
+    await watch.begin_step(scene_of().step(2))  # and never ends
     assert timeline.spans == (Span("driver", "step", 0.0, 1.0, 1),)
     assert [(report.done, report.steps, report.seconds) for report in shown] == [(2, 4, 2.5)]
 
@@ -81,13 +76,10 @@ async def test_a_step_leaves_a_span_its_seconds_and_the_metrics_of_its_actors() 
 async def test_the_time_left_is_the_mean_time_of_this_process_for_each_step_that_is_left() -> None:
     now, shown = iter([100.0, 103.0, 109.0]), list[StepReport]()
     watch = Watch(4, tuple, shown=shown.append, clock=lambda: next(now))
-
-    async def train(_: Step, __: Sequence[Prompt]) -> Trained:
-        return Trained((), {}, ())
-
-    step = watch.watched(train, Timeline(), lambda: ())
     for number in (1, 2):  # a run that was continued after step 1 of 4
-        await step(scene_of().step(number), prompts_of(2))
+        step = scene_of().step(number)
+        await watch.begin_step(step)
+        await watch.end_step(done(step), {})
     # 3 s for one step, two left; then 9 s for two steps, one left
     assert [(report.done, report.left_s) for report in shown] == [(2, 6.0), (3, 4.5)]
 

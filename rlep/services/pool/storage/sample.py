@@ -58,7 +58,7 @@ class Sample:
             prompt = int(np.searchsorted(np.cumsum(self.counts), record, "right"))
             raise RecordRefused(
                 f"trajectory {self.ids[record]} of prompt {self.prompt_ids[prompt]}: {wrong}; "
-                "rlep pool doctor --repair removes such records"
+                "rlep pool prune --damaged removes such records"
             )
         return self
 

@@ -8,17 +8,6 @@ from rlep.algorithms.shaping import Rewards
 from rlep.core.types import Float32Array, Group, SequenceBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """Cost and success of one prompt's rollout, whether or not its group is trained on."""
-
-    prompt_id: str
-    tokens: int
-    """Prompt and response tokens of its fresh responses."""
-    successes: int
-    responses: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MiniBatch:
     """The whole groups of one optimizer update."""

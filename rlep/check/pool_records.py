@@ -1,0 +1,101 @@
+"""A check of a pool itself: its server, its seal, its counters and every record. It reads all of them: some seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlep.actors.cluster_address import joined_address
+from rlep.check.finding import CheckSkipped, Finding
+from rlep.check.inputs import Subject
+from rlep.check.pool_checks import pool_exists
+from rlep.config.schema import Config
+from rlep.core.errors import ModelError, PoolError
+from rlep.core.plural import counted
+from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
+from rlep.services.pool.maintenance.check_records import Checked, check_records
+from rlep.services.pool.opening import open_pool
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.run_pool import on_server
+from rlep.services.pool.values import PoolOptions
+
+EXAMPLES = 5
+"""Damaged records that are named."""
+
+
+def pool_records(subject: Subject) -> Iterator[Finding]:
+    """Check every record of the pool that is configured, where there is one on this machine or in a Redis."""
+    config = subject.config
+    if on_server(config.pool.url):
+        raise CheckSkipped("a pool server keeps its own: check the Redis behind it, on its machine")
+    if joined_address(config.cluster.address) is not None or not pool_exists(config):
+        raise CheckSkipped(f"there is no pool at {config.pool_directory}")
+    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
+    where = (config.pool.url, config.pool_directory, config.pool.name)
+    try:
+        with open_pool(*where, tokenizer_digest=None, options=options) as pool:
+            yield from _state(config, pool)
+            vocabulary = known_vocabulary(config, pool)
+            yield from _records(check_records(pool, repair=False, vocabulary=vocabulary), vocabulary)
+    except PoolError as error:
+        yield Finding("pool records", "wrong", str(error))
+
+
+def known_vocabulary(config: Config, pool: Pool) -> int | None:
+    """Return the number of token ids: the pool's own, else that of model.path if the pool has its tokenizer."""
+    if pool.vocabulary is not None:
+        return pool.vocabulary
+    try:
+        same = load_tokenizer(config.model.path).digest == pool.tokenizer_digest
+    except ModelError:
+        return None
+    return vocabulary_size(config.model.path) if same else None
+
+
+def _state(config: Config, pool: Pool) -> Iterator[Finding]:
+    used, limit = pool.memory()
+    room = f"{used / 1e6:.1f} MB used" + (f" of {limit / 1e6:.1f} MB" if limit else ", no limit set")
+    yield Finding("pool server", "ok", f"answers in {1000 * pool.ping():.2f} ms, {room}")
+    sealed = f"sealed with {pool.sealed}, which its content matches" if pool.sealed else "open"
+    yield Finding("pool content", "ok", f"{pool.name}, {sealed}, digest {pool.digest()}")
+    stated, path = f"the pool's writer stated {pool.tokenizer_digest}", config.model.path
+    remedy = (
+        "set model.path to the model that wrote the responses; a Python client states its tokenizer as "
+        "Provenance.tokenizer_digest = rlep.load_tokenizer(MODEL_DIR).digest"
+    )
+    try:
+        own = load_tokenizer(path).digest
+    except ModelError:
+        yield Finding("pool tokenizer", "skipped", f"{stated}; model.path = {path} has no tokenizer", remedy)
+        return
+    if own != pool.tokenizer_digest:
+        yield Finding("pool tokenizer", "wrong", f"{stated}; model.path = {path} has {own}", remedy)
+    else:
+        yield Finding("pool tokenizer", "ok", f"that of model.path = {path}")
+
+
+def _records(found: Checked, vocabulary: int | None) -> Iterator[Finding]:
+    if found.records == found.counted:
+        detail = f"{counted(found.counted, 'trajectory')}, {found.quarantined} quarantined"
+        yield Finding("pool counters", "ok", detail)
+    else:
+        detail = f"records: {found.records}, by the counters: {found.counted}"
+        remedy = "harmless while somebody writes; else export the pool and import it under a new name"
+        yield Finding("pool counters", "ok", detail, remedy)
+    if found.damaged:
+        named = "; ".join(
+            f"{content_id} of prompt {prompt}: {reason}" for prompt, content_id, reason in found.examples[:EXAMPLES]
+        )
+        remedy = "`rlep pool prune --damaged` removes them; importing an earlier export brings those back that were whole in it"
+        yield Finding("pool records", "wrong", f"{found.damaged} damaged: {named}", remedy)
+        return
+    if vocabulary is None:
+        detail = (
+            "every checksum and content id matches; token ids were not checked: nobody stated the pool's number of ids"
+        )
+        remedy = (
+            "set model.path to the model that wrote the responses; a Python client states it as PoolClient(vocabulary=)"
+        )
+        yield Finding("pool records", "ok", detail, remedy)
+        return
+    detail = f"every checksum and content id matches; every token id is below {vocabulary}"
+    yield Finding("pool records", "ok", detail)

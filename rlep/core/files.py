@@ -1,0 +1,30 @@
+"""Files that appear whole: written beside their place, put on disk, renamed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replace_with(path: Path, *, private: bool = False, shared: bool = False) -> Iterator[Path]:
+    """Give a path beside ``path`` to write to; when the block ends well, it takes the place of ``path``.
+
+    A reader sees the old file or the new one, never a part, also after a power failure. ``private``: the file has mode
+    600 from its first byte. ``shared``: several threads or processes may replace it at once; the last one wins.
+    """
+    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    part = path.with_name(f".{path.name}{own}.part")
+    part.unlink(missing_ok=True)  # of a writer that was killed
+    try:
+        if private:
+            part.touch(mode=0o600, exist_ok=False)
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

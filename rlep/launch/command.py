@@ -1,0 +1,139 @@
+"""All that the commands have in common: opening the run directory, starting actors, their first lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Protocol
+
+from rlep.actors.cluster import Report
+from rlep.actors.prometheus_gauges import PrometheusTracker
+from rlep.actors.run_progress import Phase, StepReport
+from rlep.check.inputs import Inputs
+from rlep.config.schema import Config
+from rlep.core.errors import ConfigError, PlacementError, PoolError
+from rlep.core.plural import counted
+from rlep.core.types import Prompt, Verdict
+from rlep.data.prompts import PromptSet
+from rlep.driver.context import Roles, Run
+from rlep.driver.crashes import ReportedCrashes, is_function
+from rlep.driver.ports import Generators, Progress, Verifiers
+from rlep.driver.run_directory import Facts, RunDirectory
+from rlep.launch.roles import RunActors
+from rlep.metrics.catalogue import Tracker
+from rlep.metrics.trackers import open_trackers
+
+REFUSALS = (ConfigError, PlacementError, PoolError)
+"""Errors that say all that there is to know: before a run's work they leave no logs worth keeping."""
+
+
+class CommandProgress(Progress, Protocol):
+    """Progress shown to the user of a command; handed in, because this folder prints nothing."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the bars that are there now."""
+        ...
+
+    def step(self, report: StepReport) -> None:
+        """Show a complete training step."""
+        ...
+
+    def stopping(self) -> None:
+        """Say that the command was told to stop, and closes what it started."""
+        ...
+
+
+def train_set(inputs: Inputs) -> PromptSet:
+    """Return the training prompts. Raises ``ConfigError`` where there are none."""
+    if inputs.train is None:
+        raise ConfigError("data.train is not set")
+    return inputs.train
+
+
+@contextmanager
+def open_run(config: Config, inputs: Inputs, phase: str, progress: CommandProgress) -> Iterator[RunDirectory]:
+    """Open the run's directory; a command that is refused before its work begins leaves nothing of it."""
+    prompts = inputs.train
+    facts = Facts(
+        phase=phase,
+        model_digest=inputs.model_digest,
+        tokenizer_digest=inputs.tokenizer.digest,
+        data_digest=prompts.digest if prompts else "",
+        data=asdict(prompts.report) if prompts else {},
+        template_digest=inputs.template_digest,
+    )
+    store = RunDirectory(config.run.directory, config, facts, partial(_trackers, config, progress))
+    store.events.log("data_loaded", None, **facts.data)
+    refused = False
+    try:
+        yield store
+    except BaseException as error:
+        refused = isinstance(error, REFUSALS) and not store.begun
+        event = "run_failed" if isinstance(error, Exception) else "run_interrupted"
+        with suppress(OSError):  # a full disk, which may be what it failed of
+            store.events.log(event, error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if refused:
+            store.discard()
+        else:
+            store.close()
+
+
+def _trackers(config: Config, progress: CommandProgress) -> list[Tracker]:
+    run, tracking = config.run, config.tracking
+    files = [sink for sink in tracking.sinks if sink != "prometheus"]
+    opened = open_trackers(files, directory=run.directory, project=tracking.project, name=run.name)
+    return [*opened, *([PrometheusTracker(run.name, progress.phases)] if "prometheus" in tracking.sinks else [])]
+
+
+def actor_report(store: RunDirectory) -> Report:
+    """Return the function that logs what happens to an actor as an event of the run."""
+    return lambda event, actor, error: store.events.log(event, None, actor=actor, error=error)
+
+
+async def wait_for_roles(actors: RunActors, progress: CommandProgress) -> None:
+    """Wait until every role is up, with a bar."""
+    with progress.phase("start", actors.roles, "roles") as advance:
+        await actors.started(advance)
+
+
+def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Verifiers, progress: Progress) -> Run:
+    """Return the run that the driver is given."""
+    return Run(
+        config,
+        Roles(generators, verifiers),
+        progress,
+        tokenizer_digest=inputs.tokenizer.digest,
+        policy_digest=f"{config.run.name}:{inputs.model_digest}",
+        generator_dtype=config.generator.compute_dtype,
+        vocabulary=inputs.vocabulary,
+        template_digest=inputs.template_digest,
+    )
+
+
+def starting_text(config: Config, *, learns: bool) -> str:
+    """Return the line that counts the actors a command starts."""
+    ranks = [counted(config.learner.ranks, "learner rank")] if learns else []
+    counts = [counted(config.generator.count, "generator"), *ranks, counted(config.verifier.count, "verifier")]
+    return f"{config.run.name}: starting {', '.join(counts)}"
+
+
+def report_crashes(
+    config: Config, verifiers: Verifiers, progress: Progress, store: RunDirectory | None = None
+) -> Verifiers:
+    """Wrap ``verifiers``: the first crash of each kind of the user's function is noted, and logged where there is a directory."""
+
+    def report(prompt: Prompt, verdict: Verdict) -> None:
+        what = f"{config.verifier.profile} crashed on a response to the question {prompt.id}"
+        error, _, traceback = verdict.reason.partition("\n")
+        if store is None:
+            progress.note(f"{what}: {verdict.reason}")
+            return
+        log = store.keep_log("verifier.err", f"{what}: {error}\n{traceback}".rstrip())
+        store.events.log("grading_failed", prompt_id=prompt.id, error=error, log=str(log))
+        progress.note(f"{what}: {error}. Log: {log}")
+
+    return ReportedCrashes(verifiers, report) if is_function(config.verifier.profile) else verifiers

@@ -1,0 +1,115 @@
+"""``rlep evaluate``: held-out accuracy of a model directory, or of the best or last checkpoint of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlep.algorithms.evaluation import EvaluationReport
+from rlep.check.inputs import Inputs, Subject
+from rlep.check.suite import check_inputs, check_start
+from rlep.config.schema import Config
+from rlep.config.settings import load_config, parse_stored_config
+from rlep.core.errors import CheckpointError, ConfigError
+from rlep.driver.checkpoint import choose_checkpoint, write_json
+from rlep.driver.evaluate import Evaluated, evaluate_policy, write_samples
+from rlep.driver.made_directory import MadeDirectory
+from rlep.driver.run_directory import WRITTEN_LATER
+from rlep.launch.command import (
+    REFUSALS,
+    CommandProgress,
+    report_crashes,
+    run_of,
+    starting_text,
+    wait_for_roles,
+)
+from rlep.launch.event_loop import run_async
+from rlep.launch.roles import run_actors
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedModel:
+    """A model, and the config that it is evaluated with."""
+
+    path: Path
+    config: Config
+    data: tuple[Path, ...]
+    """Held-out files: those given, else ``data.evaluation``."""
+    notes: tuple[str, ...]
+    """Lines for the user: the checkpoint that was taken, and held-out files that are the training file."""
+
+
+def choose_model(
+    directory: Path, data: Sequence[Path], files: Sequence[Path], overrides: Sequence[str]
+) -> EvaluatedModel:
+    """Return the model in ``directory``; of a run, its best checkpoint if it kept one, else its last.
+
+    A run is evaluated with its own config unless config files are given; overrides apply to either.
+
+    Raises:
+        ConfigError: a config that cannot be used, or no held-out file.
+        CheckpointError: the run has no intact checkpoint.
+    """
+    stored = directory / "config.json"
+    is_run = stored.is_file() and (directory / "checkpoints").is_dir()
+    own = _stored(stored, overrides) if is_run else None
+    config = own if own is not None and not files else load_config(files, overrides)
+    held_out = tuple(data) or config.data.evaluation
+    if not held_out:
+        raise ConfigError("nothing to evaluate on: name held-out files, or set data.evaluation")
+    train = (own or config).data.train
+    notes = [
+        f"{file} is the training file: this accuracy says nothing about unseen questions"
+        for file in held_out
+        if file.exists() and train.exists() and file.samefile(train)
+    ]
+    if own is None:
+        return EvaluatedModel(directory, config, held_out, tuple(notes))
+    chosen, why = choose_checkpoint(directory / "checkpoints", own.checkpoint.best)
+    return EvaluatedModel(chosen.model, config, held_out, (f"{why} of {directory}: step {chosen.state.step}", *notes))
+
+
+def _stored(file: Path, overrides: Sequence[str]) -> Config:
+    try:
+        tree = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    return parse_stored_config(tree, file, overrides)
+
+
+def evaluate(
+    config: Config, model: Path, data: Sequence[Path], out: Path, progress: CommandProgress
+) -> EvaluationReport:
+    """Evaluate a model directory; write ``evaluation.json`` and ``samples.parquet``."""
+    sections = {
+        "model": config.model.model_copy(update={"path": model}),
+        "data": config.data.model_copy(update={"evaluation": tuple(data)}),
+        "run": config.run.model_copy(update={"name": "evaluate", "directory": out}),
+    }
+    config = config.model_copy(update=sections)
+    subject = Subject(config, "evaluate")
+    inputs = check_inputs(subject, progress.note)
+    check_start(subject, progress.note)
+    made = MadeDirectory(out)
+    try:
+        evaluated = run_async(_evaluate(config, inputs, progress), progress.stopping)
+    except BaseException as error:
+        if isinstance(error, REFUSALS):
+            made.remove_entries(WRITTEN_LATER)
+        made.remove_directories()
+        raise
+    rows = evaluated.report.to_json()
+    write_json(out / "evaluation.json", {"model": str(model), "model_digest": inputs.model_digest, "rows": rows})
+    write_samples(out / "samples.parquet", evaluated, inputs.tokenizer.decode)
+    return evaluated.report
+
+
+async def _evaluate(config: Config, inputs: Inputs, progress: CommandProgress) -> Evaluated:
+    progress.note(starting_text(config, learns=False))
+    async with run_actors(config) as actors:
+        generators, verifiers = actors.generators(base_version=0), actors.verifiers()
+        await wait_for_roles(actors, progress)
+        run = run_of(config, inputs, generators, report_crashes(config, verifiers, progress), progress)
+        return await evaluate_policy(run, inputs.held_out, config.evaluation.samples)
