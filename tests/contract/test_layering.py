@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "rlep"
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
-    "methods": {"algorithms"},
+    "methods": set(),
     "config": {"methods"},
     "data": set(),
     "metrics": set(),

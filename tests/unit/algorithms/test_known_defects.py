@@ -14,9 +14,9 @@ from rlep.algorithms.loss import packed_policy_loss, packed_tokens
 from rlep.algorithms.loss_values import normalizers
 from rlep.algorithms.mixing import mix
 from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
-from rlep.algorithms.selection import draw_uniform
 from rlep.algorithms.shaping import Shaping, rewards
 from rlep.config.training import LossConfig
+from rlep.core.draws import draw_uniform
 from rlep.core.errors import MixingError
 from rlep.core.types import Group
 from tests.unit.algorithms.algorithm_values import (
