@@ -37,13 +37,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlep.config.schema import Config
-from rlep.console.compare_page import CURVES
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.codec import encode
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import PoolOptions
+from rlep.view.compare_page import CURVES
 
 if TYPE_CHECKING:
     from benchmarks.parts.beside_training import cost_beside_training

@@ -34,8 +34,8 @@ def console(
     pool_ca_file: Annotated[Path | None, typer.Option(help="Authority of its certificate (pool.ca_file).")] = None,
 ) -> None:
     """Show runs in a browser: curves, the groups of each step, responses, evaluations, pools. It changes nothing."""
-    from rlep.console.app import console_app
     from rlep.core.errors import ConfigError
+    from rlep.view.app import console_app
 
     searched = directories or [Path("runs")]
     for directory in searched:

@@ -58,7 +58,7 @@ def report_study(
     """Write the report again, from the files that are there; of a study.json print what it says."""
     from rlep.study.conduct import found_in, keep_plan
     from rlep.study.study_plan import read_study
-    from rlep.study.study_report import read_report
+    from rlep.view.study_tables import read_report
 
     if file.suffix == ".json":
         _print(read_report(file))
@@ -84,7 +84,8 @@ def _base(study: StudySpec) -> Base:
 
 
 def _show(found: Found) -> None:
-    from rlep.study.study_report import read_report, write_report
+    from rlep.study.study_report import write_report
+    from rlep.view.study_tables import read_report
 
     page = write_report(found)
     _print(read_report(page.with_name("study.json")))
@@ -92,7 +93,7 @@ def _show(found: Found) -> None:
 
 
 def _print(whole: Mapping[str, Any]) -> None:
-    from rlep.study.study_report import arm_rows, comparison_rows, notes_of
+    from rlep.view.study_tables import arm_rows, comparison_rows, notes_of
 
     show_table(arm_rows(whole))
     if rows := comparison_rows(whole):

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlep.report.charts import AXES, accuracy, anatomy
+from rlep.report.accuracy_charts import AXES, accuracy, anatomy
 from rlep.report.charts_replay import coverage, coverage_text, gradient, groups, retention
-from rlep.report.load import LIVE, RunRecord, load_runs, method_of
 from rlep.report.page import Chart, page
-from rlep.report.summary import Summary, summary_of
 from rlep.report.theme import DARK, LIGHT, Theme, rc
 from rlep.report.timeline_chart import timeline
+from rlep.view.record import LIVE, RunRecord, load_runs, method_of
+from rlep.view.summary import Summary, summary_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlep.core.types import Float64Array
-from rlep.report.charts import run_colours, stacked_steps, step_axis
-from rlep.report.load import CollectionFiles, MetricsRow, RunRecord
+from rlep.report.accuracy_charts import run_colours, stacked_steps, step_axis
 from rlep.report.theme import Theme, empty, per_cent
+from rlep.view.record import CollectionFiles, MetricsRow, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

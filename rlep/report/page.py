@@ -11,10 +11,9 @@ from importlib.resources import files
 from statistics import fmean
 
 from rlep.core.plural import counted
-from rlep.report.charts import PHASES
-from rlep.report.load import RunRecord
-from rlep.report.summary import Summary, percent
-from rlep.report.timeline_chart import last_breakdown
+from rlep.view.last_steps import last_breakdown
+from rlep.view.record import PHASES, RunRecord
+from rlep.view.summary import Summary, percent
 
 EXTRAS = ("evaluate", "checkpoint")
 """What happens between steps; ``time/<name>`` each."""

@@ -12,10 +12,9 @@ import numpy as np
 from rlep.core.errors import DataError
 from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
-from rlep.report.charts import compute_at, compute_of_line
-from rlep.report.load import load_run
-from rlep.report.samples import Samples, read_samples
 from rlep.study.study_plan import PhasePlan
+from rlep.view.record import compute_at, compute_of_line, load_run
+from rlep.view.samples import Samples, read_samples
 
 SHORT = 0.98
 """Share of the budget below which an arm's last evaluation leaves a part of it unused: it is named."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 from typing import Protocol
 
 from rlep.study.study_plan import PhasePlan
 from rlep.study.study_results import taken_by
+from rlep.view.state import complete_mark
 
 STOP_S = 600.0
 """For a command that is interrupted to write its checkpoint."""
@@ -161,8 +161,3 @@ def run_pipelines(
                 one.cancel()
             raise
     return failed
-
-
-def complete_mark(directory: Path) -> Path:
-    """The file that a study leaves beside a run that it needs no more of: at its end, or at the budget."""
-    return directory.with_suffix(".complete")

@@ -19,11 +19,11 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Page, Request
 
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
-from tests.unit.console.actors_scene import write_files
-from tests.unit.console.console_scene import write_run
-from tests.unit.console.pool_scene import asked as questions
-from tests.unit.console.pool_scene import fill
-from tests.unit.console.study_scene import write_study
+from tests.unit.view.actors_scene import write_files
+from tests.unit.view.console_scene import write_run
+from tests.unit.view.pool_scene import asked as questions
+from tests.unit.view.pool_scene import fill
+from tests.unit.view.study_scene import write_study
 
 WAIT_MS = 180_000
 """Longest wait for an event in a browser: far above what any takes on a loaded machine."""

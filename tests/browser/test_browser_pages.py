@@ -8,9 +8,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, expect
 from starlette.routing import Match
 
-from rlep.console.app import Console
+from rlep.view.app import Console
 from tests.browser.browser_scene import Served, Watched, grave, logged_in, paths_of, unfold
-from tests.unit.console.console_scene import ATTACKS
+from tests.unit.view.console_scene import ATTACKS
 
 PAGES = (
     "runs", "choose", "compare", "run", "finished", "name", "step", "wrong", "group", "prompt",

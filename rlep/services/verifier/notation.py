@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from fractions import Fraction
@@ -16,7 +15,7 @@ _SYMBOLS = {
     "Ø": "\\emptyset ", "∖": "\\setminus ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℕ": "\\mathbb{N}",
     "ℚ": "\\mathbb{Q}", "ℂ": "\\mathbb{C}", "°": "^\\circ ", "º": "^\\circ ", "∣": "|", "⟨": "(", "⟩": ")", "′": "'",
     "“": '"', "”": '"', "‘": "'", "’": "'", "∫": "\\int ", "∑": "\\sum ", "⌊": "\\lfloor ", "⌋": "\\rfloor ",
-    "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": "\\text{ or }", "∧": "\\text{ and }", "…": "\\ldots ", "¢": "\\text{ cents}",
+    "⌈": "\\lceil ", "⌉": "\\rceil ", "∨": "\\vee ", "∧": "\\wedge ", "…": "\\ldots ", "¢": "\\text{ cents}",
     "、": ",",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_SYMBOLS)
@@ -32,6 +31,17 @@ _ROOT_DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 _ROW = re.compile(r"\\\\(?:\s*\[[^\[\]]*\])?")
 _ROW_MARK = "\ue000"
 """Stands for ``\\\\`` meanwhile: with a space behind, its second half would read as ``\\ ``."""
+
+_RELATION = re.compile(r"[=<>]|\\(?:in|notin|[lg]e|ne|[lg]t|equiv)(?![a-zA-Z])")
+
+
+def _connective(match: re.Match[str]) -> str:
+    """*and* or *or* between two statements; between anything else the sign is an operation of its own."""
+    sides = match.string[: match.start()], match.string[match.end() :]
+    if not all(map(_RELATION.search, sides)):
+        return match.group()
+    return "\\text{ or }" if match.group() in ("\\lor", "\\vee") else "\\text{ and }"
+
 
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|rm|operatorname)\s*"
 _COMMANDS = (
@@ -58,9 +68,11 @@ _COMMANDS = (
     (re.compile(r"\\rangle(?![a-zA-Z])"), ")"),
     (re.compile(r"\\lg(?![a-zA-Z])"), r"\\log_{10} "),
     (re.compile(r"\\log\s*_\s*(?:e(?![a-zA-Z])|\{\s*e\s*\})"), r"\\ln "),
-    (re.compile(r"\\(?:lor|vee)(?![a-zA-Z])"), r"\\text{ or }"),
-    (re.compile(r"\\(?:land|wedge)(?![a-zA-Z])"), r"\\text{ and }"),
+    (re.compile(r"\\(?:lor|vee|land|wedge)(?![a-zA-Z])"), _connective),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\{\s*[eE]\s*([+-]?\d+)\s*\}"), r"e\1"),
+    (re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\{\s*[eE]\s*\}\s*(?=[+-]?\d+\Z)"), r"e"),
+    (re.compile(r"\\mathcal\s*\{?\s*O\s*\}?(?=\s*\()"), "O"),
     (re.compile(r"\\(?:mathrm|text|textit|mathit|operatorname)\{\s*([eix])\s*\}"), r"\1 "),
     (re.compile(r"\\operatorname\{(sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|gcd|lcm|max|min)\}"), r"\\\1 "),
     (re.compile(r"\\(?:mathtt|mathsf|ensuremath)\{([^{}]*)\}"), r"\1"),
@@ -70,7 +82,6 @@ _COMMANDS = (
     (re.compile(r"\\begin\{(?:aligned|align\*?|gathered|split|equation\*?)\}(?:\[[a-z]\])?((?:(?!\\\\|\ue000).)*?)\\end\{[a-z*]+\}",
                 re.DOTALL), lambda match: match.group(1).replace("&", " ")),
     (re.compile(r"\\(?:fbox|framebox|ovalbox)\s*\{([^{}]*)\}"), r"\1"),
-    (re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\{\s*[eE]\s*([+-]?\d+)?\s*\}"), r"e\1"),
     (re.compile(r"\\(?:checkmark|blacksquare|square|qed)(?![a-zA-Z])\s*\Z"), ""),
     (re.compile(r"\\text\{\s*[.!]?\s*\}\s*\Z"), ""),
     (re.compile(r"\\math(?:op|ord|rel|bin|inner|strut)\s*(?=\{)"), ""),
@@ -122,7 +133,6 @@ _FACTORIAL_EQUALS = re.compile(r"(?<=\d)!=(?=\s*\d)")
 _EXPONENT = re.compile(r"([+-]?\d+(?:\.\d+)?)[eE]\{?([+-]?\d{1,4})\}?")
 _PERCENT_OF_MIXED = re.compile(r"(-?)\s*(\d*)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)\s*(\d))\s*\\?%")
 _OPEN_ENDED = re.compile(r"([\[\](])([^\[\]()]*,[^\[\]()]*)([\[\])])")
-_PROPORTION = re.compile(r"\d{1,30}(?:\s*:\s*\d{1,30}){2,}")
 _SET_BUILDER = re.compile(
     r"\\\{\s*([a-zA-Z])\s*(?:\\in\s*(?:\\mathbb\s*\{?\s*R\s*\}?)\s*)?[|:]\s*(\s*[^{}|:]*(?:<|>|\\(?:[lg]|n)e)(?:[^{}|:]|\\text\{\s*(?:or|and)\s*\})*)\\\}"
 )
@@ -164,7 +174,7 @@ def to_latex(text: str) -> str:
         text = _PERCENT_OF_MIXED.sub(_percent_of_mixed, text)
     text = _SPACED_GROUPS.sub(lambda match: match.group().replace(" ", ""), text.strip().lstrip("=").strip())
     text = _with_words(text)
-    return _half_open(_proportion(_SET_BUILDER.sub(_condition, text)))
+    return _half_open(_SET_BUILDER.sub(_condition, text))
 
 
 def _with_plain_names(text: str) -> str:
@@ -180,15 +190,6 @@ def _condition(match: re.Match[str]) -> str:
     """The condition of a set, where it is about the set's own letter, which has no name then."""
     condition = re.sub(rf"(?<![a-zA-Z\\]){match.group(1)}(?![a-zA-Z])", r"\\text{member}", match.group(2))
     return match.group() if condition == match.group(2) else condition
-
-
-def _proportion(text: str) -> str:
-    """``2:4:6`` as ``(1,2,3)``; the engine divides from left to right."""
-    if not _PROPORTION.fullmatch(text):
-        return text
-    parts = [int(part) for part in text.split(":")]
-    shared = math.gcd(*parts) or 1
-    return f"({','.join(str(part // shared) for part in parts)})"
 
 
 def _with_words(text: str) -> str:

@@ -14,6 +14,10 @@ _UNIT_NAMES = {
     "km/h": "kph kmh kmph", "m/s": "", "hz": "hertz", "n": "newton", "j": "joule", "w": "watt", "kw": "kilowatt",
     "v": "volt", "a": "ampere amp", "mol": "mole", "k": "kelvin", "unit": "", "acre": "", "hectare": "",
 }  # fmt: skip
+_BY_CASE = {"S": "siemens", "H": "henry", "G": "gauss", "M": "molar"} | {
+    f"M{unit}": f"M{unit}" for unit in ("W", "J", "V", "N", "g", "m", "s", "Hz", "Pa", "eV")
+}
+"""Symbols of units that are others in lower case."""
 _CANONICAL = {name: unit for unit, names in _UNIT_NAMES.items() for name in (unit, *names.split())}
 _PLAIN_LETTERS = "mshgl"
 """Single letters that count as a unit without ``\\text``, and only after a plain number and a space."""
@@ -22,9 +26,16 @@ _OTHER_WORDS = """
     either neither unless except plus minus power mod sin cos tan log ln exp pi root squared cubed factorial base percent
     pct percentage dozen hundred thousand million billion trillion half third quarter more less than least most about
     true false none null nan undefined correct incorrect right wrong guess infinity zero one two three four five six
-    seven eight nine ten halved doubled tripled quadrupled cut reduced increased decreased
+    seven eight nine ten tenth hundredth thousandth millionth halve fourth fifth sixth seventh eighth ninth twelfth lakh
+    crore gross score repeating recurring permille reciprocal inverse negated negative too much many few
+    halved doubled tripled quadrupled cut reduced increased decreased
 """
 _NOT_UNITS = frozenset(_OTHER_WORDS.split())
+_NO_UNIT = re.compile(
+    r"\w+illion|(?!speed|seed|feed|breed|shed|bed|weed|reed|sled)\w{2,}ed|\w+(?:ible|eous|ious|less)|extraneous|[bmt]n|pp[mbt]"
+    r"|yocto|zepto|atto|femto|pico|nano|micro|milli|centi|deci|kilo|mega|giga|tera|peta"
+)
+"""Words that say something of a number: other scales, and that it does not count."""
 
 _TEXT = r"\\(?:text|mathrm|mbox|textrm|textbf|textit|rm|operatorname|hbox)\s*"
 _RAISED = r"(?:\s*\^\s*\{?\s*([23])\s*\}?)?"
@@ -34,6 +45,7 @@ _DEGREE_UNIT = re.compile(rf"(.*\S)\s*\^\s*\{{?\s*\\circ\s*\}}?\s*(?:{_TEXT}\{{\
 _MONEY = re.compile(r"(-?)\s*(?:\\?\$|\\(?:text|mathrm)\{\s*\\?\$\s*\}|[€£])\s*(.*)", re.DOTALL)
 _MONEY_AFTER = re.compile(r"(.*\d)\s*(?:\\?\$|[€£])\s*", re.DOTALL)
 _ALL_TEXT = re.compile(rf"{_TEXT}\{{([^{{}}\\]*\d[^{{}}\\]*)\}}")
+_BETWEEN = re.compile(rf"(,(?:\s*{_TEXT}\{{\s*(?:and|or)\s*\}})?|{_TEXT}\{{\s*(?:and|or)\s*\}}|\s(?:and|or)\s)")
 _BASE = re.compile(
     rf"[({{\s]*(?:{_TEXT}\{{)?\s*(-?[0-9a-zA-Z]+(?:\.[0-9a-zA-Z]+)?)[)}}\s]*_\s*[{{(\s]*(?:{_TEXT}\{{?)?[\s(]*"
     r"(\d{1,2}|two|three|four|five|six|seven|eight|nine|ten|twelve|sixteen)[\s)}]*",
@@ -64,7 +76,7 @@ def read(latex: str) -> Quantity:
         base = _BASE_NAMES.get(name) or int(name)
         if 2 <= base <= 36 and _has_digits_of(match.group(1), base):
             return Quantity(match.group(1).upper(), None, base)
-    for split in (_money, _degrees, _text_unit, _bare_unit):
+    for split in (_list, _money, _degrees, _text_unit, _bare_unit):
         if (quantity := split(latex)) is not None:
             return quantity
     return Quantity(latex)
@@ -90,6 +102,17 @@ def _has_digits_of(digits: str, base: int) -> bool:
     except ValueError:
         return False
     return any(character.isdigit() for character in digits) or (base == 16 and len(digits) > 1)
+
+
+def _list(latex: str) -> Quantity | None:
+    """Numbers of which each has the same unit behind it."""
+    pieces = _BETWEEN.split(latex)
+    parts = [read(piece.strip()) for piece in pieces[::2]] if len(pieces) > 1 else []
+    units = {part.unit for part in parts}
+    if len(units) != 1 or None in units:
+        return None
+    joints = [*pieces[1::2], ""]
+    return Quantity("".join(part.body + joint for part, joint in zip(parts, joints, strict=True)), parts[0].unit)
 
 
 def _money(latex: str) -> Quantity | None:
@@ -139,10 +162,12 @@ def _bare_unit(latex: str) -> Quantity | None:
 
 def canonical_unit(name: str, power: str | None) -> str | None:
     """``centimetres`` as ``cm``, ``square feet`` as ``ft^2``, an unknown noun in the singular; None for other words."""
+    if name.strip() in _BY_CASE:
+        return _BY_CASE[name.strip()] + (f"^{power}" if power else "")
     words = name.lower().replace("\\", " ").replace(".", " ").replace("-", " ").split()
     if not words or len(words) > 4 or not all(re.fullmatch(r"[a-z/$]+", word) for word in words):
         return None
-    if any(word in _NOT_UNITS for word in words):
+    if any(word in _NOT_UNITS or _singular(word) in _NOT_UNITS or _NO_UNIT.fullmatch(word) for word in words):
         return None
     if words[0] in ("square", "sq", "cubic", "cu") and len(words) > 1:
         power = "2" if words[0].startswith("sq") else "3"

@@ -9,14 +9,16 @@ _PHRASE = re.compile(r"[^\W\d_]+(?:[' \-]+[^\W\d_]+)*")
 _WORD_LIKE = re.compile(r"[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]")
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\.?")
 _PAIR = re.compile(r"[A-E]{2}")
+_EITHER = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])")
 _RUN = re.compile(r"[A-H]{3,8}")
 _CHOICE_WORD = re.compile(r"\A(?:option|choice|answer)s?\s*:?\s*(?=\(?[A-Za-z]\b)", re.IGNORECASE)
 _WRITTEN_OUT = re.compile(
-    r"\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*(?:\(([A-H])\)|([A-H])\s*[.):])\s*(?:\}|([^{}]*)\})|\(([A-H])\)(?=\s))"
-    r"\s*[:.]?\s*(.*)",
+    r"\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*(?:\(([A-H])\)|([A-H])\s*[.):])\s*(?:\}|([^{}]*)\})\s*[:.]?\s*(.*)"
+    r"|\(([A-H])\)\s+((?:[\d\\$.-]|\\text).*)|(?:\\text\{\s*)?([A-H])(?:\s*\})?\s*[.):]\s*((?:[\d$-]|\\(?:frac|sqrt|text)).*))",
     re.DOTALL,
 )
-_LETTERED = re.compile(r"(?<![a-zA-Z])[A-H]\s*[.):]")
+_PLAIN_CONTENT = re.compile(r"(?:[\d\s.,+\-/^{}$%]|\\(?:frac|sqrt|pi|cdot|circ|%|\$)(?![a-zA-Z])|\\text\{[^{}]*\})+")
+_OTHER_CHOICE = re.compile(r"(?<![a-zA-Z\\_^])[A-H](?![a-zA-Z_^\d])")
 _CHOICES = re.compile(r"\s*[,;]\s*(?:and\s+|or\s+)?|\s+(?:and|or)\s+")
 _DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{4}")
 _CLOCK = re.compile(r"\s*(\d{1,2}):(\d{2})\s*([apAP])\.?\s*[mM]\.?\s*")
@@ -46,8 +48,9 @@ def phrase_of(latex: str) -> str | None:
     plain = len(longest) >= 4 or not words.isascii() or longest.lower() in _SHORT
     if not ((marked and len(longest) >= 2) or plain):
         return None
-    mixed = words == longest and not (words.islower() or words.isupper() or words.istitle())
-    return words if mixed and not marked else _folded(words)
+    spelled = words == longest and not (words.islower() or words.isupper() or words.istitle())
+    short = words == longest and not plain and not _WORD_LIKE.fullmatch(words.lower())
+    return words if spelled or short else _folded(words)
 
 
 def _folded(words: str) -> str:
@@ -61,12 +64,14 @@ def _list_of(words: str, *, marked: bool) -> str | None:
     parts = [_ARTICLE.sub("", part.strip()) for part in _BETWEEN_WORDS.split(words) if part.strip()]
     if len(parts) < 2 or not all(_PHRASE.fullmatch(part) for part in parts):
         return None
-    if not all(len(max(part.split(), key=len)) >= (2 if marked else 4) for part in parts):
+    shortest = 2 if marked else 4
+    if not all(len(max(part.split(), key=len)) >= shortest or (marked and _ROMAN.fullmatch(part)) for part in parts):
         return None
     return ", ".join(map(_folded, parts))
 
 
 _ARTICLE = re.compile(r"\A(?:an?|the)\s+(?=\w{3})", re.IGNORECASE)
+_ROMAN = re.compile(r"[IVX]+")
 _BETWEEN_WORDS = re.compile(r"\s*[,;]\s*(?:and\s+)?|\s+and\s+|\s*&\s*")
 _SAME_WORDS = {
     "does not exist": "dne",
@@ -90,11 +95,14 @@ def denies(answer: str, reference: str) -> bool:
     return bool(_DENIAL.search(answer)) and not _DENIAL.search(reference)
 
 
-_SHORT = frozenset({"yes", "no", "odd", "all", "both", "red", "one", "two", "six", "ten", "dne"})
+_SHORT = frozenset({"yes", "no", "odd", "all", "both", "red", "one", "two", "six", "ten", "dne", "up"})
 
 
 MEANINGS = {
-    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions"), "\\emptyset "),
+    **dict.fromkeys(
+        ("no solution", "no solutions", "no real solution", "no real solutions", "no real roots", "no real root"),
+        "\\emptyset ",
+    ),
     **dict.fromkeys(("empty set", "the empty set"), "\\emptyset "),
     **dict.fromkeys(("all real numbers", "all reals", "the real numbers"), "\\mathbb{R}"),
 }
@@ -102,13 +110,9 @@ MEANINGS = {
 
 
 def same_letters(one: str, other: str) -> bool:
-    """Whether both are nothing else than the same letters; their case does not matter where one of them is in ``\\text``."""
+    """Whether both are nothing else than the same letters."""
     bare = ["".join(_COMMAND.sub(r"\1", latex).split()) for latex in (one, other)]
-    if not all(letters.isascii() and letters.isalpha() for letters in bare):
-        return False
-    if _COMMAND.search(one) or _COMMAND.search(other):
-        bare = [letters.casefold() for letters in bare]
-    return bare[0] == bare[1]
+    return all(letters.isascii() and letters.isalpha() for letters in bare) and bare[0] == bare[1]
 
 
 def same_choices(gold: str, target: str) -> bool | None:
@@ -124,6 +128,8 @@ def same_choices(gold: str, target: str) -> bool | None:
         found = _side_by_side(target)
     if wanted is None or found is None:
         return None
+    if bool(_EITHER.search(gold)) != bool(_EITHER.search(target)):
+        return False
     if len(wanted) == len(found) == 1 and wanted[0] in "ABCDE":
         found = [found[0].upper()]
     return wanted == (sorted(found) if wanted == sorted(wanted) else found)
@@ -139,12 +145,17 @@ def _side_by_side(latex: str) -> list[str] | None:
 def choice_with_content(latex: str) -> tuple[str, str] | None:
     """``(letter, content)`` of a choice that is written out, as ``\\textbf{(C)}\\ 12``; None for anything else."""
     match = _WRITTEN_OUT.fullmatch(latex)
-    if match is None or _WRITTEN_OUT.match(match[5]) or _LETTERED.search(match[3] or ""):
-        return None  # as a list of what belongs to several letters
-    letter = match[1] or match[2] or match[4]
-    rest = (match[3] or "").strip()
-    content = f"\\text{{{rest}}} {match[5]}" if rest else match[5]
-    return (letter, content.strip()) if content.strip() else None
+    if match is None:
+        return None
+    letter = match[1] or match[2] or match[5] or match[7]
+    rest, behind = (match[3] or "").strip(), (match[4] or match[6] or match[8] or "").strip()
+    content = f"\\text{{{rest}}} {behind}".strip() if rest else behind
+    bare = match[5] or match[7]
+    if bare and not _PLAIN_CONTENT.fullmatch(content):
+        return None  # as a factor in brackets
+    if not content or _OTHER_CHOICE.search(content) or denies(content, ""):
+        return None  # as a list of what belongs to several letters, or a letter that is taken back
+    return letter, content
 
 
 def choice_of(latex: str) -> str:

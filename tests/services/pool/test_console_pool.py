@@ -26,9 +26,9 @@ from rlep.services.pool.rpc.served_census import census, pool_names
 from rlep.services.pool.values import PoolPlace
 from tests.services.conftest import MakeTrajectory
 from tests.services.pool.pool_servers import serving
-from tests.unit.console.console_scene import client_of, write_run
-from tests.unit.console.page_checks import Found, assert_harmless, page
-from tests.unit.console.pool_scene import asked, fill, opened
+from tests.unit.view.console_scene import client_of, write_run
+from tests.unit.view.page_checks import Found, assert_harmless, page
+from tests.unit.view.pool_scene import asked, fill, opened
 
 HELD = (0, 1, 2, 3, 5, 9)
 """Responses that the pool has for each of six questions."""
@@ -190,18 +190,18 @@ def test_a_look_starts_nothing_and_writes_nothing(runs: Path, tmp_path: Path) ->
 
 
 def test_a_named_embedded_pool_is_served_until_the_console_ends(tmp_path: Path) -> None:
-    directory, token = tmp_path / "pool", tmp_path / "token"
+    directory = tmp_path / "pool"
     with EmbeddedRedis(directory) as server, opened(server, "of-a-run", "tok"):
         pass
-    arguments = (tmp_path, "--listen", "127.0.0.1:0", "--token-file", token, "--pool", directory)
+    arguments = (tmp_path, "--port", "0", "--pool", directory)
     command = [sys.executable, "-m", "rlep", "console", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
             browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-            form = urllib.parse.urlencode({"token": token.read_text().strip(), "next": "/pools"}).encode()
-            with browser.open(f"{address}/login", form, timeout=60) as answer:
+            browser.open(address, timeout=60).close()  # leaves a cookie
+            with browser.open(urllib.parse.urljoin(address, "/pools"), timeout=60) as answer:
                 assert "/pools/0/of-a-run" in answer.read().decode()
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)

@@ -57,7 +57,7 @@ def test_answers_of_the_class_are_graded_as_the_contract_says(verifier: Verifier
 def test_answers_written_to_break_the_grader_are_graded_as_their_author_judged(verifier: Verifier) -> None:
     rows = [json.loads(line) for line in HELD_OUT.read_text(encoding="utf-8").splitlines()]
     verdicts = verifier.grade_pairs([(row["gold"], row["response"], False) for row in rows])
-    assert sum(row["correct"] for row in rows) > 450
+    assert sum(row["correct"] for row in rows) > 1000
     wrong = [
         (row, verdict.status)
         for row, verdict in zip(rows, verdicts, strict=True)

@@ -15,8 +15,8 @@ from rlep.core import parquet_pages
 from rlep.core.errors import DataError
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_files import read_rows
-from rlep.report.samples import read_samples
 from rlep.services.pool.files.parquet_shards import SCHEMA, read_parquet
+from rlep.view.samples import read_samples
 
 MIB = 1 << 20
 NESTED = pa.table(

@@ -15,7 +15,7 @@ from rlep.core.types import Prompt, Sampling, Trajectory
 from rlep.driver import collect
 from rlep.driver.collect import Collected, Collector
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.report.load import load_run
+from rlep.view.record import load_run
 from tests.unit.driver.driver_fakes import FakePool, Killed, Scene, World, scene_of
 from tests.unit.driver.driver_values import config_of, prompts_of
 

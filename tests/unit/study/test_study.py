@@ -13,8 +13,9 @@ from rlep.cli import app
 from rlep.core.errors import ConfigError, DataError
 from rlep.study.conduct import found_in
 from rlep.study.study_plan import phases_of, read_study
-from rlep.study.study_report import comparisons, read_report, summary, write_report
+from rlep.study.study_report import comparisons, summary, write_report
 from rlep.study.study_results import read_arm
+from rlep.view.study_tables import read_report
 from tests.unit.study.made_up_study import MadeUp, base_of, conducted, study_file
 
 pytestmark = pytest.mark.slow

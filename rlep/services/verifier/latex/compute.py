@@ -184,7 +184,7 @@ def _apply(node: Node, point: SamplePoint) -> Value:
     head, *arguments = node.parts
     values = [shown(evaluate(argument, point)) for argument in arguments]
     order = repr(head) if head.kind == "power" else head.name
-    return draw(point, "applied", order, *values) - 2  # of either sign, so that |f(x)| is not f(x)
+    return draw(point, "applied", order + node.name[1:], *values) - 2  # of either sign, so that |f(x)| is not f(x)
 
 
 def _derivative(node: Node, point: SamplePoint) -> Scalar:
@@ -270,6 +270,8 @@ def _function(node: Node, point: SamplePoint) -> Value:
         if not isinstance(value, Matrix) or value.shape[0] != value.shape[1]:
             raise NoValue("the determinant of something else than a square matrix")
         return determinant(value.rows)
+    if node.name not in FUNCTION_RULES:
+        raise NoValue(f"{node.name} of several numbers")
     return FUNCTION_RULES[node.name]([scalar(part, point) for part in node.parts], point)
 
 

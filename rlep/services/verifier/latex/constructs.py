@@ -72,12 +72,15 @@ class Constructs(Scanner):
         return self._read(inner)
 
     def _chosen(self) -> Node:
-        """``{}_7C_2`` and ``{}^7C_2``: a binomial coefficient."""
+        """``{}_7C_2``, ``{}^7C_2`` and ``{}_7P_2``: the number of selections."""
         self._at += 1
         top = self._read_script()
-        if self._next().text != "C" or self._next().text != "_":
+        letter = self._next().text
+        if letter not in ("C", "P") or self._next().text != "_":
             raise Unreadable("an empty base")
-        return Node("binomial", (top, self._read_script()))
+        chosen = self._read_script()
+        count = Node("binomial", (top, chosen))
+        return count if letter == "C" else Node("product", (count, Node("function", (chosen,), "factorial")))
 
     def _brackets(self, opening: str) -> Node:
         inner = self._enclosed(self._at - 1)
@@ -87,6 +90,8 @@ class Constructs(Scanner):
             return Node("tuple", parts, delimiters)
         if delimiters not in ("()", "[]"):
             raise Unreadable("brackets of two kinds")
+        if delimiters == "[]" and parts and parts[0].kind == "name":
+            raise Unreadable("a rounding or a bracket")
         return Node("group", parts)
 
     def _bars(self, mark: str, kind: str) -> Node:
@@ -145,7 +150,8 @@ class Constructs(Scanner):
         arguments = self._arguments()
         if base is not None:
             arguments, name = (*arguments, base), "logarithm"
-        node = Node("absolute", arguments) if name == "abs" else Node("function", arguments, name)
+        size = name == "abs" and len(arguments) == 1
+        node = Node("absolute", arguments) if size else Node("function", arguments, name)
         return node if exponent is None else Node("power", (node, exponent))
 
     def _arguments(self) -> tuple[Node, ...]:

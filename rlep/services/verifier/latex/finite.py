@@ -7,7 +7,7 @@ from rlep.services.verifier.latex.nodes import BINDERS, SET_OPERATIONS, Node, in
 from rlep.services.verifier.latex.points import Infinite, NoValue, SamplePoint
 
 _UNDEFINED = frozenset({"undefined", "indeterminate", "infinite", "infinity", "nan", "dne", "none"})
-_COLLECTIONS = SET_OPERATIONS | {"tuple", "set", "row"}
+_COLLECTIONS = SET_OPERATIONS | {"tuple", "set", "row", "ratio"}
 
 
 def infinity_of(node: Node, point: SamplePoint) -> int | None:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from rlep.services.verifier.latex.nodes import Node, has, is_closed, renamed, ungrouped, unknowns
 from rlep.services.verifier.latex.statements import Answer, Item
 
+_POINT = re.compile(r"[ADFGHIJKLMOPQRSTVWXYZ]'?(?:_\{\d\})?")
 _UNIT_VECTORS = "ijk"
 _UNIT_VECTOR = re.compile(r"\\(?:mathbf|vec|hat|boldsymbol|bm) (?:[ijk]|\\[ij]math)")
 
@@ -22,8 +23,10 @@ class Assignment:
     """Whether the names stand in a tuple, so that their order counts."""
 
     def in_order(self) -> list[Item]:
-        """The values in the order of the tuple, or of the alphabet."""
-        return list(self.values.values()) if self.ordered else [self.values[name] for name in sorted(self.values)]
+        """The values in the order of the tuple, or of the alphabet where it has an order of the names."""
+        if self.ordered or not all(name[0].isalpha() for name in self.values):
+            return list(self.values.values())
+        return [self.values[name] for name in sorted(self.values)]
 
 
 def opened(node: Node) -> Answer:
@@ -77,13 +80,13 @@ def alternatives_of(answer: Answer) -> Alternatives | None:
     sides = [item.sides[0] for item in answer.items]
     if answer.form != "list" or not all(set(item.relations) == {"="} for item in answer.items):
         return None
+    if any(item.modulus for item in answer.items):
+        return None
     if any(side is None or side.kind not in ("name", "tuple") for side in sides):
         return None
     names = {repr(side) for side in sides}
     roots = {side.name.partition("_")[0] for side in sides if side is not None and "_" in side.name}
-    counted = (
-        len(roots) == 1 and len(names) == len(sides) and all(side is not None and "_" in side.name for side in sides)
-    )
+    counted = len(roots) == 1 and len(names) == len(sides) and all(map(_is_counted, sides))
     if len(names) > 1 and not counted:
         return None
     first = sides[0]
@@ -92,9 +95,15 @@ def alternatives_of(answer: Answer) -> Alternatives | None:
     return Alternatives(name, tuple(Item((item.value,)) for item in answer.items), counted)
 
 
+def _is_counted(side: Node | None) -> bool:
+    """Whether a name has a number or a letter that counts as its index."""
+    return side is not None and re.fullmatch(r".+_\{?[\dn]\}?", side.name) is not None
+
+
 def in_one_form(gold: Answer, target: Answer) -> tuple[Answer, Answer]:
     """Both answers, each as a tuple or list where the other is one: ``P(1,2)`` is a point, ``x\\in\\{1,2\\}`` two values of x."""
     gold, target = _spread(gold), _spread(target)
+    gold, target = _with_points(gold, target), _with_points(target, gold)
     gold, target = _coordinates(gold, target), _coordinates(target, gold)
     gold, target = _as_vector(gold, target), _as_vector(target, gold)
     return _as_matrix(gold, target), _as_matrix(target, gold)
@@ -113,13 +122,33 @@ def _spread(answer: Answer) -> Answer:
     return Answer("list", tuple(Item((left, part), ("=",)) for part in item.value.parts), "or")
 
 
+def _with_points(answer: Answer, other: Answer) -> Answer:
+    """Points with their names, as ``P(1,2)``: ``P=(1,2)`` where the other answer has such equations, ``(1,2)`` beside tuples."""
+    named = any(item.relations == ("=",) for item in other.items)
+    tuples = other.form == "tuple" or any(not item.relations and item.value.kind == "tuple" for item in other.items)
+    several = len({item.value.parts[0] for item in answer.items if item.value.parts}) == len(answer.items) > 1
+    points_only = all(not item.relations and _is_point(item.value, several) for item in answer.items)
+    if answer.form not in ("one", "list") or not (named or tuples) or not points_only:
+        return answer
+    points = [(item.value.parts[0], Node("tuple", item.value.parts[1:], "()")) for item in answer.items]
+    items = tuple(Item((name, point), ("=",)) if named else Item((point,)) for name, point in points)
+    return opened(items[0].value) if answer.form == "one" and not named else replace(answer, items=items)
+
+
+def _is_point(node: Node, several: bool) -> bool:
+    """Whether this is a capital with numbers in a bracket behind it, and by custom no distribution and no count."""
+    if node.kind != "apply" or len(node.parts) < 3:
+        return False
+    if not (_POINT.fullmatch(node.parts[0].name) or (several and node.parts[0].name in ("B", "C", "E", "N"))):
+        return False
+    return all(map(is_closed, node.parts[1:]))
+
+
 def _coordinates(answer: Answer, other: Answer) -> Answer:
-    """The coordinates of a point with its name or of a sum of unit vectors, where the other answer is a tuple."""
+    """The coordinates of a sum of unit vectors, where the other answer is a tuple."""
     if answer.form != "one" or answer.items[0].relations or other.form != "tuple":
         return answer
     node = answer.items[0].value
-    if node.kind == "apply" and len(node.parts) > 2 and node.parts[0].name.isupper() and len(node.parts[0].name) == 1:
-        node = Node("tuple", node.parts[1:], "()")
     node = _components(node, Node("tuple", tuple(item.value for item in other.items), "()"))
     return opened(node) if node.kind == "tuple" else answer
 
@@ -173,9 +202,21 @@ def _components(node: Node, other: Node) -> Node:
     """A sum of the unit vectors i, j and k as a tuple, where the other value is one."""
     names = unknowns(node)
     units = {name: _UNIT_VECTORS.index(name.removesuffix("math")[-1]) for name in names if _UNIT_VECTOR.fullmatch(name)}
-    if other.kind != "tuple" or node.kind == "tuple" or not units or max(units.values()) >= len(other.parts):
+    if other.kind != "tuple" or not units or max(units.values()) >= len(other.parts) or not _combines(node, units):
         return node
     return Node("tuple", tuple(_component(node, units, index) for index in range(len(other.parts))), "()")
+
+
+def _combines(node: Node, units: dict[str, int]) -> bool:
+    """Whether an expression is a sum of numbers times unit vectors."""
+    inner = ungrouped(node)
+    if inner.kind == "name":
+        return inner.name in units
+    if inner.kind in ("sum", "negative"):
+        return all(_combines(part, units) for part in inner.parts)
+    with_units = [part for part in inner.parts if unknowns(part) & units.keys()]
+    scaled = inner.kind in ("product", "dot") or (inner.kind == "quotient" and with_units == [inner.parts[0]])
+    return scaled and len(with_units) == 1 and _combines(with_units[0], units)
 
 
 def _with_unit_vectors(node: Node) -> Node:
@@ -210,7 +251,7 @@ def with_both_signs(answer: Answer) -> Answer:
         for sign in (1, -1) if _has_signs(item) else (1,):
             items.append(replace(item, sides=tuple(side and _signed(side, sign) for side in item.sides)))
     if answer.form == "one":
-        return Answer("list", tuple(items), "or")
+        return replace(answer, form="list", items=tuple(items), joint="or")
     return replace(answer, items=tuple(items))
 
 

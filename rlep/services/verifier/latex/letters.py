@@ -44,7 +44,12 @@ _WHOLE = frozenset("kmnN")
 """Letters that are whole numbers by custom, where they are rounded."""
 _CONSTANT = re.compile(r"[CcKAB]|[Cc]_\{\d\}")
 """Letters of arbitrary constants."""
-_LEIBNIZ = re.compile(r"d ([a-zA-Z]) / d d [a-z] (?:\^ \d )?(?:\^ (\d))?")
+_ADDED = frozenset({"C", "c", "K"})
+"""Letters of the constant that is added to an antiderivative."""
+_VARIABLES = frozenset("xtrsuz") | {"\\theta"}
+_PARAMETERS = frozenset("kr") | {"\\lambda", "\\omega", "\\mu"}
+"""Letters that may stand beside the variable of a general solution."""
+_LEIBNIZ = re.compile(r"d ([a-zA-Z]) / d d ([a-z]) (?:\^ \d )?(?:\^ (\d))?")
 """Names that the grammar gives to ``\\frac{dy}{dx}`` and ``\\frac{d^2y}{dx^2}``."""
 _MINUS_ONE = Node("negative", (Node("number", value=Fraction(1)),))
 _T = Node("name", (), "T")
@@ -79,25 +84,64 @@ def readings(gold: Node, target: Node) -> Iterator[tuple[Node, Node, Names]]:
 def _exchanges(gold: Node, target: Node) -> Iterator[dict[str, str]]:
     """Other names for the arbitrary constants of an answer: those of the reference, in every order.
 
-    Constants are arbitrary where they are numbered, or where one is added or is the factor of a power of e.
+    Constants are arbitrary in an expression in one variable which is linear in them, where they are numbered, where the
+    only one is added, or where it is the factor of a power of e.
     """
     sides = [unknowns(gold), unknowns(target)]
     wanted, given = (sorted(name for name in side if _CONSTANT.fullmatch(name)) for side in sides)
-    others = [side - {*wanted, *given} for side in sides]
+    others = [side - {*wanted, *given, "e"} for side in sides]
     if not wanted or len(wanted) != len(given) or len(wanted) > _MOST_CONSTANTS or others[0] != others[1]:
         return
+    if {*wanted, *given} == {"C", "c"} and others[0] and others[0] <= _VARIABLES | {"y"}:
+        yield {given[0]: wanted[0]}
+    if len(others[0] & _VARIABLES) != 1 or others[0] - _VARIABLES - _PARAMETERS:
+        return
     numbered = all("_" in name for name in wanted)
-    if not numbered and not (len(wanted) == 1 and wanted != given and _is_arbitrary(gold, wanted[0])):
+    if not (_is_linear(gold, wanted) if numbered else len(wanted) == 1 and _is_arbitrary(gold, wanted[0], given[0])):
         return
     for order in permutations(wanted):
         if list(order) != given:
             yield dict(zip(given, order, strict=True))
 
 
-def _is_arbitrary(node: Node, name: str) -> bool:
-    """Whether a constant is added to an expression, or the factor of a power of e."""
+def without_constant(gold: Node, target: Node) -> tuple[Node, Node] | None:
+    """Two antiderivatives in one variable without the constants that are added to them; None for anything else."""
+    parts = []
+    for node in (gold, target):
+        rest = tuple(part for part in node.parts if part.kind != "name" or part.name not in _ADDED)
+        if node.kind != "sum" or len(rest) != len(node.parts) - 1:
+            return None
+        parts.append(Node("sum", rest))
+    names = [unknowns(part) - {"e"} for part in parts]
+    return (parts[0], parts[1]) if names[0] == names[1] and len(names[0]) == len(names[0] & _VARIABLES) == 1 else None
+
+
+def _is_linear(node: Node, constants: list[str]) -> bool:
+    """Whether every constant is a factor of one term, and no term has two, in some factor of an expression."""
+    inner = ungrouped(node)
+    own = [part for part in inner.parts if unknowns(part) & set(constants)]
+    if inner.kind in ("product", "sum") and len(own) == 1:
+        return _is_linear(own[0], constants)
+    if inner.kind == "quotient" and own == [inner.parts[0]]:
+        return _is_linear(own[0], constants)
+    if inner.kind != "sum" or len(own) != len(constants):
+        return False
+    return all(len(unknowns(part) & set(constants)) == 1 and _has_factor(part, constants) for part in own)
+
+
+def _has_factor(term: Node, constants: list[str]) -> bool:
+    factors = [term] if term.kind == "name" else [ungrouped(part) for part in term.parts]
+    return term.kind in ("name", "product", "quotient", "negative") and any(
+        part.kind == "name" and part.name in constants for part in factors
+    )
+
+
+def _is_arbitrary(node: Node, name: str, other: str) -> bool:
+    """Whether a constant is added to an expression and may have the other letter, or is the factor of a power of e."""
     if node.kind == "sum":
-        return any(part.kind == "name" and part.name == name for part in node.parts)
+        added = any(part.kind == "name" and part.name == name for part in node.parts)
+        rest = [part for part in node.parts if name in unknowns(part)]
+        return added and len(rest) == 1 and {name, other} <= _ADDED
     names = {part.name for part in node.parts if part.kind == "name"}
     powers = [part for part in node.parts if part.kind == "power" and part.parts[0] == Node("name", (), "e")]
     return node.kind == "product" and name in names and any(unknowns(part.parts[1]) for part in powers)
@@ -250,11 +294,7 @@ def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]
     for one, two in (sides, sides[::-1]):
         if "i" in one and "I" in two and "I" not in one and "i" not in two and not (one | two) - {"i", "I", "e"}:
             spellings["I"] = "i"
-        primed = {name for name in one if "'" in name}
-        for name in two - one:
-            letter = _LEIBNIZ.fullmatch(name)
-            if letter and (prime := letter[1] + "'" * int(letter[2] or 1)) in primed:
-                spellings[name] = prime
+        spellings |= _primes_of(one, two)
     ordered = any(has(node, "cross", "dot", "norm", "transpose") or _transposes(node) for node in (gold, target))
     distinct = all(len({_plain(name) for name in side}) == len(side) for side in sides)
     if distinct and not ordered:
@@ -263,6 +303,17 @@ def _renaming(gold: Node, target: Node, sides: list[set[str]]) -> dict[str, str]
         if name[:-1] == "\\mathbf " and (blackboard := f"\\mathbb {name[-1]}") in sides[0] ^ sides[1]:
             spellings[name] = blackboard
     return spellings
+
+
+def _primes_of(primed: set[str], names: set[str]) -> dict[str, str]:
+    """``y'`` for each ``dy/dx`` of the names, where all are by one letter, by which the other side's primes may be."""
+    matches = {name: _LEIBNIZ.fullmatch(name) for name in names if name.startswith(("d ", "\\partial "))}
+    by = {match[2] if match else "" for match in matches.values()}
+    variables = (primed | names) & {"x", "t"}
+    if len(by) != 1 or "" in by or (variables and variables != by):
+        return {}
+    spellings = {name: match[1] + "'" * int(match[3] or 1) for name, match in matches.items() if match}
+    return spellings if set(spellings.values()) <= primed else {}
 
 
 def _plain(name: str) -> str:

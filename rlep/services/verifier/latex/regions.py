@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 
-from rlep.services.verifier.latex.compute import evaluate
+from rlep.services.verifier.latex.compute import evaluate, scalar
 from rlep.services.verifier.latex.finite import infinity_of
 from rlep.services.verifier.latex.forms import opened
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, has, is_closed, unknowns
-from rlep.services.verifier.latex.points import MP, NoValue, SamplePoint, Scalar, draw, number
-from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item
+from rlep.services.verifier.latex.points import MP, Matrix, NoValue, SamplePoint, Scalar, draw, number
+from rlep.services.verifier.latex.statements import INEQUALITIES, Answer, Item, read
+from rlep.services.verifier.latex.tokens import Unreadable
 
 _REALS = Node("name", (), "\\mathbb R")
 _MEMBER = "\\text{member}"
 """The letter of a set's members in its condition."""
 _SAMPLES = 60
+_ZERO = MP.mpf("1e-40")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,19 @@ def same_region(gold: Answer, target: Answer) -> bool | None:
         return all(one.holds(at) == two.holds(at) for at in _places(one, two))
     except NoValue:
         return None
+
+
+def complementary(conditions: list[str]) -> bool:
+    """Whether of these conditions, in plain LaTeX and about one unknown, exactly one holds for every number."""
+    try:
+        regions = [region_of(read(condition)) for condition in conditions]
+    except (NoValue, Unreadable):
+        return False
+    known = [region for region in regions if region is not None and region.exact]
+    if len(known) < len(regions) or len({region.name for region in known}) > 1:
+        return False
+    together = _joined(known, any)
+    return all(sum(region.holds(at) for region in known) == 1 for at in _places(together, together))
 
 
 def _is_region(answer: Answer) -> bool:
@@ -93,7 +108,11 @@ def _listed(answer: Answer, parts: list[Region]) -> Region | None:
     if not all(set(item.relations) <= INEQUALITIES and item.relations for item in answer.items):
         return None
     both = _joined(parts, all)
-    return both if any(map(both.holds, _places(both, both))) else _joined(parts, any)
+    if any(map(both.holds, _places(both, both))):
+        return both
+    pairs = list(zip(answer.items, parts, strict=True))
+    apart = [part for item, part in pairs if item.relations == ("!=",)]
+    return _joined([_joined([part for item, part in pairs if item.relations != ("!=",)], any), *apart], all)
 
 
 def _joined(parts: list[Region], join: Callable[[list[bool]], bool]) -> Region:
@@ -110,8 +129,8 @@ def _value(node: Node) -> Scalar:
     if not is_closed(node):
         raise NoValue("an end with unknowns")
     found = evaluate(node, SamplePoint("region"))
-    if isinstance(found, MP.mpc):
-        raise NoValue("a complex end")
+    if isinstance(found, MP.mpc | Matrix):
+        raise NoValue("an end that is no real number")
     return found if isinstance(found, Fraction) else number(found)
 
 
@@ -169,8 +188,42 @@ def _of_item(item: Item) -> Region | None:
         return None
     (name,) = names
     plain = all(side.kind == "name" or is_closed(side) for side in sides)
+    roots = () if plain else tuple(root for left, right in pairwise(sides) for root in _roots(left, right, name))
     ends = tuple(_value(side) for side in sides if is_closed(side) and infinity_of(side, SamplePoint("region")) is None)
-    return Region(lambda at: _all_hold(sides, item.relations, name, at), ends, "" if name == _MEMBER else name, plain)
+    return Region(
+        lambda at: _all_hold(sides, item.relations, name, at), (*ends, *roots), "" if name == _MEMBER else name, plain
+    )
+
+
+def _roots(left: Node, right: Node, name: str) -> Iterator[Scalar]:
+    """Numbers at which a linear or quadratic factor of either side, or of their difference, is zero."""
+    for factor in (*_factors(left), *_factors(right), Node("sum", (left, Node("negative", (right,))))):
+        try:
+            low, middle, high, more = (
+                scalar(factor, SamplePoint("region", bound={name: Fraction(at)})) for at in (0, 1, 2, 3)
+            )
+        except NoValue:
+            continue
+        values = low, middle, high, more
+        if not all(isinstance(value, Fraction) for value in values):
+            low, middle, high, more = map(number, values)
+        slope, bend = middle - low, (high - 2 * middle + low) / 2
+        if number(abs(more - (low + 3 * slope + 6 * bend))) > _ZERO:
+            continue
+        slope -= bend
+        discriminant = number(slope**2 - 4 * bend * low)
+        if number(abs(bend)) > _ZERO and discriminant >= 0:
+            yield from ((sign * MP.sqrt(discriminant) - number(slope)) / number(2 * bend) for sign in (1, -1))
+        elif number(abs(bend)) <= _ZERO < number(abs(slope)):
+            yield -low / slope
+
+
+def _factors(node: Node) -> Iterator[Node]:
+    if node.kind in ("product", "dot", "cross", "quotient", "power", "group", "negative"):
+        for part in node.parts[:1] if node.kind == "power" else node.parts:
+            yield from _factors(part)
+    elif not is_closed(node):
+        yield node
 
 
 def _membership(item: Item, sides: list[Node]) -> Region | None:

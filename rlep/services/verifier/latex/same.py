@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
-from rlep.services.verifier.latex.agree import Unknown, equal_values, proportional
+from rlep.services.verifier.latex.agree import Unknown, differ_by_constant, equal_values, proportional
 from rlep.services.verifier.latex.finite import infinity_of, undefined
 from rlep.services.verifier.latex.forms import (
     Alternatives,
@@ -20,18 +21,21 @@ from rlep.services.verifier.latex.forms import (
     opened,
     with_both_signs,
 )
+from rlep.services.verifier.latex.letters import without_constant
 from rlep.services.verifier.latex.nodes import SET_OPERATIONS, Node, is_closed, renamed, ungrouped, unknowns
 from rlep.services.verifier.latex.points import SamplePoint
-from rlep.services.verifier.latex.regions import same_region
+from rlep.services.verifier.latex.regions import complementary, same_region
 from rlep.services.verifier.latex.statements import Answer, Item, read
 from rlep.services.verifier.latex.tokens import Unreadable
 from rlep.services.verifier.latex.whole_numbers import same_family, with_counter_of
 
-_NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "operator"})
+_NAMING = frozenset({"name", "apply", "derivative", "absolute", "norm", "tuple", "ratio", "operator"})
 """Kinds of node on the left of ``=`` that are read as the name of the value on the right."""
+_FUNCTIONS = frozenset(Node("name", (), letter) for letter in "fghFy")
+"""Functions whose values ``y`` stands for."""
 _FLIPPED = {">": "<", ">=": "<="}
 _CHAIN = SamplePoint("chain")
-_OTHERWISE = re.compile(r"otherwise|else(?:where)?")
+_OTHERWISE = re.compile(r"\\text\{\s*(?:otherwise|else(?:where)?)\s*\}")
 Part = TypeVar("Part")
 
 
@@ -75,6 +79,9 @@ def _same_elements(gold: Answer, target: Answer) -> bool:
         return not repeats and _matched(_distinct(gold.items), _distinct(target.items))
     if related and (gold.joint == "or") != (target.joint == "or"):
         return False
+    named = [{"="} in [set(item.relations) for item in answer.items] for answer in (gold, target)]
+    if related and named[0] != named[1]:
+        return _in_order(gold.items, target.items)
     if related and _repeats_names(gold, target):
         raise Unknown  # which equations belong together is lost
     return _matched(gold.items, target.items)
@@ -177,10 +184,10 @@ def _is_sequence(answer: Answer) -> bool:
 
 
 def _in_sequence(gold: Assignment, target: Answer) -> bool | None:
-    """Named values against values without names, in the order of the names or in the order that is written."""
+    """Named values against values without names, in the order of the names."""
     if not _is_sequence(target):
         return None
-    return _in_order(gold.in_order(), target.items) or _in_order(list(gold.values.values()), target.items)
+    return _in_order(gold.in_order(), target.items)
 
 
 def consistent(item: Item) -> bool:
@@ -292,7 +299,7 @@ def _same_pair_of_sides(gold: tuple[Node | None, Node | None], target: tuple[Nod
         return same_value(right, two)
     if (names := _same_function(left, right, one, two)) is not None:
         return same_value(renamed(right, names), renamed(two, names))
-    if any(node.kind in ("tuple", "set") for node in (left, right, one, two)):
+    if any(node.kind in ("tuple", "set", "ratio") for node in (left, right, one, two)):
         return same_value(left, one) and same_value(right, two)
     return proportional(_minus(left, right), _minus(one, two), positive=False)
 
@@ -313,9 +320,10 @@ def _same_function(gold: Node, rule: Node, target: Node, other_rule: Node) -> di
 
 def _is_function_of_its(node: Node, rule: Node) -> bool:
     """Whether a left side is a function of a letter that its right side has, as ``f(x)`` in ``f(x)=x^2``."""
-    if node.kind != "apply" or len(node.parts) != 2 or node.parts[1].kind != "name" or not node.parts[1].name.islower():
+    if node.kind != "apply" or len(node.parts) != 2 or node.parts[1].kind != "name":
         return False
-    return node.parts[1].name in unknowns(rule) or is_closed(rule)
+    head, letter = node.parts
+    return head in _FUNCTIONS and letter.name in unknowns(rule)
 
 
 def _is_identity(left: Node, right: Node | None) -> bool:
@@ -348,7 +356,7 @@ def _same_pair(one: tuple[str, Node, Node], two: tuple[str, Node, Node]) -> bool
     if one[0] != two[0]:
         return False
     (relation, left, right), (_, low, high) = one, two
-    if relation in ("<", "<=", "!="):
+    if relation in ("<", "<=", "!=") and not all(map(is_closed, (left, right, low, high))):
         return proportional(_minus(right, left), _minus(high, low), positive=relation != "!=")
     return same_value(left, low) and same_value(right, high)
 
@@ -363,6 +371,8 @@ def same_value(gold: Node, target: Node) -> bool:
         return len(kinds) == 1 and same(opened(gold), opened(target))
     if "cases" in kinds:
         return len(kinds) == 1 and _same_cases(gold, target)
+    if "ratio" in kinds:
+        return len(kinds) == 1 and _same_ratio(gold.parts, target.parts)
     if kinds & SET_OPERATIONS:
         if len(kinds) > 1:
             raise Unknown
@@ -370,24 +380,43 @@ def same_value(gold: Node, target: Node) -> bool:
     endless = infinity_of(gold, SamplePoint("infinity")), infinity_of(target, SamplePoint("infinity"))
     if endless != (None, None):
         return endless[0] == endless[1]
+    if (antiderivatives := without_constant(gold, target)) is not None:
+        return differ_by_constant(*antiderivatives)
     return equal_values(gold, target)
+
+
+def _same_ratio(gold: Sequence[Node], target: Sequence[Node]) -> bool:
+    """Whether the parts of two ratios as ``1:2:3`` are the same up to one factor."""
+    pairs = list(zip(gold, target, strict=False))
+    return len(gold) == len(target) and all(
+        equal_values(Node("product", (left, other)), Node("product", (right, one)))
+        for (one, other), (left, right) in pairwise(pairs)
+    )
 
 
 def _same_cases(gold: Node, target: Node) -> bool:
     """Whether two functions have the same values under the same conditions, in any order; *otherwise* is what is left."""
-    return _paired(gold.parts, target.parts, lambda one, two: _same_case(one, two, otherwise=False)) or (
-        any(_OTHERWISE.search(case.name) for case in (*gold.parts, *target.parts))
-        and _paired(gold.parts, target.parts, lambda one, two: _same_case(one, two, otherwise=True))
-    )
+    one, two = _explicit(gold, target), _explicit(target, gold)
+    return _paired(one, two, _same_case)
 
 
-def _same_case(gold: Node, target: Node, *, otherwise: bool) -> bool:
+def _explicit(node: Node, other: Node) -> Sequence[Node]:
+    """The cases of a function; *otherwise* as the condition of the other function that covers what is left, if one does."""
+    rest = [case for case in node.parts if _OTHERWISE.fullmatch(case.name)]
+    if len(rest) != 1 or any(_OTHERWISE.fullmatch(case.name) for case in other.parts):
+        return node.parts
+    mine = [case.name for case in node.parts if case is not rest[0]]
+    for case in other.parts:
+        if complementary([*mine, case.name]):
+            return [replace(part, name=case.name) if part is rest[0] else part for part in node.parts]
+    return node.parts
+
+
+def _same_case(gold: Node, target: Node) -> bool:
     if not same_value(gold.parts[0], target.parts[0]):
         return False
-    if otherwise and any(_OTHERWISE.search(case.name) for case in (gold, target)):
-        return True
     try:
-        return gold.name.casefold() == target.name.casefold() or same(read(gold.name), read(target.name))
+        return gold.name == target.name or same(read(gold.name), read(target.name))
     except (Unknown, Unreadable):
         return False
 

@@ -128,8 +128,10 @@ class Scanner(ABC):
         if bracket == "[" and self._tokens[closing(self._tokens, opening)].text != "]":
             return name
         inner = self._enclosed(opening)
-        given = ("|",) if [token.text for token in inner].count("|") == 1 else ()  # as in ``P(A|B)``
-        return Node("apply", (name, *self._read_list(inner, ",", ";", *given)), bracket)
+        marks = [token.text for token in inner if token.text in ("|", ";")]
+        given = marks.count("|") == 1  # as in ``P(A|B)``
+        separators = "".join(mark for mark in marks if given or mark == ";")
+        return Node("apply", (name, *self._read_list(inner, ",", ";", *("|" * given))), bracket + separators)
 
     def _is_function(self) -> bool:
         """Whether the name of a function that has a value comes next."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from rlep.services.verifier.latex.nodes import Node
+from rlep.services.verifier.latex.nodes import Node, unknowns
 from rlep.services.verifier.latex.syntax import Parser
 from rlep.services.verifier.latex.tokens import Token, Unreadable, between, closing, lex, spelled, split
 
@@ -24,6 +24,7 @@ _RELATIONS = {name: name for name in _WRITTEN_ALIKE.split()} | {
 }
 """Command or mark -> relation."""
 INEQUALITIES = frozenset({"<", ">", "<=", ">=", "!=", "in", "not in"})
+_ORDERS = frozenset({"<", ">", "<=", ">="})
 _AND = frozenset({"and", ", and", "and also", "和", "及", "與", "与", "und", "et", "y", "и"})
 _OR = frozenset({"or", ", or", "或", "oder", "ou", "o", "или"})
 _PLAIN = re.compile(r"(?<![a-zA-Z\\])(and|or)(?![a-zA-Z])(?!\s*\})")
@@ -32,11 +33,12 @@ _WORDS = re.compile(r"\\(?:text|mathrm|mbox|textrm)\s*\{([^{}]*)\}")
 _DOMAIN = re.compile(
     r"[\s,;(]+(?:(?:where|for|with|and|as)(?![a-z])[\s,]*)?(?:(?:all|any|some|every|each|an?|arbitrary)(?![a-z])\s*)?"
     r"(?P<before>integers?(?![a-z])\s*)?(?P<name>[k-n])\s*"
-    r"(?:(?P<kind>\\in\s*\\mathbb\s*\{?\s*Z\s*\}?)|(?P<behind>(?:is|are|any|an)(?![a-z])[\sa-z]*integers?))?[\s).]*\Z"
+    r"(?:\\in\s*(?P<kind>\\math(?:bb|bf)\s*\{?\s*[ZN]\s*\}?|[ZN](?![a-zA-Z]))"
+    r"|(?P<behind>(?:(?:is|are|being|an?|any|some|arbitrary)(?![a-z])\s*){1,3}integers?))?[\s).]*\Z"
 )
 """A letter that is declared to be a whole number, at the end of an answer whose words stand outside of ``\\text``."""
 _SET_OF_FAMILY = re.compile(
-    r"\\\{\s*(?:([a-z])\s*[|:]\s*\1\s*=\s*)?([^{}|:]*(?:\{[^{}]*\}[^{}|:]*)*?)\s*[|:,]\s*([k-n])\s*\\in\s*\\mathbb\s*\{?\s*Z\s*\}?\s*\\\}"
+    r"\\\{\s*(?:([a-z])\s*(?:\\in\s*\\mathbb\s*\{?\s*R\s*\}?\s*)?[|:]\s*\1\s*(=|\\ne(?![a-z]))\s*)?([^{}|:]*(?:\{[^{}]*\}[^{}|:]*)*?)\s*[|:,]\s*([k-n])\s*\\in\s*\\mathbb\s*\{?\s*Z\s*\}?\s*\\\}"
 )
 _SYSTEM = re.compile(
     r"(?:\\\{\s*)?\\begin\{(cases|array|aligned)\}(?:\s*\{[lcr|]*\})?((?:(?!\\begin).)*)\\end\{\1\}", re.DOTALL
@@ -85,20 +87,24 @@ class Answer:
     """Of a tuple."""
     whole: frozenset[str] = frozenset()
     """Letters that are declared to be whole numbers."""
+    natural: bool = False
+    """Whether these are not negative."""
 
 
 def read(latex: str) -> Answer:
     """The statements of an answer in plain LaTeX. Raises Unreadable."""
     if (system := _SYSTEM.fullmatch(latex)) and not _IF_ANY.search(system[2]):
-        rows = [row.replace("&", "") for row in system[2].split("\\\\") if row.strip()]
+        rows = [row.replace("&", "").strip().rstrip(",;.") for row in system[2].split("\\\\") if row.strip()]
         if all("=" in row for row in rows):
-            return _read(",".join(row.strip().rstrip(",;.") for row in rows))
+            return _read(",".join(rows).replace(",=", "="))
     unwrapped = _WORDS.sub(lambda match: " " * (match.start(1) - match.start()) + match[1] + " ", latex)
     if match := _SET_OF_FAMILY.fullmatch(latex):
-        return replace(_read(match[2]), whole=frozenset(match[3]))
+        claim = f"{match[1]}\\ne {match[3]}" if match[2] and match[2] != "=" else match[3]
+        return replace(_read(claim), whole=frozenset(match[4]))
     match = _DOMAIN.search(unwrapped)
     if match and match.start() and (match["before"] or match["kind"] or match["behind"]):
-        return replace(_read(latex[: match.start()]), whole=frozenset(match["name"]))
+        natural = (match["kind"] or "").rstrip("} ").endswith("N")
+        return replace(_read(latex[: match.start()]), whole=frozenset(match["name"]), natural=natural)
     return _read(latex)
 
 
@@ -112,6 +118,8 @@ def _read(latex: str) -> Answer:
     if {",", ";"} <= {behind for _, behind in parts}:
         raise Unreadable("a list of lists")
     items = [_item(part) for part, _ in parts if part]
+    if not any(item.modulus for item in items):
+        items = [replace(item, relations=tuple("=" if r == "\\equiv" else r for r in item.relations)) for item in items]
     if not items:
         raise Unreadable("nothing")
     joints = {_joint(behind) for _, behind in parts if behind}
@@ -138,7 +146,13 @@ def _joint(text: str) -> str:
 
 def _without_domains(items: list[Item]) -> list[Item]:
     """Without ``k \\in \\mathbb{Z}`` behind an expression in ``k``."""
-    domain = [item for item in items if item.relations == ("in",) and item.sides[1] in _WHOLE]
+    bounded = set().union(
+        *(unknowns(side) for item in items if set(item.relations) & _ORDERS for side in item.sides if side is not None)
+    )
+    domain = [
+        item for item in items if item.relations == ("in",) and item.sides[1] in _WHOLE and item.sides[0] is not None
+    ]
+    domain = [item for item in domain if not unknowns(item.sides[0] or item.value) & bounded]
     rest = [item for item in items if item not in domain]
     return rest if rest and domain else items
 
@@ -149,10 +163,11 @@ def _plain(answer: Answer) -> Answer:
         return _opened(answer.items[0])
     first, *later = answer.items
     left = first.sides[0]
-    named = set(first.relations) == {"="} and left is not None and left.kind in ("name", "tuple")
+    named = first.relations in (("=",), ("\\equiv",)) and left is not None and left.kind in ("name", "tuple")
     if named and not any(item.relations for item in later):
         return replace(
-            answer, items=(first, *(replace(item, sides=(left, item.value), relations=("=",)) for item in later))
+            answer,
+            items=(first, *(replace(item, sides=(left, item.value), relations=first.relations) for item in later)),
         )
     return answer
 
@@ -177,8 +192,6 @@ def _item(tokens: list[Token]) -> Item:
             break
     pieces = list(split(tokens, lambda token: token.kind != "text" and token.text in _RELATIONS))
     relations = tuple(_RELATIONS[behind] for _, behind in pieces[:-1])
-    if not modulus:
-        relations = tuple("=" if relation == "\\equiv" else relation for relation in relations)
     sides = [
         _side(part, last=index == len(pieces) - 1 or bool(set(relations) - {"="}))
         for index, (part, _) in enumerate(pieces)
@@ -190,6 +203,9 @@ def _side(tokens: list[Token], *, last: bool) -> Node | None:
     try:
         if spelled(tokens[:4]) == "\\begin { c a" and spelled(tokens).startswith(_CASES):
             return _cases(tokens)
+        ratio = between(tokens, ":")
+        if len(ratio) > 2:
+            return Node("ratio", tuple(Parser(part).whole() for part in ratio))
         return Parser(tokens).whole()
     except Unreadable:
         if last or not is_name(spelled(tokens)):
@@ -220,8 +236,8 @@ def _at_condition(row: list[Token]) -> list[list[Token]]:
 
 
 def _condition(tokens: list[Token]) -> str:
-    """A condition in plain LaTeX without the words before it."""
-    words = " ".join(f"\\text{{{token.text}}}" if token.kind == "text" else token.text for token in tokens)
+    """A condition in plain LaTeX without the words before it, words without case."""
+    words = " ".join(f"\\text{{{token.text.casefold()}}}" if token.kind == "text" else token.text for token in tokens)
     return _IF.sub("", words.replace("\\text{is ", "\\text{")).strip(" ,.;")
 
 

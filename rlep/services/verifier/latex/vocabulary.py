@@ -11,9 +11,17 @@ FUNCTIONS = {
     name: name
     for name in _words(
         "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth ln log exp gcd lcm max min det"
-        " Re Im arg Gamma cis abs"
+        " Re Im arg Gamma cis abs floor"
     )
-} | {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "arctg": "arctan", "tg": "tan", "ctg": "cot"}
+} | {
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "arctg": "arctan",
+    "tg": "tan",
+    "ctg": "cot",
+    "ceil": "ceiling",
+}
 """Functions that have a value, under the names people use."""
 INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec", "csc": "arccsc"}
 """The function that the exponent −1 stands for."""

@@ -30,13 +30,18 @@ class Family:
 def same_family(gold: Answer, target: Answer) -> bool | None:
     """Whether both are the same families of numbers; None where one is none."""
     letters = _counter(gold, target), _counter(target, gold)
-    if not (gold.whole or target.whole or any(item.modulus for item in (*gold.items, *target.items))):
-        return None
+    if gold.whole and target.whole and gold.natural != target.natural:
+        return False
+    if gold.natural or target.natural or not (gold.whole or any(item.modulus for item in gold.items)):
+        return None  # as a formula in n, whose values have their order
     try:
         one, two = (list(_families(*pair)) for pair in zip((gold, target), letters, strict=True))
     except NoValue:
         return None
-    if _unknown(gold) and _unknown(target) and _unknown(gold) != _unknown(target):
+    names, relations = zip(*map(_claim, (gold, target)), strict=True)
+    if len(names[0]) > 1 or len(names[1]) > 1:
+        return None
+    if (all(names) and names[0] != names[1]) or relations[0] != relations[1]:
         return False
     return _same_numbers(one, two)
 
@@ -45,6 +50,8 @@ def with_counter_of(gold: Answer, target: Answer) -> Answer:
     """The answer with the counter of the reference in the place of its own."""
     wanted, given = _counter(gold, target), _counter(target, gold)
     if not (gold.whole and wanted and given) or wanted == given:
+        return target
+    if any(wanted in unknowns(side) for item in target.items for side in item.sides if side is not None):
         return target
     names = {given: wanted}
     items = [replace(item, sides=tuple(side and renamed(side, names) for side in item.sides)) for item in target.items]
@@ -61,28 +68,34 @@ def _counter(answer: Answer, other: Answer) -> str:
     return next(iter(own)) if len(own) == 1 and not answer.whole else ""
 
 
-def _unknown(answer: Answer) -> str:
-    """The name that is said to have the values; empty where there is none."""
-    left = answer.items[0].sides[0]
-    return left.name if answer.items[0].relations and left is not None and left.kind == "name" else ""
+def _claim(answer: Answer) -> tuple[set[str], bool]:
+    """The names that are said to have the values, and whether they are said not to have them."""
+    lefts = [item.sides[0] for item in answer.items if item.relations]
+    return {left.name for left in lefts if left is not None}, any(item.relations == ("!=",) for item in answer.items)
 
 
 def _families(answer: Answer, counter: str) -> Iterator[Family]:
     """The families of an answer. Raises NoValue where it has anything else."""
     lefts = [item.sides[0] for item in answer.items if item.relations]
-    if answer.form == "tuple" or any(left is None or left.kind != "name" for left in lefts):
+    named = all(left is not None and left.kind == "name" and counter not in left.name.split("_")[-1] for left in lefts)
+    if answer.form == "tuple" or not (
+        named or (not counter and all(left is not None and left.kind == "name" for left in lefts))
+    ):
         raise NoValue("no family")
+    *before, last = answer.items
+    if last.modulus and any(item.modulus for item in before):
+        raise NoValue("several congruences, all of which hold")
     for item in answer.items:
-        if answer.items[-1].modulus:  # of all that stands before it
-            yield _residues(item, answer.items[-1].modulus.strip("(){} "))
-        elif set(item.relations) <= {"="} and len(item.sides) <= 2 and counter:
+        if last.modulus:  # of all that stands before it
+            yield _residues(item, last.modulus.strip("(){} "))
+        elif item.relations in ((), ("=",), ("!=",)) and counter:
             yield _family(item.value, counter)
         else:
             raise NoValue("no family")
 
 
 def _residues(item: Item, modulus: str) -> Family:
-    if not modulus.isdigit() or int(modulus) == 0 or len(item.sides) > 2 or set(item.relations) - {"\\equiv", "="}:
+    if not modulus.isdigit() or int(modulus) == 0 or len(item.sides) > 2 or item.relations not in ((), ("\\equiv",)):
         raise NoValue("a modulus that is no number")
     return Family(_real(item.value, {}), MP.mpf(modulus))
 

@@ -1,0 +1,186 @@
+"""A run's actors, from what the run wrote: who is at work, where a step's time goes, and who waited."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlep.metrics.spans import DRIVER, Span, StepBreakdown, breakdown_of, busy_seconds, spans_of, steps_of
+from rlep.view.charts import Curve, picture
+from rlep.view.last_steps import STEPS, bars_of, tracks
+from rlep.view.record import PHASES
+from rlep.view.run_files import (
+    LONGEST_LINE,
+    MOST_BYTES,
+    RunPlace,
+    StepLine,
+    number_of,
+    read_json,
+    read_tail,
+)
+from rlep.view.steps import read_steps
+from rlep.view.templating import rendered
+
+RECENT = 20
+"""Newest steps over which means are taken."""
+MOST_TRACKS = 64
+_STATES = {
+    "actor_started": "at work",
+    "actor_restarted": "at work",
+    "actor_drained": "drained",
+    "actor_lost": "lost",
+}
+
+
+@dataclass(slots=True)
+class ActorLine:
+    """What the events say of one actor."""
+
+    name: str
+    state: str = ""
+    since: float = 0.0
+    """Seconds since the epoch."""
+    losses: int = 0
+    restarts: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """One part of a step."""
+
+    name: str
+    last: float
+    mean: float
+    share: float
+    """Of the mean step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActorTrack:
+    """One actor's work during the last steps."""
+
+    actor: str
+    busy: float
+    """Share of the time."""
+    bars: Sequence[tuple[str, float, float]]
+    """(part of a step, from, width), in per cent of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastSteps:
+    """The end of a timeline."""
+
+    seconds: float
+    numbers: Sequence[int]
+    starts: Sequence[float]
+    """Where each step begins, in per cent of the time."""
+    tracks: Sequence[ActorTrack]
+    more: int
+    """Tracks that are not shown."""
+    last: StepBreakdown
+
+
+def actors(place: RunPlace, seen: str) -> str:
+    """The page; ``seen`` is the ``mark_of`` the run before it was read."""
+    table, notes = read_steps(place)
+    lines = table.lines(len(table) - RECENT, len(table))
+    events = read_tail(place, "events.jsonl", LONGEST_LINE)
+    end, missing = timeline_end(place)
+    newest = lines[-1].numbers if lines else {}
+    roles = sorted({name.rpartition("/")[2] for name in newest if re.fullmatch("actors/(alive|restarts)/[a-z]+", name)})
+    stages = [Curve(name, table.points(f"time/{name}")) for name in PHASES]
+    restarts = [Curve(role, table.points(f"actors/restarts/{role}")) for role in roles]
+    return rendered(
+        "actors.html",
+        run=place.name,
+        seen=seen,
+        actors=actor_lines(events.lines),
+        roles=[(role, newest.get(f"actors/alive/{role}"), newest.get(f"actors/restarts/{role}")) for role in roles],
+        stages=stages_of(lines),
+        recent=len(lines),
+        pictures=[
+            one for one in (picture("Seconds of a step by stage", stages), picture("Restarts so far", restarts)) if one
+        ],
+        end=end,
+        phases=sorted({phase for track in end.tracks for phase, _, _ in track.bars}) if end else [],
+        notes=[*notes, *events.notes, *missing],
+    )
+
+
+def actor_lines(events: Sequence[Mapping[str, Any]]) -> list[ActorLine]:
+    """Every actor that the events name since a command last read the data, before it started any, in order."""
+    begun = max((at for at, one in enumerate(events) if one.get("event") == "data_loaded"), default=0)
+    found: dict[str, ActorLine] = {}
+    for one in events[begun:]:
+        state = _STATES.get(str(one.get("event")))
+        if state is None or not isinstance(name := one.get("actor"), str):
+            continue
+        line = found.setdefault(name, ActorLine(name))
+        line.state, line.since = state, number_of(one.get("time")) or 0.0
+        line.losses += one["event"] == "actor_lost"
+        line.restarts += one["event"] == "actor_restarted"
+        if one["event"] == "actor_lost":
+            line.error = str(one.get("error", ""))
+    return list(found.values())
+
+
+def stages_of(lines: Sequence[StepLine]) -> list[StageSeconds]:
+    """Seconds of the newest step and means of the newest ones, by stage; what they leave is ``waiting``."""
+    recent = [line.numbers for line in lines if "time/step" in line.numbers]
+    if not recent:
+        return []
+    parts = [{name: numbers.get(f"time/{name}", 0.0) for name in PHASES} for numbers in recent]
+    for part, numbers in zip(parts, recent, strict=True):
+        part["waiting"] = max(0.0, numbers["time/step"] - sum(part.values()))
+        part["step"] = numbers["time/step"]
+    means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+    whole = means["step"] or 1.0
+    return [StageSeconds(name, parts[-1][name], mean, mean / whole) for name, mean in means.items()]
+
+
+def timeline_end(place: RunPlace) -> tuple[LastSteps | None, list[str]]:
+    """The last whole steps of ``timeline.json``, or why there are none."""
+    tree, missing = read_json(place, "timeline.json", MOST_BYTES)
+    if missing == ("timeline.json is missing",):
+        return None, ["timeline.json is not written yet: half a minute after the start, rlep timeline asks sooner"]
+    if missing:
+        return None, list(missing)
+    try:
+        spans = spans_of(tree)
+    except ValueError as error:
+        return None, [f"timeline.json: {error}"]
+    steps = steps_of(spans)[-STEPS:]
+    if not steps:
+        return None, ["timeline.json has no whole step"]
+    begin, end = steps[0].begin, steps[-1].end
+    work = [span for span in spans if span.actor != DRIVER and span.end > begin and span.begin < end]
+    return _end(steps, work), []
+
+
+def _end(steps: Sequence[Span], work: Sequence[Span]) -> LastSteps:
+    begin, end = steps[0].begin, steps[-1].end
+    scale = 100 / (end - begin)
+    bars, busy = bars_of(work, begin, end), busy_seconds(work, begin, end)
+    shown = tracks(bars)
+    return LastSteps(
+        end - begin,
+        [one.count for one in steps],
+        [round((one.begin - begin) * scale, 2) for one in steps],
+        [
+            ActorTrack(
+                actor,
+                busy[actor] / (end - begin),
+                [
+                    (phase, round(start * scale, 2), max(0.1, round(seconds * scale, 2)))
+                    for phase, several in bars[actor].items()
+                    for start, seconds in several
+                ],
+            )
+            for actor in shown[:MOST_TRACKS]
+        ],
+        max(0, len(shown) - MOST_TRACKS),
+        breakdown_of(steps[-1], work, {span.actor for span in work}),
+    )

@@ -1,0 +1,202 @@
+"""What the pages of pools show: counters of the pool, some of its questions, and what a run's steps drew from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlep.services.pool.census import LEVELS, PoolCensus, PoolCounts, PoolEntry
+from rlep.services.pool.rpc.served_census import census
+from rlep.services.pool.values import PoolPlace
+from rlep.view import rollouts
+from rlep.view.pool_places import PoolPlaces, where
+from rlep.view.run_files import RunPlace, or_note
+from rlep.view.templating import rendered
+
+SHOWN_QUESTIONS = 32
+ANSWERS_A_QUESTION = 4
+"""Responses that are read of each of them."""
+ENTRIES = 64
+ASKED = 128
+"""Questions of a run's newest steps that are looked up in its pool."""
+DRAWN_STEPS = 50
+MOST_DRAWN = 20
+ORIGINS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class SomeQuestion:
+    """A question of the pool and the first of its responses, by content id."""
+
+    prompt_id: str
+    responses: int
+    """All that it has, quarantined ones too."""
+    read: int
+    answers: tuple[str | None, ...]
+    """Different extracted answers among those that were read."""
+    lengths: tuple[int, int]
+    """Tokens of the shortest and the longest of them."""
+    policies: tuple[str, ...]
+    samples: tuple[str, ...]
+    """Ids of the samples: command, step, question and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDraws:
+    """What the newest steps of a run drew."""
+
+    steps: tuple[int, ...]
+    replays: int
+    distinct: int
+    most: tuple[tuple[str, str, int, int], ...]
+    """(prompt id, content id, times, newest step) of the responses drawn most often."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One pool as its page shows it."""
+
+    name: str
+    place: str
+    counts: PoolCounts | None
+    coverage: Sequence[tuple[str, int, int | None]]
+    """(responses, questions of the pool that were counted, questions of the run's newest steps)."""
+    questions: Sequence[SomeQuestion]
+    notes: Sequence[str]
+
+
+def pools(places: PoolPlaces) -> str:
+    """The pools that were named."""
+    return rendered("pools.html", places=places.listed())
+
+
+def named_pool(places: PoolPlaces, number: int, name: str) -> str:
+    """One of them."""
+    view = _view(places.at(number, name), [])
+    base = f"/pools/{number}/{name}"
+    return rendered(
+        "pool.html",
+        run=None,
+        base=base,
+        views=[view],
+        drawn=None,
+        questions={},
+        responses={},
+        notes=[],
+        origins=ORIGINS,
+    )
+
+
+def pool_of(run: RunPlace, places: PoolPlaces) -> str:
+    """The pools of a run, and what its steps drew."""
+    found, notes = places.of_run(run)
+    steps = rollouts.steps_with(run, "rollouts")[:DRAWN_STEPS]
+    drawn, damaged = rollouts.read_drawn(run, steps)
+    asked, more = or_note(lambda: _asked(run, steps[:1]))
+    views = [_view(place, asked) for place in found]
+    missing = [] if steps else ["rollouts/ has no files: what was drawn is not known"]
+    questions, responses = rollouts.read_known(run)
+    return rendered(
+        "pool.html",
+        run=run.name,
+        base=f"/runs/{run.name}",
+        views=views,
+        drawn=drawn_of(steps, drawn),
+        questions=questions,
+        responses=responses,
+        notes=[*notes, *damaged, *more, *missing],
+        origins=ORIGINS,
+    )
+
+
+def named_prompt(places: PoolPlaces, number: int, name: str, prompt_id: str) -> str:
+    """The responses of a named pool to a question."""
+    place = places.at(number, name)
+    held, notes = entries_of([place], prompt_id)
+    return rendered("pool_prompt.html", number=number, pool=name, prompt=prompt_id, held=held, notes=notes)
+
+
+def entries_of(places: Sequence[PoolPlace], prompt_id: str) -> tuple[list[tuple[str, list[PoolEntry], int]], list[str]]:
+    """(pool, its first responses to a question, all of them) of each pool that answers, and notes on the others."""
+    found, notes = [], []
+    for place in places:
+
+        def read(place: PoolPlace = place) -> list[tuple[str, list[PoolEntry], int]]:
+            with census(place) as opened:
+                return [(place.name, *opened.entries(prompt_id, ENTRIES))]
+
+        entries, missing = or_note(read)
+        found += entries
+        notes += missing
+    return found, notes
+
+
+def drawn_of(steps: Sequence[int], replays: Sequence[tuple[int, str, str]]) -> StepDraws:
+    """Counts over (step, prompt id, content id) of replays."""
+    times = Counter((prompt_id, content_id) for _, prompt_id, content_id in replays)
+    newest: dict[tuple[str, str], int] = {}
+    for step, prompt_id, content_id in replays:
+        newest[prompt_id, content_id] = max(step, newest.get((prompt_id, content_id), step))
+    most = sorted(times, key=lambda one: (-times[one], one))[:MOST_DRAWN]
+    return StepDraws(tuple(steps), len(replays), len(times), tuple((*one, times[one], newest[one]) for one in most))
+
+
+def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
+    """Questions of these steps."""
+    rows = [
+        row
+        for step in steps
+        for row in rollouts.read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ("prompt_id",))
+    ]
+    return sorted({str(row["prompt_id"]) for row in rows})[:ASKED]
+
+
+def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
+    def read() -> list[tuple[PoolCounts, list[int], list[SomeQuestion]]]:
+        with census(place) as opened:
+            return [(opened.counts(), opened.responses(asked), _some(opened))]
+
+    found, notes = or_note(read)
+    if not found:
+        return PoolView(place.name, where(place), None, (), (), notes)
+    counts, asked_counts, questions = found[0]
+    coverage = counts.coverage
+    least = {0: coverage.counted} | dict(coverage.at_least)
+    asked_least = {level: sum(count >= level for count in asked_counts) for level in (0, *LEVELS)}
+    rows = [
+        (label, pool, run if asked else None)
+        for (label, pool), (_, run) in zip(by_count(least), by_count(asked_least), strict=True)
+    ]
+    return PoolView(place.name, where(place), counts, rows, questions, [])
+
+
+def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:
+    """(responses, questions) from n → questions with at least n; the last has no upper end."""
+    levels = [0, *LEVELS]
+    labels = [
+        str(low) if low + 1 == high else f"{low} to {high - 1}" for low, high in zip(levels, LEVELS, strict=False)
+    ]
+    counts = [at_least.get(low, 0) - at_least.get(high, 0) for low, high in zip(levels, LEVELS, strict=False)]
+    return [*zip(labels, counts, strict=True), (f"{LEVELS[-1]} or more", at_least.get(LEVELS[-1], 0))]
+
+
+def _some(opened: PoolCensus) -> list[SomeQuestion]:
+    return [
+        _question(prompt_id, *opened.entries(prompt_id, ANSWERS_A_QUESTION))
+        for prompt_id in opened.questions(SHOWN_QUESTIONS)
+    ]
+
+
+def _question(prompt_id: str, entries: Sequence[PoolEntry], total: int) -> SomeQuestion:
+    read = [one.trajectory for one in entries if one.trajectory is not None]
+    lengths = [len(one.tokens) for one in read]
+    return SomeQuestion(
+        prompt_id,
+        total,
+        len(read),
+        tuple(sorted({one.verdict.extracted for one in read}, key=str)),
+        (min(lengths, default=0), max(lengths, default=0)),
+        tuple(sorted({f"{one.provenance.policy_digest}@{one.provenance.policy_version}" for one in read})),
+        tuple(sorted({one.sample_id for one in read})),
+    )

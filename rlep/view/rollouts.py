@@ -1,0 +1,319 @@
+"""The Parquet files of a run as the console reads them: rows of steps, texts of groups, samples of evaluations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlep.core.errors import DataError
+from rlep.core.parquet_pages import Pages, check_pages, columns_below
+from rlep.view.run_files import RunPlace
+
+if TYPE_CHECKING:
+    from pyarrow import ChunkedArray, DataType
+
+MOST_ROWS = 200_000
+MOST_ROW_GROUP_BYTES = 256 * 2**20
+MOST_STEPS = 200
+"""Newest steps in which a prompt is looked for."""
+_STEP = re.compile(r"step-(\d{6,9})\.parquet")
+ROW_COLUMNS = (
+    *("group", "member", "prompt_id", "content_id", "replayed", "status", "extracted", "finish_reason", "tokens"),
+    *("reward", "advantage", "trained", "update", "policy_version", "oldest_version", "policy"),
+    *("logprob", "sampler_logprob", "gap_max", "verifier_path", "verifier_s"),
+    *("score", "parts"),
+)
+OPTIONAL = ("score", "parts")
+"""Columns that files of older versions, or of verifiers without scores, lack."""
+KINDS: Mapping[str, str] = (
+    dict.fromkeys(("group", "member", "tokens", "update", "policy_version", "oldest_version", "sample"), "integers")
+    | dict.fromkeys(("reward", "advantage", "logprob", "sampler_logprob", "gap_max", "verifier_s", "score"), "numbers")
+    | dict.fromkeys(("replayed", "trained"), "booleans")
+    | {"token_ids": "lists of integers", "logprobs": "lists of numbers"}
+)
+"""What a column must hold; those that are not named hold strings."""
+WHOLE = ("group", "member", "prompt_id", "tokens", "reward", "advantage")
+"""Columns without a null."""
+TEXT_COLUMNS = ("group", "member", "question", "reference", "text", "token_ids", "logprobs")
+SAMPLE_COLUMNS = (
+    "prompt_id",
+    "data_source",
+    "question",
+    "reference",
+    "sample",
+    "response",
+    "extracted",
+    "status",
+    "tokens",
+    *OPTIONAL,
+)
+
+Row = Mapping[str, Any]
+"""Column → value, of the columns that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """The trajectories of one prompt in one step, fresh ones first."""
+
+    number: int
+    rows: tuple[Row, ...]
+
+    @property
+    def fresh(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row["replayed"])
+
+    @property
+    def replays(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row["replayed"])
+
+    @property
+    def correct(self) -> int:
+        """Correct fresh responses."""
+        return sum(row["status"] == "correct" for row in self.fresh)
+
+    @property
+    def rescued(self) -> bool:
+        """A replay is correct, and no fresh response."""
+        return not self.correct and any(row["status"] == "correct" for row in self.replays)
+
+    @property
+    def all_wrong(self) -> bool:
+        return not any(row["status"] == "correct" for row in self.rows)
+
+    @property
+    def tokens(self) -> int:
+        """Of the longest response."""
+        return int(max(row["tokens"] for row in self.rows))
+
+    @property
+    def shortest(self) -> int:
+        return int(min(row["tokens"] for row in self.rows))
+
+    @property
+    def gap(self) -> float:
+        """The largest difference between learner and sampler, nats."""
+        return max((float(row["gap_max"]) for row in self.rows if row["gap_max"] is not None), default=0.0)
+
+    @property
+    def mass(self) -> float:
+        """Sum of |advantage|: 0 where the group taught nothing."""
+        return sum(abs(float(row["advantage"])) for row in self.rows if row["trained"])
+
+
+def steps_with(run: RunPlace, folder: str) -> list[int]:
+    """Steps of which ``rollouts`` or ``samples`` has a file, newest first."""
+    try:
+        names = [path.name for path in run.file(folder).iterdir()]
+    except (OSError, DataError):
+        return []
+    return sorted((int(found[1]) for name in names if (found := _STEP.fullmatch(name))), reverse=True)
+
+
+def read_groups(run: RunPlace, step: int) -> list[GroupView]:
+    """The groups of a step in their order. Raises ``DataError``."""
+    rows = read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ROW_COLUMNS)
+    by_group: dict[int, list[Row]] = {}
+    for row in rows:
+        by_group.setdefault(row["group"], []).append(row)
+    return [GroupView(number, tuple(members)) for number, members in sorted(by_group.items())]
+
+
+def read_texts(run: RunPlace, step: int, group: int) -> list[Row]:
+    """Question, text and log-probs of a group's members; empty where it was not among the chosen. Raises ``DataError``."""
+    name = f"step-{step:06d}.tokens.parquet"
+    return read_rows(run, ("rollouts", name), TEXT_COLUMNS, only=("group", group))
+
+
+def read_questions(run: RunPlace, step: int) -> dict[int, str]:
+    """Group → question of the groups whose texts were written; none where their file was removed. Raises ``DataError``."""
+    parts = ("rollouts", f"step-{step:06d}.tokens.parquet")
+    if not run.file(*parts).exists():
+        return {}
+    return {row["group"]: str(row["question"]) for row in read_rows(run, parts, ("group", "question"), ("member", 0))}
+
+
+def read_known(run: RunPlace, most: int = 5) -> tuple[dict[str, str], dict[str, str]]:
+    """Prompt id → question and content id → response, of the texts that the newest ``most`` steps with files have."""
+    questions, responses, found = dict[str, str](), dict[str, str](), 0
+    for step in steps_with(run, "rollouts"):
+        if found == most:
+            break
+        name = f"step-{step:06d}"
+        try:
+            texts = read_rows(run, ("rollouts", f"{name}.tokens.parquet"), ("group", "member", "question", "text"))
+            rows = read_rows(run, ("rollouts", f"{name}.parquet"), ("group", "member", "prompt_id", "content_id"))
+        except DataError:  # hashes are shown then; the page of the step says what is wrong
+            continue
+        found += 1
+        ids = {(row["group"], row["member"]): (row["prompt_id"], row["content_id"]) for row in rows}
+        for row in texts:
+            prompt_id, content_id = ids.get((row["group"], row["member"]), (None, None))
+            if prompt_id is not None:
+                questions.setdefault(prompt_id, str(row["question"]))
+                responses.setdefault(content_id, str(row["text"]))
+    return questions, responses
+
+
+def read_written(
+    run: RunPlace, steps: Sequence[int], prompt: str, most: int
+) -> tuple[list[tuple[int, Row]], list[str]]:
+    """(step, question and first fresh response) of the first ``most`` of these steps that have them, and notes."""
+    found, notes = [], []
+    for step in steps:
+        name = ("rollouts", f"step-{step:06d}.tokens.parquet")
+        if not run.directory.joinpath(*name).exists():  # the oldest are removed
+            continue
+        try:
+            rows = read_rows(run, name, ("member", "question", "text"), only=("prompt_id", prompt))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        found += [(step, row) for row in rows[:1]]
+        if len(found) == most:
+            break
+    return found, notes
+
+
+def read_samples(run: RunPlace, step: int, prompt: str | None = None, *, texts: bool = False) -> list[Row]:
+    """The samples of an evaluation; ``response`` only with ``texts``. Raises ``DataError``."""
+    columns = [name for name in SAMPLE_COLUMNS if texts or name != "response"]
+    only = None if prompt is None else ("prompt_id", prompt)
+    return read_rows(run, ("samples", f"step-{step:06d}.parquet"), columns, only=only)
+
+
+def read_prompt(run: RunPlace, prompt: str) -> tuple[list[tuple[int, GroupView]], list[str]]:
+    """(step, group) of every one of the newest steps that had the prompt, newest first, and notes on damaged files."""
+    found, notes = [], []
+    for step in steps_with(run, "rollouts")[:MOST_STEPS]:
+        try:
+            rows = read_rows(run, ("rollouts", f"step-{step:06d}.parquet"), ROW_COLUMNS, only=("prompt_id", prompt))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        if rows:
+            found.append((step, GroupView(rows[0]["group"], tuple(rows))))
+    return found, notes
+
+
+def read_correct(run: RunPlace, prompt: str) -> tuple[list[tuple[int, int, int]], str | None, list[str]]:
+    """(step, correct, samples) of the newest evaluations that had the prompt, newest first, its text, and notes."""
+    question: str | None = None
+    found, notes = [], []
+    for step in steps_with(run, "samples")[:MOST_STEPS]:
+        name = ("samples", f"step-{step:06d}.parquet")
+        try:
+            rows = read_rows(run, name, ("status", "question"), only=("prompt_id", prompt))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        if rows:
+            question = question or rows[0]["question"]
+            found.append((step, sum(row["status"] == "correct" for row in rows), len(rows)))
+    return found, question, notes
+
+
+def read_drawn(run: RunPlace, steps: Sequence[int]) -> tuple[list[tuple[int, str, str]], list[str]]:
+    """(step, prompt id, content id) of every replay in these steps, and notes on damaged files."""
+    found, notes = [], []
+    for step in steps:
+        name = ("rollouts", f"step-{step:06d}.parquet")
+        try:
+            rows = read_rows(run, name, ("prompt_id", "content_id"), only=("replayed", True))
+        except DataError as error:
+            notes.append(str(error))
+            continue
+        found += [(step, str(row["prompt_id"]), str(row["content_id"])) for row in rows]
+    return found, notes
+
+
+def read_rows(
+    run: RunPlace, parts: tuple[str, str], columns: Sequence[str], only: tuple[str, int | str | bool] | None = None
+) -> list[Row]:
+    """Rows of a Parquet file, where ``only`` = (column, value) holds. Raises ``DataError`` saying what is wrong with it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    name, path = "/".join(parts), run.file(*parts)
+    rows: list[Row] = []
+    asked = [*columns, *(only[:1] if only else ())]
+    try:
+        with path.open("rb") as source:
+            metadata = pq.read_metadata(source)
+            plain = {metadata.schema.column(at).path for at in range(metadata.num_columns)}
+            # texts stay in their dictionaries until their sizes are known: every row could have the largest
+            texts = [one for one in asked if one in plain and one not in KINDS]
+            file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts)
+            lacking = [column for column in columns if column not in file.schema_arrow.names]
+            columns = [column for column in columns if column not in lacking]
+            if missing := [column for column in lacking if column not in OPTIONAL]:
+                raise DataError(f"{name} has no column {', '.join(missing)}")
+            if wrong := [one for one in columns if not _holds(file.schema_arrow.field(one).type, KINDS.get(one))]:
+                raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
+            if file.metadata.num_rows > MOST_ROWS:
+                raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
+            stored = columns_below(metadata, asked)
+            for number, pages in enumerate(_pages(name, path, metadata, stored)):
+                _bounded(name, max(4 * column.values for column in pages))
+                held = None
+                if only is not None:
+                    column, value = only
+                    key = file.read_row_group(number, columns=[column])[column]
+                    held = pc.equal(key, pa.scalar(value, getattr(key.type, "value_type", key.type)))
+                    if not pc.any(held).as_py():
+                        continue
+                table = file.read_row_group(number, columns=list(columns))
+                table = table if held is None else table.filter(held)
+                _bounded(name, sum(map(_texts_in, table.columns)))
+                rows += [dict.fromkeys(lacking) | row for row in table.to_pylist()]
+    except FileNotFoundError:
+        raise DataError(f"{name} is missing") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{name} is damaged: {error}") from None
+    if torn := [one for one in columns if one in WHOLE and any(row[one] is None for row in rows)]:
+        raise DataError(f"{name} has rows without {torn[0]}")
+    return rows
+
+
+def _pages(name: str, path: Path, metadata: Any, stored: Sequence[str]) -> list[list[Pages]]:
+    try:
+        return check_pages(path, metadata, most=MOST_ROW_GROUP_BYTES, columns=stored)
+    except DataError as error:
+        raise DataError(f"{name} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
+
+
+def _bounded(name: str, size: int) -> None:
+    if size > MOST_ROW_GROUP_BYTES:
+        raise DataError(f"{name}: a row group has {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
+
+
+def _texts_in(column: ChunkedArray) -> int:
+    """Bytes of a column's texts when each row has its own."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    sizes = (pc.sum(pc.take(pc.binary_length(one.dictionary), one.indices)).as_py() for one in column.chunks)
+    return sum(size or 0 for size in sizes)
+
+
+def _holds(kind: DataType, wanted: str | None) -> bool:
+    """Whether a column of this type holds what ``KINDS`` says of it."""
+    from pyarrow import types
+
+    if wanted is not None and wanted.startswith("lists of "):
+        several = types.is_list(kind) or types.is_large_list(kind)
+        return several and _holds(kind.value_type, wanted.removeprefix("lists of "))
+    if wanted == "integers":
+        return bool(types.is_integer(kind))
+    if wanted == "numbers":
+        return bool(types.is_integer(kind) or types.is_floating(kind))
+    if wanted is not None:
+        return bool(types.is_boolean(kind))
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))  # null: no row has one

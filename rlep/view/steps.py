@@ -1,0 +1,189 @@
+"""``metrics.jsonl`` as columns: a file is read once, then only what was appended to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic_core import from_json
+
+from rlep.view.run_files import LONGEST_LINE, MOST_BYTES, TAIL_BYTES, RunPlace, StepLine, number_of
+
+MOST_CELLS = 16 * 2**20
+"""Numbers of all files that are kept, 8 bytes each; the files that were not asked for longest go first."""
+_CHECKED = 256
+"""Bytes before the end of what was read that must still be there: else the file was cut and written anew."""
+
+Fields = tuple[int, float, Mapping[str, Any]]
+"""Step, seconds of work so far, and metrics of a line."""
+
+
+@dataclass(slots=True)
+class StepTable:
+    """The numbers of ``metrics.jsonl``, oldest step first. Only ever appended to, the steps last."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    wall_s: array[float] = field(default_factory=lambda: array("d"))
+    columns: dict[str, array[float]] = field(default_factory=dict)
+    """Name → values of all steps, NaN where one has none."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def points(self, name: str) -> tuple[tuple[float, float], ...]:
+        """(step, value) of the steps that have one."""
+        found = zip(self.steps, self.columns.get(name, ()), strict=False)
+        return tuple((step, value) for step, value in found if value == value)  # noqa: PLR0124 -- not NaN
+
+    def line(self, at: int) -> StepLine:
+        """One step's numbers."""
+        found = {name: column[at] for name, column in list(self.columns.items())}
+        numbers = {name: value for name, value in found.items() if not math.isnan(value)}
+        return StepLine(self.steps[at], self.wall_s[at], numbers)
+
+    def lines(self, first: int, last: int) -> list[StepLine]:
+        """Lines from ``first`` up to, and without, ``last``."""
+        return [self.line(at) for at in range(max(0, first), min(last, len(self)))]
+
+    def append(self, fields: Fields) -> None:
+        """Add a step; what is no finite number is left out."""
+        step, wall_s, metrics = fields
+        held, columns, added = len(self.steps), self.columns, 0
+        for name, value in metrics.items():
+            number = value if type(value) is float and value - value == 0.0 else number_of(value)  # finite
+            if number is None:
+                continue
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = array("d", [math.nan]) * held
+            column.append(number)
+            added += 1
+        if added < len(columns):
+            for column in columns.values():
+                if len(column) == held:
+                    column.append(math.nan)
+        self.wall_s.append(wall_s)
+        self.steps.append(step)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What was read of one file."""
+
+    inode: int
+    begin: int
+    """Where its first line begins."""
+    end: int
+    """Behind its last complete line."""
+    last: bytes = b""
+    """The bytes before ``end``."""
+    bad: int = 0
+    table: StepTable = field(default_factory=StepTable)
+
+    @property
+    def cells(self) -> int:
+        return sum(map(len, self.table.columns.values()))
+
+
+_KEPT: OrderedDict[Path, _Kept] = OrderedDict()
+_LOCK = threading.Lock()
+
+
+def read_steps(run: RunPlace) -> tuple[StepTable, tuple[str, ...]]:
+    """The numbers of ``metrics.jsonl``, and notes on what could not be read."""
+    name = "metrics.jsonl"
+    try:
+        path = run.file(name)
+        with path.open("rb") as file, _LOCK:
+            return _updated(path, file)
+    except FileNotFoundError:
+        return StepTable(), (f"{name} is missing",)
+    except (OSError, ValueError) as error:
+        return StepTable(), (f"{name} cannot be read: {error}",)
+
+
+def last_step(run: RunPlace, names: Sequence[str]) -> StepLine | None:
+    """These metrics of the newest complete line among the last bytes of ``metrics.jsonl``."""
+    try:
+        with run.file("metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            raw = file.read(TAIL_BYTES)
+    except (OSError, ValueError):
+        return None
+    complete = raw.rpartition(b"\n")[0].split(b"\n")
+    newest = next((line for line in map(_line_of, reversed(complete)) if line is not None), None)
+    if newest is None:
+        return None
+    step, wall_s, metrics = newest
+    numbers = {name: value for name in names if (value := number_of(metrics.get(name))) is not None}
+    return StepLine(step, wall_s, numbers)
+
+
+def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
+    size, inode = file.seek(0, 2), path.stat().st_ino
+    kept = _KEPT.get(path)
+    if kept is None or not _goes_on(kept, file, size, inode):
+        begin = max(0, size - MOST_BYTES)
+        file.seek(begin)
+        begin += len(file.readline(LONGEST_LINE)) if begin else 0
+        kept = _KEPT[path] = _Kept(inode, begin, begin)
+    file.seek(kept.end)
+    complete, newline, torn = file.read(size - kept.end).rpartition(b"\n")
+    for line in complete.split(b"\n") if complete else ():
+        found = _line_of(line)
+        if found is not None:
+            kept.table.append(found)
+        elif line:
+            kept.bad += 1
+    kept.end += len(complete) + len(newline)
+    file.seek(max(kept.begin, kept.end - _CHECKED))
+    kept.last = file.read(kept.end - file.tell())
+    _KEPT.move_to_end(path)
+    while len(_KEPT) > 1 and sum(one.cells for one in _KEPT.values()) > MOST_CELLS:
+        _KEPT.popitem(last=False)
+    return kept.table, tuple(_notes(path.name, kept, torn=bool(torn)))
+
+
+def _goes_on(kept: _Kept, file: BinaryIO, size: int, inode: int) -> bool:
+    """Whether the file is the one that was read, with lines appended or none."""
+    if kept.inode != inode or size < kept.end or size - kept.begin > 2 * MOST_BYTES:
+        return False
+    file.seek(kept.end - len(kept.last))
+    return file.read(len(kept.last)) == kept.last
+
+
+def _notes(name: str, kept: _Kept, *, torn: bool) -> Iterator[str]:
+    if kept.begin:
+        yield f"{name} is larger than {MOST_BYTES} bytes: its end is shown"
+    if torn:
+        yield f"{name}: the last line is unfinished"
+    if kept.bad:
+        yield f"{name}: {kept.bad} damaged or overlong lines are left out"
+
+
+def _line_of(raw: bytes) -> Fields | None:
+    line = _object_of(raw)
+    step, metrics = line.get("step"), line.get("metrics")
+    if type(step) is not int or not -(2**63) <= step < 2**63 or not isinstance(metrics, dict):
+        return None
+    return step, float(number_of(line.get("wall_s")) or 0.0), metrics
+
+
+def _object_of(raw: bytes) -> dict[str, Any]:
+    if not raw or len(raw) > LONGEST_LINE:
+        return {}
+    try:
+        value = from_json(raw)
+    except ValueError:  # also of a lone surrogate, which Python's own reader takes
+        try:
+            value = json.loads(raw)
+        except (ValueError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
