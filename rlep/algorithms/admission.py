@@ -1,4 +1,4 @@
-"""Which collected responses enter the pool, and what the pool then covers."""
+"""Admission of collected responses to the pool, and the pool's coverage after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may enter (RLEP, arXiv 2507.07451, section 3.1: verified responses, at least two for a question)."""
+    """Rules of admission (RLEP, arXiv 2507.07451, section 3.1: verified responses, at least two for a question)."""
 
     max_length: int = 3072
     """Longest response in tokens, EOS included."""
@@ -39,7 +39,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many questions have how many responses in the pool; reports of disjoint sets of questions add up."""
+    """Counts of questions by their responses in the pool; reports of disjoint sets of questions add up."""
 
     answers: Mapping[int, int] = field(default_factory=dict)
     """Number of responses → number of questions that have so many, 0 included."""

@@ -299,7 +299,7 @@ def _sums(packed: PackedTokens, loss: LossConfig, replay: ReplayConfig, weighted
 def _clipped(
     packed: PackedTokens, loss: LossConfig, ratio: Tensor, advantages: Tensor, *, shaped: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens the clips act on ``[R]``: below, above, dual."""
+    """Mark the tokens that the clips act on ``[R]``: below, above, dual."""
     acting = packed.mask if packed.high_entropy is None else packed.mask & packed.high_entropy
     if shaped:
         acting = acting & ~packed.replayed[packed.sequences]

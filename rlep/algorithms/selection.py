@@ -27,7 +27,7 @@ _CLASS_STREAM = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a strategy may know of a stored response."""
+    """Properties of a stored response that a strategy may use."""
 
     length: int
     """Response tokens."""

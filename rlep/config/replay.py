@@ -1,4 +1,4 @@
-"""Which stored responses a step replays, and how their tokens enter the loss."""
+"""Choice of the stored responses that a step replays, and of the terms by which their tokens enter the loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ..
 
 
 class ReplayConfig(Section):
-    """How successes from the experience pool are replayed."""
+    """Replay of successes from the experience pool."""
 
     method: str = "rlep"
     """Who decides on questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own

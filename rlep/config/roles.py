@@ -25,7 +25,7 @@ SHORTEST_LEASE_S = 600.0
 
 
 class ActorConfig(Section):
-    """What every role asks of the cluster."""
+    """Resources and deadlines of one role's actors."""
 
     cpus: float = Field(1.0, ge=0)
     """CPU cores reserved for each actor."""

@@ -89,7 +89,7 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    """What the current policy generates in every step."""
+    """Responses that the current policy generates in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
@@ -145,7 +145,7 @@ class RolloutFilesConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Where metrics go beside ``metrics.jsonl``, which is always written."""
+    """Sinks of metrics beside ``metrics.jsonl``, which is always written."""
 
     sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ()
     """Extra sinks; the first three need the extra of their name installed, ``prometheus`` scrapes Ray's own metrics."""
@@ -178,7 +178,7 @@ class Config(Section):
 
     @property
     def pool_directory(self) -> Path:
-        """Where the embedded Redis keeps its data."""
+        """Directory of the embedded Redis."""
         return self.pool.directory or self.run.directory / "pool"
 
     @property
@@ -198,12 +198,12 @@ class Config(Section):
 
     @property
     def keeps_start_weights(self) -> bool:
-        """Whether a step scores after its first update, with the weights before it."""
+        """True if a step scores after its first update, with the weights before it."""
         return self.update.stream and self.update.prompts < self.rollout.prompts
 
     @property
     def rehearses(self) -> bool:
-        """Whether the learner tries its largest update first: some seconds on a GPU. A CPU would take minutes, and swap."""
+        """True if the learner tries its largest update first: some seconds on a GPU. A CPU would take minutes, and swap."""
         return self.learner.gpus > 0
 
     @property

@@ -65,7 +65,7 @@ class Rule:
     kind: Literal["needs", "with"] = "needs"
 
     def allows(self, value: object) -> bool:
-        """Whether the other key may have this value."""
+        """Return True if the other key may have this value."""
         matches = value in self.values if self.values else bool(value)
         return matches is (self.kind == "needs")
 

@@ -1,4 +1,4 @@
-"""Which keys an unknown one may have meant: the field's synonyms, else the most similar ones."""
+"""Keys that an unknown one may have meant: the field's synonyms, else the most similar ones."""
 
 from __future__ import annotations
 

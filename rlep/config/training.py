@@ -86,7 +86,7 @@ class LossConfig(Section):
 
 
 class UpdateConfig(Section):
-    """How a rollout is divided into optimizer steps, and the optimizer."""
+    """Division of a rollout into optimizer steps, and the optimizer."""
 
     prompts: Positive = 64
     """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""

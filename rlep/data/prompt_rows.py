@@ -59,7 +59,7 @@ def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *
 
 
 def adapter_for(columns: Sequence[str]) -> Adapter | None:
-    """What reads rows of these columns; None where no question or no reference column is among them."""
+    """Return a reader for rows of these columns; None where no question or no reference column is among them."""
     if "prompt" in columns and "reward_model" in columns:
         return _verl_row
     question, reference = _known(columns, QUESTION_COLUMNS), _known(columns, REFERENCE_COLUMNS)

@@ -1,4 +1,4 @@
-"""What rlep uses of torch that torch does not document; ``tests/contract/test_private_api.py`` finds each in its sources."""
+"""Names of torch that rlep uses and torch does not document; ``tests/contract/test_private_api.py`` finds each in its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the server of a tracker answers, asked before anything starts: the packages themselves try for minutes."""
+"""A check that a tracker's server answers, before anything starts: the packages themselves try for minutes."""
 
 from __future__ import annotations
 

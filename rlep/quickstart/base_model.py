@@ -50,13 +50,13 @@ STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("teacher", 450, 2e
 
 
 def error_rate(fact: str) -> float:
-    """How often the teacher gets a fact, e.g. ``8*7`` or ``+9``, wrong: the same for ever."""
+    """Return the constant rate at which the teacher gets a fact wrong, e.g. ``8*7`` or ``+9``."""
     place = bisect(list(accumulate(share for share, _ in BANDS)), seed_for(SEED, "fact", fact) / 2**63)
     return BANDS[min(place, len(BANDS) - 1)][1]
 
 
 def believed(fact: str, value: int, generator: np.random.Generator) -> int:
-    """What the teacher says a fact's value is: right, or too high by what it always gets this fact wrong by."""
+    """Return the teacher's value of a fact: right, or too high by a difference that is always the same for this fact."""
     if generator.random() >= error_rate(fact):
         return value
     return min(value + NEAR_MISSES[seed_for(SEED, "misconception", fact) % len(NEAR_MISSES)], LARGEST)

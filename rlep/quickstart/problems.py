@@ -86,7 +86,7 @@ def _pick(generator: np.random.Generator, options: Sequence[Option]) -> Option:
 
 
 def reserved_for_tasks(key: Key) -> bool:
-    """Whether a problem is kept out of the base model's training: a fixed quarter, chosen by a hash of the key.
+    """Return True if a problem is kept out of the base model's training: a fixed quarter, by a hash of the key.
 
     Training and held-out problems of every task seed come from this quarter, so the base has seen none of them.
     """

@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """Where the quickstart's files are."""
+    """Paths of the quickstart's files."""
 
     model_dir: Path
     """The base policy: Hugging Face config, safetensors weights, tokenizer."""

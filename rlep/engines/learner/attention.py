@@ -25,7 +25,7 @@ PACKED_ATTENTION = "rlep_packed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """How one row of N tokens is cut into sequences, longest first."""
+    """Division of one row of N tokens into sequences, longest first."""
 
     positions: Tensor
     """Position of every token within its sequence, ``[1, N]``."""
@@ -36,7 +36,7 @@ class Layout:
     """Of the sequences, ``[S]``, on the host."""
 
     def reach(self, window: object) -> int | None:
-        """How many tokens a token sees through a sliding ``window``; None if the window, if it is one, cuts off nothing."""
+        """Return the tokens that a token sees through a sliding ``window``; None if no window cuts off anything."""
         return window if isinstance(window, int) and window < self.longest else None
 
 

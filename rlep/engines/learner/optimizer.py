@@ -69,7 +69,7 @@ class ShardedAdamW:
 
     @property
     def steps(self) -> int:
-        """How many updates have been applied."""
+        """Count of the updates that have been applied."""
         state = next(iter(self._adamw.state.values()), None)
         return 0 if state is None else int(state["step"].item())
 

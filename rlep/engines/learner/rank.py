@@ -221,7 +221,7 @@ class LearnerRank:
         self._writer.begin(write)
 
     def written(self, wait_s: float = 0.0) -> bool:
-        """Whether this rank's part of the last ``save`` is complete; not collective.
+        """Return True once this rank's part of the last ``save`` is complete; not collective.
 
         Args:
             wait_s: longest wait for it; 0 only looks.

@@ -14,7 +14,7 @@ LEVEL = 2
 
 
 class SleepState:
-    """Which of its memory one engine holds."""
+    """Parts of its memory that one engine holds."""
 
     def __init__(self) -> None:
         self._holds: Literal["all", "weights", "nothing"] = "all"

@@ -1,4 +1,4 @@
-"""What rlep uses of vLLM 0.32 that vLLM does not document, one name a function: a new vLLM is met here.
+"""Names of vLLM 0.32 that rlep uses and vLLM does not document, one a function: a new vLLM is met here.
 
 ``tests/contract/test_private_api.py`` finds each name in the installed sources. This module imports vLLM only when called.
 """
@@ -18,7 +18,7 @@ SOCKET_NAME_BYTES = 37
 
 
 def engine_death() -> tuple[type[Exception], ...]:
-    """What calls to an engine raise when one of its processes died."""
+    """Return the error that calls to an engine raise when one of its processes died."""
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     return EngineDeadError, EngineGenerateError

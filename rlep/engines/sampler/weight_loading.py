@@ -57,7 +57,7 @@ class Loaded:
 
 
 class WeightLoading:
-    """What one engine expects, and the group with the learner that it is in."""
+    """Weights that one engine expects, and its group with the learner."""
 
     def __init__(self, expected: dict[str, TensorSpec], generator: GeneratorConfig) -> None:
         """``expected``: every weight of the model by name; without ``TIED_HEAD`` where it is the embedding."""
@@ -117,7 +117,7 @@ class WeightLoading:
 
 
 def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
-    """What the transfer engine is told about a group; ``port``: where rank 0 opens vLLM's NCCL group."""
+    """Describe a group to the transfer engine; ``port``: where rank 0 opens vLLM's NCCL group."""
     if group.backend == "gloo":
         return asdict(group)
     return {
@@ -131,7 +131,7 @@ def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
 
 
 def update_info(weight_update: WeightUpdate) -> dict[str, Any]:
-    """What the transfer engine is told about a weight update."""
+    """Describe a weight update to the transfer engine."""
     source = weight_update.source
     if isinstance(source, SharedMemoryWeights):
         return {
