@@ -74,8 +74,11 @@ class LearnerActor:
             self._working -= 1
 
     async def close(self) -> None:
-        """Remove the shared-memory weights and leave the groups; in the middle of a computation, which nobody waits for any
-        more and which may take minutes, only the former: the process is killed next."""
+        """Remove the shared-memory weights and leave the groups.
+
+        In the middle of a computation, which nobody waits for any more and which may take minutes, only the weights are
+        removed: the process is killed next.
+        """
         if self._working:
             self._rank.remove_weights()
         else:

@@ -119,7 +119,8 @@ class WeightPublisher:
     async def publish(self, version: int) -> float:
         """Bring the generators to ``version``; returns the largest log-prob difference (nats).
 
-        Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""
+        Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's.
+        """
         if self._session is not None:
             return await self._session.publish(version, self._deadline)
         return await self.take(await self.offer(version))

@@ -1,5 +1,7 @@
-"""Values that enter the loss, and sums that come of it, without torch: weights over a whole update, old log-probs of
-replays, and the metrics of each source."""
+"""Values that enter the loss, and sums that come of it, without torch.
+
+They are weights over a whole update, old log-probs of replays, and the metrics of each source.
+"""
 
 from __future__ import annotations
 

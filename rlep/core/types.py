@@ -282,7 +282,7 @@ class SequenceBatch:
 
     @property
     def response_lengths(self) -> Int64Array:
-        """``[S]``"""
+        """Response tokens of each sequence, ``[S]``."""
         return np.diff(self.offsets) - self.prompt_lengths.astype(np.int64)
 
     def __len__(self) -> int:

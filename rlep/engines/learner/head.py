@@ -121,8 +121,11 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """fp32 ``[C, V]``. A GPU's product of half-precision values is summed in fp32, and stays so: rounded to bfloat16, logits
-    of 16 to 32 would be multiples of 1/8."""
+    """Compute the logits in fp32, ``[C, V]``.
+
+    A GPU sums products of half-precision values in fp32, and the sum stays so: rounded to bfloat16, logits of 16 to 32 would be
+    multiples of 1/8.
+    """
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return linear(hidden, weight).float()

@@ -250,8 +250,10 @@ class Sampler:
         self.policy_version = version
 
     async def health(self) -> SamplerHealth:
-        """Ask the engine; it replies between two of its steps. While it waits for its peers in a group, which has its own
-        deadline, it does not reply: then it is enough that its processes live.
+        """Ask the engine; it replies between two of its steps.
+
+        While it waits for its peers in a group, which has its own deadline, it does not reply: then it is enough that its
+        processes live.
 
         Raises ``ActorLost`` when the engine died.
         """

@@ -33,7 +33,7 @@ FEW = settings(PROPERTY, max_examples=12)
 
 
 def prompt_of(question: str = "1+1", length: int = 2) -> Prompt:
-    """A prompt of ``length`` tokens 900, 901, …"""
+    """A prompt of ``length`` tokens, from 900 upwards."""
     tokens = np.arange(900, 900 + length, dtype=np.int32)
     return Prompt(prompt_id_of(question, "2"), question, "2", tokens)
 
