@@ -27,7 +27,6 @@ from ray.exceptions import (
 
 from rlep.actors.cluster_address import joined_address, named_address, reachable
 from rlep.actors.contact import TOKEN, Contact, write_contact, write_private
-from rlep.actors.head_watch import watch_head
 from rlep.actors.placement import (
     BundleSlot,
     PlacementGroup,
@@ -37,6 +36,7 @@ from rlep.actors.placement import (
     unplaceable,
 )
 from rlep.actors.ray_private import log_raylet_messages, refuses_token, start_private_cluster
+from rlep.actors.ray_watch import watch_head
 from rlep.actors.timeline import Timeline
 from rlep.config.roles import ActorConfig, ClusterConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, HeadLost, PlacementError, RlepError

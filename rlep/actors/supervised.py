@@ -102,7 +102,12 @@ class Supervised:
     async def call(self, method: str, *args: object, deadline_s: float) -> Any:
         """Return the method's result; the deadline holds for each attempt."""
         while True:
-            handle = await self.handle()
+            try:
+                handle = await self.handle()
+            except (ActorLost, DeadlineExceeded):
+                if self.closed or self.out_of_restarts or not self.restarts:
+                    raise
+                continue
             reference = getattr(handle, method).remote(*args)
             try:
                 return await watch_call(

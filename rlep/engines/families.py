@@ -1,4 +1,4 @@
-"""The model families that are known to load, train and publish; ``docs/reference/families.md`` has the same table.
+"""The model families that are known to load, train and publish; ``docs/reference/configuration.md`` has the same table.
 
 Each is shown by ``tests/engines/test_families.py``: log-probs of the learner equal transformers' own, an update, and vLLM's
 log-probs after the weights have been published.
@@ -48,5 +48,5 @@ def check_family(model_dir: Path) -> None:
     why = "mixture-of-experts models are" if experts else f"family {kind!r} is"
     raise ModelError(
         f"{model_dir} is a {kind} model, and {why} not trained by rlep; it trains {', '.join(sorted(FAMILIES))} "
-        "(docs/reference/families.md)"
+        "(docs/reference/configuration.md)"
     )

@@ -15,12 +15,11 @@ from rlep.actors.colocation import Colocated
 from rlep.actors.contact import remove_contact, write_contact
 from rlep.actors.control import Control, Role
 from rlep.actors.generators import GeneratorPool
-from rlep.actors.head_watch import ended_by
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
-from rlep.actors.node_watch import watched_node
 from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
 from rlep.actors.prometheus_gauges import remove_targets, write_targets
+from rlep.actors.ray_watch import ended_by, watch_node
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import keep_trace, write_trace
@@ -203,7 +202,7 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
-        with watched_node(config.cluster.head_deadline_s):
+        with watch_node(config.cluster.head_deadline_s):
             async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
                 yield entered
         logs = None

@@ -26,4 +26,4 @@ def test_actors_at_work_go_on_without_the_head_and_new_ones_come_when_it_is_back
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["before"] == found["without"] == found["after"] == ["correct", "wrong"]
-    assert found["events"] == ["actor_started", "actor_lost"]
+    assert found["events"] == ["actor_started", "actor_lost", "actor_restarted"]

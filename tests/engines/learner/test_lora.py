@@ -121,7 +121,9 @@ def test_gradients_follow_from_those_of_the_merged_weights_with_a_reference_poli
     merged = saved(learner, tmp_path / "saved") / "model"
     adapters = {name: shard.to_local().detach().clone() for name, shard in learner._trained}
     report, gradients = learner.update(batch, rollout=0), gradients_of_first_update(learner)
+    base = start(model, **penalty)
     full = start(merged, **penalty)
+    full._reference = base._reference  # the model without adapters, and not the merged one that it started from
     wanted = full.update(batch, rollout=0)
     assert report.loss == pytest.approx(wanted.loss, rel=1e-5)
     assert report.stats["fresh/reference_kl"] == pytest.approx(wanted.stats["fresh/reference_kl"], rel=1e-4)

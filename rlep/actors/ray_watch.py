@@ -1,15 +1,20 @@
-"""Watch over Ray's head process. Without it nothing can be placed, and Ray ends the driver after 60 s with its own words.
+"""Watches over Ray's own processes: the head of the cluster, and the raylet of this node.
 
-Actors that run go on without it, so there is time to write a checkpoint.
+Without the head nothing can be placed, and Ray ends the driver after 60 s with its own words. Actors that run go on without
+it, so there is time to write a checkpoint. A raylet that hangs would let the driver wait for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import ray
 
 from rlep.core.errors import HeadLost
 
@@ -70,3 +75,37 @@ async def ended_by(watch: Awaitable[None]) -> AsyncIterator[None]:
             block.uncancel()
             raise failure from None
         raise
+
+
+@contextmanager
+def watch_node(deadline_s: float) -> Iterator[None]:
+    """Within the block, end this process at once when its raylet has not answered for ``deadline_s`` seconds.
+
+    It says so in one sentence, with exit status 1: a process whose calls do not return can put nothing in order. A thread
+    watches: the event loop may stand still in such a call, as in ``ray.put``. Where the raylet ends, Ray ends the driver.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == own)
+    host, port, ended = str(node["NodeManagerAddress"]), int(node["NodeManagerPort"]), threading.Event()
+    threading.Thread(target=_watch, args=(host, port, deadline_s, ended), name="node-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _watch(host: str, port: int, deadline_s: float, ended: threading.Event) -> None:
+    known = False  # once it has answered: by Ray's client (``ray://``) it may be out of reach
+    away: float | None = None  # since the first attempt that failed: a machine that slept proves nothing
+    while not ended.wait(min(POLL_S, deadline_s / 2)):
+        begun = time.monotonic()
+        there = answers(host, port)
+        known = known or there
+        away = None if there or not known else begun if away is None else away
+        if away is not None and time.monotonic() - away >= deadline_s and not ended.is_set():
+            said = (
+                f"error: Ray's node process (raylet) at {host}:{port} has not answered for {deadline_s:.0f} s "
+                "(cluster.head_deadline_s); the same command continues the run from its last checkpoint\n"
+            )
+            os.write(2, said.encode())
+            os._exit(1)
