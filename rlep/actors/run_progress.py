@@ -41,7 +41,7 @@ class StepReport:
     """Complete steps of the run: the first step's report says 1."""
     steps: int
     seconds: float
-    """What the step took."""
+    """Seconds the step took."""
     left_s: float
     """Time to the last step, at this process's mean time from step to step, evaluations and checkpoints included."""
     metrics: Mapping[str, MetricValue]

@@ -1,4 +1,4 @@
-"""Admission of collected responses to the pool, and the pool's coverage after it."""
+"""Admission of collected responses to the pool, and the pool's coverage afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Refusal = Literal["not_correct", "truncated", "too_long", "duplicate", "over_cap
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Rules of admission (RLEP, arXiv 2507.07451, section 3.1: verified responses, at least two for a question)."""
+    """Conditions of admission (RLEP, arXiv 2507.07451, section 3.1: verified responses, at least two for a question)."""
 
     max_length: int = 3072
     """Longest response in tokens, EOS included."""

@@ -45,7 +45,7 @@ def leave_one_out_advantages(rewards: ArrayLike, groups: ArrayLike) -> Float64Ar
 
 
 def zero_variance(rewards: ArrayLike, groups: ArrayLike) -> BoolArray:
-    """Mark the sequences of groups without signal (all rewards equal, or a group of one), ``[S]`` bool.
+    """Mark the sequences of groups without signal (all rewards equal, or a group of one), ``[S]``.
 
     Such groups stay in the loss's token count unless they are dropped by taking them out of ``trained``.
     """

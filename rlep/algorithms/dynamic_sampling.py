@@ -11,13 +11,13 @@ from rlep.core.types import Group
 
 
 def keep_group(group: Group) -> bool:
-    """Return True if a group's verdicts differ: correct and not, or in their scores. The overlong penalty plays no part."""
+    """Tell whether a group's verdicts differ: correct and not, or in their scores. The overlong penalty plays no part."""
     return len({member.verdict.credit for member in group.members}) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class RefillReport:
-    """Counts of dynamic sampling so far in a step; reports add up."""
+    """Counts of dynamic sampling in a step so far; reports add up."""
 
     rounds: int = 0
     kept: int = 0
@@ -49,7 +49,7 @@ class RefillReport:
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """Number of groups that a step wants, and the bound at which it stops trying."""
+    """Target of dynamic sampling in groups, and the bound at which it stops trying."""
 
     target: int
     """Groups with signal that the step trains on."""
@@ -72,7 +72,7 @@ class Refill:
         return self.limit * self.target
 
     def ask(self, report: RefillReport) -> int:
-        """Return the number of further prompts to sample now: enough at the share kept so far (at least 1/4); 0 to stop."""
+        """Return the number of prompts to sample now: enough at the share kept so far (at least 1/4); 0 to stop."""
         missing = max(0, self.target - report.kept)
         share = max(report.kept / report.sampled, 0.25) if report.sampled else 1.0
         return min(math.ceil(missing / share), max(0, self.max_prompts - report.sampled))
@@ -82,7 +82,7 @@ class Refill:
         return min(report.kept, self.target) // self.prompts_per_update * self.prompts_per_update
 
     def exhausted(self, report: RefillReport) -> bool:
-        """Return True if the bound was hit before the target."""
+        """Tell whether the bound was hit before the target."""
         return report.kept < self.target and report.sampled >= self.max_prompts
 
     def describe(self, report: RefillReport) -> str:

@@ -133,7 +133,7 @@ def evaluate(questions: Sequence[Question], *, seed: int) -> EvaluationReport:
 
 
 def majority_correct(correct: BoolArray, answers: Sequence[str | None]) -> bool:
-    """Return True if the most frequent extracted answer of one question is correct.
+    """Tell whether the most frequent extracted answer of one question is correct.
 
     None never wins. Ties go to the answer that appears first. Answers are compared as the extractor gives them, so
     ``1/2`` and ``0.5`` vote apart. The winner is correct when any of its samples was found correct: a sample may be

@@ -101,7 +101,7 @@ def updates(prompts: int, prompts_per_update: int) -> tuple[range, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Size limit of a micro-batch, and the cost of a sequence."""
+    """Limits of a micro-batch, and the cost of a sequence."""
 
     tokens: int
     """Most tokens (prompts and responses) in a micro-batch; a longer sequence stands alone."""

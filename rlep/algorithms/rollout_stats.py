@@ -1,4 +1,4 @@
-"""Counts of a step's groups before the loss sees them, fresh and replayed apart, and how old their tokens are."""
+"""Contents of a step's groups, fresh and replayed apart, before the loss sees them."""
 
 from __future__ import annotations
 

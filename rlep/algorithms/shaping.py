@@ -23,7 +23,7 @@ def status_rewards(*, correct: float = 1.0, wrong: float = -1.0) -> dict[Status,
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """Rule from verdict to score."""
+    """Rule by which a verdict becomes a score."""
 
     rewards: Mapping[Status, float] = field(default_factory=status_rewards)
     """Reward of each status, before the length penalty."""

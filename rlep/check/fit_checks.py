@@ -66,7 +66,7 @@ def memory_here(config: Config) -> int | None:
 
 
 def memory_advice(config: Config) -> str:
-    """What the plan says of a learner rank's memory, and the settings that lower it."""
+    """Return the plan of a learner rank's memory, and the settings that lower it."""
     rank = plan_learner(config, read_shape(config.model.path))
     gathered = rank.copy_bytes + rank.reference_bytes
     return (

@@ -1,4 +1,4 @@
-"""What a command reads before it starts anything."""
+"""Inputs of a command, read before it starts anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINGERPRINT_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a command reads before it starts anything."""
+    """Inputs of a command, read before it starts anything."""
 
     tokenizer: Tokenizer
     vocabulary: int | None
@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def learns(self) -> bool:
-        """Whether the command starts a learner."""
+        """The command starts a learner."""
         return self.command in ("train", "sft")
 
     @property

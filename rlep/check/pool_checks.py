@@ -95,12 +95,12 @@ def check_minimum(config: Config, stats: PoolStats) -> None:
 
 
 def pool_exists(config: Config) -> bool:
-    """Whether the embedded pool's directory holds one; what is at ``pool.url`` says so itself."""
+    """Tell whether the embedded pool's directory holds one; what is at ``pool.url`` says so itself."""
     return config.pool.url is not None or (config.pool_directory / "redis.conf").is_file()
 
 
 def covered_questions(config: Config, held: Iterable[str], prompts: PromptSet) -> int:
-    """How many of ``prompts`` the pool has responses to, ``held`` being its question ids. Raises ``PoolError`` for none."""
+    """Return the number of ``prompts`` the pool has responses to; ``held``: its question ids. Raises ``PoolError`` for none."""
     ids = set(held)
     covered = sum(prompt.id in ids for prompt in prompts.prompts)
     if not covered:

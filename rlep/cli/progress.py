@@ -1,4 +1,4 @@
-"""How far a command is: bars on a terminal; elsewhere a line for each note and each step, or JSON for scripts."""
+"""Progress of a command: bars on a terminal; elsewhere a line for each note and each step, or JSON for scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN = {
 }
 """Name in a step's line → metric; a step's line has those that the step has."""
 SILENT_S = 15.0
-"""Where there is no bar, a phase that has moved says how far it is after so many seconds without a line."""
+"""Seconds without a line after which a phase that has moved reports its progress, where there is no bar."""
 
 
 class StepBars(Progress):

@@ -16,7 +16,8 @@ from rlep.config.settings import load_config
 from rlep.launch.collect import collect, collected_text
 from rlep.launch.train import train
 from rlep.quickstart.task import TaskFiles, build_task
-from rlep.report import build_report, summary
+from rlep.view.report import build_report
+from rlep.view.summary import summary
 
 CONFIGS = resources.files("rlep.quickstart")
 
@@ -52,7 +53,7 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
 
 
 def task_overrides(task: TaskFiles) -> list[str]:
-    """What makes a run use the task's model and questions."""
+    """Return the overrides with which a run uses the task's model and questions."""
     return [
         f"model.path={_text(task.model_dir)}",
         f"data.train={_text(task.train)}",

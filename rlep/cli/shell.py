@@ -1,4 +1,4 @@
-"""How a command ends: mistakes as one sentence with exit code 2, faults as one sentence with exit code 1."""
+"""End of a command: mistakes as one sentence with exit code 2, faults as one sentence with exit code 1."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rlep.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from rlep.algorithms.evaluation import EvaluationReport
-    from rlep.report import Summary
+    from rlep.view.summary import Summary
 
 WIDEST = 160
 """Columns a table may take: a narrower terminal wraps its lines, rather than rich its cells."""
@@ -49,7 +49,7 @@ def show_facts(name: str, title: str, facts: Sequence[tuple[str, str]]) -> None:
 
 
 def facts_table(name: str, title: str, facts: Sequence[tuple[str, str]]) -> Table:
-    """See ``show_facts``."""
+    """Return the table that ``show_facts`` prints."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(name), no_wrap=True)
     table.add_column(Text(title), overflow="fold")

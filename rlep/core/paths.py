@@ -16,7 +16,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only private directories are ma
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket on Linux, without the final zero."""
 RANDOM_BYTES = 8
-"""What ``mkdtemp`` appends."""
+"""Suffix that ``mkdtemp`` appends."""
 
 
 def _remove(directory: Path) -> None:

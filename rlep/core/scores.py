@@ -1,4 +1,4 @@
-"""Bounds of a verifier's score and its named parts: one rule for the user's function, the pool and the metric names."""
+"""Values allowed for a verifier's score and its named parts: one rule for the user's function, the pool and the metric names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PARTS = 16
 
 
 def score_fault(score: float, parts: Mapping[str, float]) -> str:
-    """Name the fault of a score outside [0, 1], or of parts that are not finite; empty where there is none."""
+    """Describe the fault of a score, which lies in [0, 1], or of its parts, which are finite; empty without a fault."""
     if not 0.0 <= score <= 1.0:
         return f"score {score} does not lie in [0, 1]"
     if len(parts) > MAX_PARTS:

@@ -31,7 +31,7 @@ class PromptRow:
     fault: str = field(default="", compare=False)
     """Why the row has no usable question or reference; empty where it has both."""
     place: str = field(default="", compare=False)
-    """Where in its file: ``line 3``, or ``row 3`` of Parquet."""
+    """Place in its file: ``line 3``, or ``row 3`` of Parquet."""
 
     @property
     def question(self) -> str:
@@ -59,7 +59,7 @@ def adapt(adapter: Adapter, raw: Mapping[str, object], path: Path, place: str, *
 
 
 def adapter_for(columns: Sequence[str]) -> Adapter | None:
-    """Return a reader for rows of these columns; None where no question or no reference column is among them."""
+    """Return the reader of rows with these columns; None where no question or no reference column is among them."""
     if "prompt" in columns and "reward_model" in columns:
         return _verl_row
     question, reference = _known(columns, QUESTION_COLUMNS), _known(columns, REFERENCE_COLUMNS)

@@ -30,7 +30,7 @@ NAMED_CHARACTERS = 120
 
 @dataclass(frozen=True, slots=True)
 class PromptReport:
-    """Fate of every row: ``rows = questions + duplicates + empty + no_reference + too_long``."""
+    """Counts of all rows of a file: ``rows = questions + duplicates + empty + no_reference + too_long``."""
 
     rows: int
     questions: int
@@ -51,7 +51,7 @@ class PromptReport:
     """Rows without a usable question or reference, as lines of text: each file's share, and its first ten rows."""
 
     def lines(self) -> list[str]:
-        """Warnings for the user: bad rows, and questions with more than one reference."""
+        """List the rows a user should look at: bad ones, and questions with more than one reference."""
         conflicts = [f"  {question[:NAMED_CHARACTERS]}" for question in self.conflicts[:NAMED_ROWS]]
         if conflicts:
             head = f"{counted(len(self.conflicts), 'question')} with two or more references, each kept as a prompt of its own:"
@@ -220,7 +220,7 @@ def _why_none(report: PromptReport, intake: _Intake) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptOrder:
-    """Order of prompts over the steps: epochs of fresh permutations, a last incomplete step of an epoch dropped.
+    """Order in which steps use the prompts: epochs of fresh permutations, a last incomplete step of an epoch dropped.
 
     Worked example: 10 prompts, 4 per step: steps 0 and 1 take 8 of the first permutation, steps 2 and 3 take 8 of the
     second. Every method is a pure function of (seed, step), so a resumed run needs nothing but its step number.

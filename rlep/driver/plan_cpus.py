@@ -1,4 +1,4 @@
-"""Whether the CPUs that a run's actors ask for are there, and which keys help where they are not."""
+"""CPUs that a run's actors ask for against those there are, and the keys that help where they are too few."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def wanted_cpus(config: Config, *, learns: bool = True) -> float:
 
 
 def cpu_shortage(config: Config, have: int, *, learns: bool = True) -> str:
-    """Who asks for more than ``have`` CPUs, and each single override that helps; an empty string where all fit."""
+    """Name the actors that ask for more than ``have`` CPUs, and each override that helps alone; empty where all fit."""
     wanted = wanted_cpus(config, learns=learns)
     if wanted <= have:
         return ""

@@ -1,4 +1,4 @@
-"""Whether a run's learner and generators fit into the memory there is, and which settings help where they do not."""
+"""Fit of a run's learner and generators into the memory there is, and the settings that help where they do not."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from rlep.driver.model_shape import LINEAR_LAYERS, ModelShape, width_of
 
 HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
-"""What the output head holds of its logits, by device (see ``engines/learner/head.py``)."""
+"""Bytes of logits that the output head holds, by device (see ``engines/learner/head.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
 
 
 def layer_activation_bytes(shape: ModelShape, width: int, *, flash: bool, frozen: bool = False) -> int:
-    """Bytes that autograd keeps of one layer for one token.
+    """Return the bytes that autograd keeps of one layer for one token.
 
     Norms are computed in float32: each keeps its input and the normalised values, in half precision beside them a rounded
     copy, and the output. Attention keeps queries, keys, values and its output; where it is computed sequence by sequence, keys

@@ -1,4 +1,4 @@
-"""What a run will do, in numbers, before anything starts: pure arithmetic over the config and what is known of its inputs."""
+"""Plan of a run in numbers, before anything starts: pure arithmetic over the config and what is known of its inputs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EXPECTED_RESPONSE = 3
 
 @dataclass(frozen=True, slots=True)
 class PoolCoverage:
-    """What an experience pool holds."""
+    """Contents of an experience pool."""
 
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
     answers: Mapping[int, int]
     """Stored responses → questions with that many."""
 
@@ -46,7 +46,7 @@ class PoolCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What could be read of a config's inputs; None is what is missing."""
+    """Inputs of a config as far as they could be read; None is what is missing."""
 
     data: PromptReport | None = None
     prompt_tokens: float | None = None
@@ -92,7 +92,7 @@ class ReplayPlan:
     share_full: float
     """M / (G + M): every question has M stored responses."""
     source: str | None
-    """Where the pool's coverage was read; None with the figures below where it is not known."""
+    """Source of the pool's coverage; None with the figures below where it is not known."""
     questions: int | None
     eligible: int | None
     """Questions with at least ``replay.minimum`` responses."""
@@ -114,7 +114,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """What one role asks of the cluster."""
+    """Resources that one role asks of the cluster."""
 
     role: str
     actors: int
@@ -137,9 +137,9 @@ class RunPlan:
     memory: MemoryPlan | None
     """One generator."""
     fit: Fit | None
-    """What one GPU holds."""
+    """Contents of one GPU."""
     fits: bool | None
-    """Whether learner and generators fit; None also where the memory there is is not known."""
+    """Learner and generators fit; None also where the memory there is is not known."""
     reason: str | None
     """The numbers, and what helps where they do not fit."""
     roles: tuple[RolePlan, ...]

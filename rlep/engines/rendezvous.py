@@ -1,4 +1,4 @@
-"""Meeting point of one group's processes: a store on one address of one machine.
+"""Meeting point of the processes of one group: a store on one address of one machine.
 
 torch's own rendezvous listens on every address of the machine and asks for no password. torch is imported when a store is
 made: a rank says where it listens before the number of its threads is set.

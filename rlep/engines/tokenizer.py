@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def dated(self) -> bool:
-        """True if the chat template writes the present date or time into prompts, so that they differ from day to day."""
+        """Tell whether the chat template writes the present date or time into prompts, so that they differ from day to day."""
         template = self._backend.chat_template
         return "strftime_now" in (template if isinstance(template, str) else json.dumps(template))
 

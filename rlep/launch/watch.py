@@ -34,11 +34,11 @@ class Watch:
     """Called after each complete step."""
     clock: Callable[[], float] = time.monotonic
     begun: float | None = None
-    """When this process began its first step."""
+    """Time at which this process began its first step."""
     constant: Mapping[str, MetricValue] = field(default_factory=dict)
     """Metrics that are the same in every step."""
     step_begun: float = 0.0
-    """When the step in progress began, by the timeline's clock."""
+    """Time at which the step in progress began, by the timeline's clock."""
     complete: int = 0
     """Steps of this process, repeated ones too."""
 

@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """Time of one whole step by activity."""
+    """Time of one whole step, by who used it."""
 
     number: int
     begin: float
@@ -50,7 +50,7 @@ class StepBreakdown:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
+        """Seconds it took."""
         return self.end - self.begin
 
     def path_seconds(self) -> dict[str, float]:
@@ -143,7 +143,7 @@ def steps_of(spans: Iterable[Span]) -> list[Span]:
 
 
 def breakdown_of(step: Span, spans: Iterable[Span], actors: Collection[str] = ()) -> StepBreakdown:
-    """Add up the time of ``step`` by activity; ``actors`` are counted as idle where they had no work in it."""
+    """Return the time of ``step`` by who used it; ``actors`` are counted as idle where they had no work in it."""
     inside = [span for span in spans if span.end > step.begin and span.begin < step.end]
     path = critical_path(inside, step.begin, step.end)
     return StepBreakdown(
@@ -182,7 +182,7 @@ def chrome_trace(spans: Sequence[Span]) -> dict[str, object]:
 
 
 def spans_of(trace: Mapping[str, Any]) -> list[Span]:
-    """Read the spans of a ``chrome_trace``, by begin. Raises ``ValueError`` for anything else."""
+    """Return the spans that ``chrome_trace`` was made of, by begin. Raises ``ValueError`` for anything else."""
     try:
         events, origin = trace["traceEvents"], float(trace["otherData"]["begin"])
         names = {event["pid"]: str(event["args"]["name"]) for event in events if event["ph"] == "M"}

@@ -1,4 +1,4 @@
-"""A check that a tracker's server answers, before anything starts: the packages themselves try for minutes."""
+"""Check that the server of a tracker answers, made before anything starts: the packages themselves try for minutes."""
 
 from __future__ import annotations
 

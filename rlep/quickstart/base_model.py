@@ -24,11 +24,11 @@ from rlep.quickstart.toy_tokenizer import EOS, PAD, VOCABULARY, build_tokenizer
 
 CONTEXT_LENGTH = 128
 FORMATS = (("steps and box", 0.75), ("product and guess", 0.10), ("guess", 0.05), ("steps without box", 0.10))
-"""What the teacher writes, with probabilities."""
+"""Reasoning that the teacher writes, with probabilities."""
 BANDS = ((0.40, 0.05), (0.20, 0.50), (0.15, 0.85), (0.25, 0.96))
 """(share of the facts, how often the teacher gets such a fact wrong)."""
 NEAR_MISSES = (1, 2, 10)
-"""How much too high a wrong value is. Never too low: two mistakes must not cancel, or bad reasoning would be rewarded."""
+"""Amount by which a wrong value is too high. Never too low: two mistakes must not cancel, or bad reasoning would be rewarded."""
 SEED = 20250702
 BATCH, WARMUP, LAST_RATE = 96, 50, 0.05
 IGNORED = -100
@@ -50,13 +50,13 @@ STAGES = (PretrainStage("lessons", 1500, 4e-3), PretrainStage("teacher", 450, 2e
 
 
 def error_rate(fact: str) -> float:
-    """Return the constant rate at which the teacher gets a fact wrong, e.g. ``8*7`` or ``+9``."""
+    """Share of the times the teacher gets a fact, e.g. ``8*7`` or ``+9``, wrong: the same for ever."""
     place = bisect(list(accumulate(share for share, _ in BANDS)), seed_for(SEED, "fact", fact) / 2**63)
     return BANDS[min(place, len(BANDS) - 1)][1]
 
 
 def believed(fact: str, value: int, generator: np.random.Generator) -> int:
-    """Return the teacher's value of a fact: right, or too high by a difference that is always the same for this fact."""
+    """Return the teacher's value of a fact: right, or too high by what it always gets this fact wrong by."""
     if generator.random() >= error_rate(fact):
         return value
     return min(value + NEAR_MISSES[seed_for(SEED, "misconception", fact) % len(NEAR_MISSES)], LARGEST)

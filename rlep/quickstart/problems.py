@@ -16,11 +16,11 @@ LARGEST = 99
 """Every partial result lies in 0…99, so that no number has more than two digits."""
 
 STEP_COUNTS = (1, 2, 3)
-"""How many gains and losses a problem may have."""
+"""Numbers of gains and losses that a problem may have."""
 
 Option = TypeVar("Option")
 Key = tuple[int, int, tuple[int, ...]]
-"""What makes two problems the same: ``(m, n, steps)``; the name and the noun do not."""
+"""Identity of a problem: ``(m, n, steps)``; the name and the noun are no part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _pick(generator: np.random.Generator, options: Sequence[Option]) -> Option:
 
 
 def reserved_for_tasks(key: Key) -> bool:
-    """Return True if a problem is kept out of the base model's training: a fixed quarter, by a hash of the key.
+    """Tell whether a problem is kept out of the base model's training: a fixed quarter, chosen by a hash of the key.
 
     Training and held-out problems of every task seed come from this quarter, so the base has seen none of them.
     """

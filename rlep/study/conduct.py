@@ -23,7 +23,7 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What the study's ``base`` means on this machine."""
+    """Path of the study's ``base`` on this machine."""
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def keep_plan(study: Study, base: Base) -> None:
 
 
 def found_in(study: Study, base: Base, failed: Mapping[Pipeline, Failed] | None = None) -> Found:
-    """What the study's files hold; an arm without a complete result under a seed is among the failed."""
+    """Read the study's files; an arm without a complete result under a seed is among the failed."""
     arms, tuned, notes = _chosen(study, base)
     runs: dict[Pipeline, ArmRun] = {}
     missing = dict(failed or {})

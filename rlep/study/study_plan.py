@@ -40,16 +40,16 @@ class PhaseSpec(Section):
 
     @property
     def label(self) -> str:
-        """How it is named."""
+        """Its name."""
         return self.name or self.command
 
 
 class ArmSpec(Section):
-    """What is compared: a pipeline of phases from the base model."""
+    """Arm of a study: a pipeline of phases from the base model."""
 
     name: Name
     control: bool = False
-    """Whether the other arms are compared with it."""
+    """The other arms are compared with it."""
     tune: dict[str, list[Any]] = Field(default_factory=dict)
     """One key and its values: the tuning seeds choose one, for the last phase."""
     phase: tuple[PhaseSpec, ...] = Field(min_length=1)
@@ -84,7 +84,7 @@ class ArmSpec(Section):
 
 
 class StudySpec(Section):
-    """What all arms share."""
+    """Settings that all arms share."""
 
     name: Name
     directory: Path

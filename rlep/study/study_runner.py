@@ -20,7 +20,7 @@ from rlep.view.state import complete_mark
 STOP_S = 600.0
 """For a command that is interrupted to write its checkpoint."""
 POLL_S = 1.0
-"""How often a command's compute is looked at."""
+"""Seconds between two looks at a command's compute."""
 COMMAND = """
 import ctypes, runpy, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the study with it ignored

@@ -18,8 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"methods"},
     "data": set(),
     "metrics": set(),
-    "report": {"algorithms", "metrics", "view"},
-    "study": {"algorithms", "report", "view"},
+    "study": {"algorithms", "view"},
     "view": {"algorithms", "metrics", "services/pool", "services/pool/rpc"},
     "algorithms": set(),
     "services": set(),
@@ -58,7 +57,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engines",
         "engines/",
         "metrics",
-        "report",
         "services/",
     },
     "quickstart": {"data"},
@@ -99,7 +97,7 @@ HEAVY = {
     "sympy",
     "reasoning_gym",
     "transformers",
-    "matplotlib",
+    "latex2mathml",
     "pyarrow",
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import select
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from rlep.core.jsonl import read_lines
@@ -89,39 +87,6 @@ def test_status_scale_and_drain_of_a_run_on_a_private_cluster(run: Operated) -> 
     assert too_many.returncode == 1
     assert "98 of 98 new verifiers did not start" in too_many.stderr
     assert "this machine has 4 CPU" in too_many.stderr
-
-
-def test_a_verifier_is_added_and_another_drained_by_the_consoles_forms(run: Operated, tmp_path: Path) -> None:
-    (old,) = states(run.status(), "verifier")
-    token = tmp_path / "token"
-    where = [str(run.directory.parent), "--listen", "127.0.0.1:0", "--token-file", str(token), "--actions"]
-    console = [sys.executable, "-m", "rlep", "console", *where]
-    with subprocess.Popen(console, stdout=subprocess.PIPE, text=True) as serving:
-        try:
-            assert serving.stdout is not None
-            address = serving.stdout.readline().strip()
-            change(address, token.read_text().strip(), "scale", role="verifiers", count="2")
-            (new,) = states(run.status(), "verifier").keys() - {old}
-            assert ("actor_started", new) in run.happened()
-            change(address, token.read_text().strip(), "drain", actor=old)
-            assert ("actor_drained", old) in run.happened()
-            assert states(run.status(), "verifier") == {new: "serving"}
-        finally:
-            serving.terminate()
-
-
-def change(address: str, token: str, what: str, **form: str) -> None:
-    """Send a form of the page of actors as a browser does; returns when the command is done."""
-    with httpx.Client(base_url=address, timeout=120) as browser:
-        browser.post("/login", data={"token": token})
-        page = "/runs/runs~run/actors"
-        secret = re.search('name="csrf" value="([^"]+)"', browser.get(page).text)
-        assert secret
-        answer = browser.post(f"{page}/{what}", data={"csrf": secret[1]} | form)
-        assert answer.status_code == 303, answer.text
-        wait_until(lambda: ": at work</p>" not in browser.get(page).text, "the command's end", 600)
-        shown = browser.get(page).text
-        assert re.search(rf"rlep {what} [^<]*</h3><p>[^<]*: done</p>", shown), shown
 
 
 def test_top_follows_the_run_to_its_end_which_status_then_names(run: Operated) -> None:

@@ -15,7 +15,7 @@ TAKEN = 2
 
 
 class DyingWorkerExtension(WorkerExtension):
-    """Methods of a worker that dies in its first transfer, whatever the transport."""
+    """Class that vLLM mixes into a worker that is to die."""
 
     def abandon_weight_update(self) -> None:
         """Before a transfer, arrange that the kernel kills this process after some of its weights."""

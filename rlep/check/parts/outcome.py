@@ -19,7 +19,7 @@ from rlep.check.finding import CheckSkipped, Finding
 from rlep.core.errors import RlepError
 
 END_S = 10.0
-"""How long a process that has answered, and what it started, have to end."""
+"""Seconds in which a process that has answered, and what it started, have to end."""
 
 
 class CheckFailed(RlepError):

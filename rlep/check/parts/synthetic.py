@@ -33,7 +33,7 @@ OTHER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What checks are given; it can be pickled."""
+    """Subject of the checks; it can be pickled."""
 
     config: Config
     model: Path
@@ -45,12 +45,12 @@ class Rig:
 
     @property
     def cuda(self) -> bool:
-        """Whether the learner is configured for GPUs."""
+        """The learner is configured for GPUs."""
         return self.config.learner.gpus > 0
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """What the learner computes in."""
+        """Type that the learner computes in."""
         return self.config.learner.compute_dtype
 
     @property

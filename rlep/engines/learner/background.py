@@ -37,7 +37,7 @@ class BackgroundWriter:
         self._pending = self._thread.submit(write)
 
     def done(self) -> bool:
-        """Return True if nothing is being written. Raises the error of the last snapshot, if it failed."""
+        """Tell whether nothing is being written. Raises the error of the last snapshot, if it failed."""
         if self._pending is not None and self._pending.done():
             self._pending.result()
             return True

@@ -1,4 +1,4 @@
-"""Names of vLLM 0.32 that rlep uses and vLLM does not document, one a function: a new vLLM is met here.
+"""Undocumented parts of vLLM 0.32 that rlep uses, one name a function: a new vLLM is met here.
 
 ``tests/contract/test_private_api.py`` finds each name in the installed sources. This module imports vLLM only when called.
 """
@@ -18,7 +18,7 @@ SOCKET_NAME_BYTES = 37
 
 
 def engine_death() -> tuple[type[Exception], ...]:
-    """Return the error that calls to an engine raise when one of its processes died."""
+    """Errors that calls to an engine raise when one of its processes died."""
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     return EngineDeadError, EngineGenerateError

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
 
 OnUpdate = Literal["wait", "keep", "abort"]
-"""What an update does to the responses being generated: it waits for them, or see above."""
+"""Effect of an update on the responses being generated: it waits for them, or see above."""
 
 
 class WeightChange:
@@ -28,7 +28,7 @@ class WeightChange:
 
     def __init__(self) -> None:
         self.begun = False
-        """Whether any weights were confirmed: from then on a response may be requested at any time."""
+        """Some weights were confirmed: from then on a response may be requested at any time."""
         self._confirmed = asyncio.Event()
         self._rejected = 0
 

@@ -92,7 +92,7 @@ class BroadcastMember:
             self._broadcast(tensor.detach().to(getattr(torch, spec.dtype)).contiguous(), spec, until)
 
     def receive(self, layout: Sequence[TensorSpec], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Receive rank 0's tensors into new ones. Raises as ``send`` does."""
+        """Receive what rank 0 sends, in new tensors. Raises as ``send`` does."""
         until = time.monotonic() + self._deadline_s
         for spec in layout:
             tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
@@ -137,5 +137,5 @@ def _meeting_errors(group: BroadcastGroup, who: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return torch's own sentence, without the C++ stack after it."""
+    """Return the part of torch's message before its C++ stack."""
     return str(error).split("\n", 1)[0]

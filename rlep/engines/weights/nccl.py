@@ -76,7 +76,7 @@ class NcclSender:
 
 
 def trainer_info(group: BroadcastGroup, port: int) -> NCCLTrainerInitInfo:
-    """Describe a group to vLLM's trainer; ``sampler.weight_loading.init_info`` describes it to the workers."""
+    """Description of a group for vLLM's trainer; the workers are told the same by ``sampler.weight_loading.init_info``."""
     return NCCLTrainerInitInfo(group.host, port, group.world_size, packed_buffer_size_bytes=NCCL_BUFFER_BYTES, rank=0)
 
 

@@ -1,4 +1,4 @@
-"""Which text of a response counts as its answer; the written contract is ``docs/reference/verifier.md``."""
+"""Answer of a response: the text of it that counts; the written contract is ``docs/reference/verifier.md``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def answer_of(text: str, *, truncated: bool, profile: Profile = "math") -> str |
 
 
 def after_thinking(text: str) -> str | None:
-    """What follows the last ``</think>``; None where a block was opened and not closed."""
+    """Return the text after the last ``</think>``; None where a block was opened and not closed."""
     if (">" not in text and "]" not in text and "▷" not in text) or not any(end in text for end in _THINK_ENDS):
         return text
     after, opened = 0, False
@@ -136,7 +136,7 @@ def _closed_boxes(text: str) -> list[tuple[int, int]]:
 
 
 def percent_behind_box(text: str) -> bool:
-    """Whether a per cent sign directly follows the last box, as in ``\\boxed{28}\\,\\%``."""
+    """Tell whether a per cent sign directly follows the last box, as in ``\\boxed{28}\\,\\%``."""
     found = _closed_boxes(text)
     return bool(found) and _PERCENT.match(text, found[-1][1] + 1) is not None
 
@@ -180,7 +180,7 @@ def _stripped(answer: str) -> str:
 
 
 def _is_short(between: str) -> bool:
-    """Whether two boxes of a reference stand in one sentence, at most three words apart."""
+    """Tell whether two boxes of a reference stand in one sentence, at most three words apart."""
     return not _SENTENCE_END.search(between) and len(_WORD.findall(between.replace("\\boxed", ""))) <= 3
 
 
@@ -206,12 +206,12 @@ def reference_of(text: str) -> str:
 
 
 def is_too_large(reference: str, answer: str) -> bool:
-    """Whether a pair is beyond the contract's sizes and is ``unparsable`` without a worker."""
+    """Tell whether a pair is beyond the contract's sizes and is ``unparsable`` without a worker."""
     return len(answer) > MAX_ANSWER_CHARS or len(reference) > MAX_ANSWER_CHARS or depth_of(answer) > MAX_DEPTH
 
 
 def depth_of(text: str) -> int:
-    """How deep brackets of any kind are nested."""
+    """Return the depth to which brackets of any kind are nested."""
     depth = deepest = 0
     for character in text:
         if character in "([{":

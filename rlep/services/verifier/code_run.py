@@ -30,10 +30,10 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECO
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program's process ended."""
+    """Exit of a program's process."""
 
     output: bytes
-    """What it wrote, up to the bound."""
+    """Output that it wrote, up to the bound."""
     exit_code: int
     """Negative: the signal that ended it."""
     late: bool
@@ -195,7 +195,7 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 def _fed(descriptor: int, waiting: memoryview) -> memoryview:
-    """What is left of the request; nothing where nobody reads it any more."""
+    """Write what is left of the request; nothing where nobody reads it any more."""
     try:
         return waiting[os.write(descriptor, waiting[: 1 << 16]) :]
     except BlockingIOError:

@@ -69,7 +69,7 @@ class Call:
 
     source: str
     check: Callable[[Any], bool] | None = None
-    """Whether the value is right; None for a statement."""
+    """The value is right; None for a statement."""
     test: str = ""
     """The test that it is of, e.g. ``tests[0]: f(2) == 4``; empty for a statement."""
 
@@ -178,7 +178,7 @@ def _of_statement(node: ast.stmt, checks: Mapping[str, ast.FunctionDef]) -> list
 
 
 def _of_condition(node: ast.expr, *, positive: bool) -> list[Call]:
-    """What must hold, or with ``positive`` false must not."""
+    """Condition that must hold, or with ``positive`` false must not."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return _of_condition(node.operand, positive=not positive)
     if isinstance(node, ast.BoolOp):

@@ -63,6 +63,10 @@ class GymVerifier(BaseVerifier):
         """Why ``reference`` is no entry that can be graded; empty where it is one."""
         return _task_of(reference)[1]
 
+    def stated(self, reference: str) -> Sequence[str]:
+        """The entry's own answer."""
+        return [f"{_OPEN}{json.loads(reference)['answer']}{_CLOSED}"]
+
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None
         verdicts: list[Verdict | None] = []
@@ -99,7 +103,7 @@ def answer_of(text: str) -> str | None:
 
 
 def is_readable(task: str, answer: str) -> bool:
-    """Whether the task's scorer may see an answer.
+    """Tell whether the task's scorer may see an answer.
 
     Some scorers hand it to sympy's parser, which runs it as Python; they see numbers and operators and, for calculus,
     one-letter names and elementary functions.

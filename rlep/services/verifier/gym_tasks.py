@@ -109,7 +109,7 @@ def _entry(task: str, settings: Mapping[str, object], index: int, reply: Reply) 
 
 
 def _agree(verifier: GymVerifier, entries: Sequence[str]) -> list[bool]:
-    """Whether each entry's own reference is ``correct``, ``[len(entries)]``."""
+    """Mark the entries whose own reference is ``correct``, ``[len(entries)]``."""
     pairs = [(gold, f"<answer>{json.loads(gold)['answer']}</answer>", False) for gold in entries]
     return [verdict.status == "correct" for verdict in verifier.grade_pairs(pairs)]
 

@@ -1,4 +1,4 @@
-"""What workers do with reasoning-gym: make one entry of a task, or score one answer with the task's own scorer."""
+"""Jobs of workers with reasoning-gym: make one entry of a task, or score one answer with the task's own scorer."""
 
 from __future__ import annotations
 

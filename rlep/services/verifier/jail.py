@@ -1,4 +1,4 @@
-"""What a worker process may use: CPU time, memory, files, and nothing of the network. Linux; each limit is inherited.
+"""Limits of a worker process: CPU time, memory, files, and nothing of the network. Linux; each limit is inherited.
 
 Network, new processes and signals to others are refused by a seccomp filter where the kernel and the machine type
 allow one (x86-64 and AArch64); elsewhere the resource limits stand alone.
@@ -39,7 +39,7 @@ _REFUSED_CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one job, and the process that runs it, may use."""
+    """Limits of one job, and of the process that runs it."""
 
     cpu_seconds: float = 1.0
     """CPU time of one job, in seconds."""

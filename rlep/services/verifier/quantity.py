@@ -1,4 +1,4 @@
-"""What stands around a number: its unit and its base. A wrong one makes the answer wrong, whatever the digits are."""
+"""Surroundings of a number: its unit and its base. A wrong one makes the answer wrong, whatever the digits are."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read(latex: str) -> Quantity:
 
 
 def disagree(reference: Quantity, answer: Quantity) -> bool:
-    """Whether unit or base make the answer wrong.
+    """Tell whether unit or base make the answer wrong.
 
     A missing unit takes the other side's. A missing base takes the reference's; an answer in a base other than ten
     to a reference without one is wrong.
@@ -96,7 +96,7 @@ def disagree(reference: Quantity, answer: Quantity) -> bool:
 
 
 def _has_digits_of(digits: str, base: int) -> bool:
-    """Whether these are digits of the base; letters alone (``FF``) only where they cannot be a variable's name."""
+    """Tell whether these are digits of the base; letters alone (``FF``) only where they cannot be a variable's name."""
     try:
         int(digits.replace(".", ""), base)
     except ValueError:

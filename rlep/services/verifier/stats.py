@@ -14,7 +14,7 @@ PATHS: tuple[str, ...] = ("fast", "full", "gate")
 
 @dataclass(frozen=True, slots=True)
 class GradingStats:
-    """What a verifier has done since it was made, e.g. ``by_status = {"correct": 31, "wrong": 96, ...}``."""
+    """Counts of a verifier since it was made, e.g. ``by_status = {"correct": 31, "wrong": 96, ...}``."""
 
     by_status: dict[str, int]
     """Verdicts by status, every status present."""

@@ -91,7 +91,7 @@ _DENIAL = re.compile(
 
 
 def denies(answer: str, reference: str) -> bool:
-    """Whether an answer takes something back that the reference does not: ``\\text{not }x=42``."""
+    """Tell whether an answer takes something back that the reference does not: ``\\text{not }x=42``."""
     return bool(_DENIAL.search(answer)) and not _DENIAL.search(reference)
 
 
@@ -110,13 +110,13 @@ MEANINGS = {
 
 
 def same_letters(one: str, other: str) -> bool:
-    """Whether both are nothing else than the same letters."""
+    """Tell whether both are nothing else than the same letters."""
     bare = ["".join(_COMMAND.sub(r"\1", latex).split()) for latex in (one, other)]
     return all(letters.isascii() and letters.isalpha() for letters in bare) and bare[0] == bare[1]
 
 
 def same_choices(gold: str, target: str) -> bool | None:
-    """Whether two answers choose the same letters, as ``\\textbf{(B)}``, ``B`` or ``\\text{A, C}``; None where one is no choice.
+    """Tell whether two answers choose the same letters, ``\\textbf{(B)}``, ``B`` or ``\\text{A, C}``; None: one is no choice.
 
     A single letter from A to E of a reference may come in lower case. Letters that the reference lists
     in alphabetical order may come in any order, and two of A to E may stand side by side.

@@ -49,7 +49,7 @@ class BadScore(ValueError):
 
 
 class Judgement(NamedTuple):
-    """What a judge found."""
+    """Finding of a judge."""
 
     status: str
     extracted: str | None

@@ -32,7 +32,7 @@ class GradingJob:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came of a job."""
+    """Result of a job."""
 
     status: Status
     extracted: str | None
@@ -48,7 +48,7 @@ class WorkerLost(RuntimeError):
     """The process is gone or out of step; what it had not answered is to be given to a new one."""
 
     at_work = False
-    """Whether it had accepted its jobs."""
+    """It had accepted its jobs."""
 
 
 class WorkerProcess:

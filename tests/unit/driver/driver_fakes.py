@@ -15,7 +15,7 @@ import numpy as np
 
 from rlep.config.schema import Config
 from rlep.core.draws import draw_uniform
-from rlep.core.errors import DeadlineExceeded, LearnerLost, UpdateError
+from rlep.core.errors import LearnerLost, UpdateError
 from rlep.core.seeds import generator_for
 from rlep.core.types import (
     AddReport,
@@ -33,11 +33,12 @@ from rlep.core.types import (
     Verdict,
 )
 from rlep.data.prompts import PromptSet
+from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.ports import Advance
 from rlep.driver.replays import choose_method
 from rlep.driver.rollout import OnPolicyRollouts
-from rlep.driver.run_directory import RunDirectory
+from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.train import MakeStep, Training, TrainingData
 from rlep.launch.wings import choose_step, rollouts
 from tests.unit.driver.driver_values import BASE, TOKENIZER, answer_of, batch_bytes, config_of, logprobs_of, sums_of
@@ -87,8 +88,6 @@ class FakeGenerators:
     """So many first completions are lost with their worker and come again at the end."""
     stale: int = 0
     """Versions that the last answer lags behind."""
-    missing: int = 0
-    """Completions that never come: the deadline ends the rollout."""
     always: str = ""
     """Each answer, instead of the scripted ``right`` or ``wrong``."""
     version: int = 0
@@ -106,13 +105,11 @@ class FakeGenerators:
             turn = np.random.default_rng(self.order).permutation(len(requests))
         queue = [requests[int(index)] for index in turn]
         queue = queue[self.redeliver :] + queue[: self.redeliver]
-        for left, request in zip(range(len(queue), 0, -1), queue, strict=True):
-            if left <= self.missing:
-                raise DeadlineExceeded(f"rollout: {left} of {len(queue)} completions missing after {deadline_s:.0f} s")
+        for request in queue:
             for _ in range(request.seed % 3):
                 await asyncio.sleep(0)
             await self.world.event("completion", request.id)
-            yield self.answer(request, sampling, self.version - (self.stale if left == 1 else 0))
+            yield self.answer(request, sampling, self.version - (self.stale if request is queue[-1] else 0))
 
     def answer(self, request: Request, sampling: Sampling, version: int) -> Completion:
         """What the policy says to a request."""
@@ -327,12 +324,28 @@ class Scene:
         held_out: Sequence[Prompt],
         store: RunDirectory,
         make: MakeStep | None = None,
+        pool_digest: str = "pool",
         **hooks: Any,
     ) -> Training:
         """A run with the wings that the config asks for; ``make`` instead of the config's step."""
         trained = replace(self.trainers, rollouts=rollouts(self.run, train))
-        data, make = data_of(train, held_out), make or choose_step(self.config)
+        data, make = data_of(train, held_out, pool_digest), make or choose_step(self.config)
         return Training(self.run, trained, data, store, make, **hooks)
+
+    async def train(
+        self,
+        directory: Path,
+        train: PromptSet,
+        held_out: Sequence[Prompt] = (),
+        make: MakeStep | None = None,
+        **more: Any,
+    ) -> Checkpoint:
+        """Train in ``directory`` as a process of its own would."""
+        store = RunDirectory(directory, self.config, Facts("train", "model", TOKENIZER, train.digest))
+        try:
+            return await self.training(train, held_out, store, make, **more).run()
+        finally:
+            store.close()
 
     def step(self, number: int = 0, *, replays: int | None = None, spare: Sequence[Prompt] = ()) -> Step:
         """A step whose dynamic sampling finds ``spare`` prompts."""

@@ -161,15 +161,6 @@ async def stopped(flow: Flow, **expected: int) -> None:
     assert flow.passed == Counter(expected)
 
 
-async def train(scene: Scene, directory: Path) -> None:
-    """The whole run, without evaluations."""
-    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    try:
-        await scene.training(TRAIN, (), store).run()
-    finally:
-        store.close()
-
-
 @pytest.mark.parametrize(("stream", "prefetched"), [(False, 0), (True, 0), (False, 1), (True, 1)])
 @pytest.mark.parametrize(
     ("slow", "calls"), [("verifier", P), ("score", P // B), ("update", P // B), ("pool", 1)], ids=str
@@ -178,7 +169,7 @@ async def test_no_answer_of_the_next_step_is_asked_for_while_a_role_is_behind(
     tmp_path: Path, slow: str, calls: int, stream: bool, prefetched: int
 ) -> None:
     flow = Flow(slow, after=SLOW_FROM * calls)
-    running = asyncio.create_task(train(scene_with(flow, stream=stream, prefetched=prefetched), tmp_path))
+    running = asyncio.create_task(scene_with(flow, stream=stream, prefetched=prefetched).train(tmp_path, TRAIN))
     step = P * G
     asked = (SLOW_FROM + 1 + prefetched) * step  # with prefetched rollouts: of that many more steps, and no more
     judged = SLOW_FROM * step if slow == "verifier" else asked

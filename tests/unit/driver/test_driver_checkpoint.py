@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -128,24 +127,6 @@ async def test_a_directory_that_is_gone_is_named(tmp_path: Path) -> None:
         CheckpointError, match=r"cannot write checkpoint .*/checkpoints/\.part-step-000002: .*No such file"
     ):
         await scene.save(2)
-
-
-async def test_a_disk_that_is_full_at_the_commit_is_named_and_leaves_the_checkpoint_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    scene = Scene(tmp_path)
-    await scene.save_all({1: None})
-    await scene.save(2)
-    with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", full)
-        with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*/step-000002: .*No space left"):
-            await scene.checkpoints.finished()
-    assert scene.on_disk() == [1]
-    await scene.checkpoints.abandon()
-    assert await scene.save_all({2: None}) == [1, 2]
 
 
 async def test_the_wait_for_a_write_has_an_end(tmp_path: Path) -> None:

@@ -35,11 +35,10 @@ async def trained(
     *,
     train: PromptSet = TRAIN,
     pool: str = "pool",
-    tokenizer: str = "tok",
     template: str = "",
 ) -> Checkpoint:
     """Train as a process of its own would."""
-    store = RunDirectory(directory, scene.config, Facts("train", "model", tokenizer, train.digest))
+    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", train.digest))
     run = replace(scene.run, template_digest=template)
     try:
         return await Training(run, scene.trainers, data_of(train, HELD_OUT, pool), store).run()

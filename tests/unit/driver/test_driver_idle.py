@@ -12,7 +12,6 @@ from rlep.core.errors import MixingError, UpdateError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Status
 from rlep.driver.idle import IdleSteps
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.metrics.catalogue import MetricValue
 from tests.unit.driver.driver_fakes import Scene, scene_of
 from tests.unit.driver.driver_values import B, G, config_of, prompt_set
@@ -36,11 +35,7 @@ def hopeless(directory: Path, solved: tuple[int, ...] = (), **sections: dict[str
     scene.verifiers.verdicts = {
         prompt.id: ["correct" if index in solved else "wrong", *rest] for index, prompt in enumerate(TRAIN.prompts)
     }
-    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    try:
-        asyncio.run(scene.training(TRAIN, (), store).run())
-    finally:
-        store.close()
+    asyncio.run(scene.train(directory, TRAIN))
     return scene
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,8 @@ import pytest
 
 from rlep.core.errors import LearnerLost
 from rlep.driver.checkpoint import Checkpoint
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.sft import sft_step
-from rlep.driver.train import Training
-from rlep.launch.wings import choose_step, rollouts
-from tests.unit.driver.driver_fakes import Scene, World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_fakes import Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
@@ -32,13 +28,7 @@ def new_scene(kind: str, **sections: Mapping[str, Any]) -> Scene:
 
 async def trained(directory: Path, scene: Scene, kind: str) -> Checkpoint:
     """Train as a process of its own would."""
-    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    step = sft_step if kind == "sft" else choose_step(scene.config)
-    trainers = replace(scene.trainers, rollouts=rollouts(scene.run, TRAIN))
-    try:
-        return await Training(scene.run, trainers, data_of(TRAIN, HELD_OUT), store, step).run()
-    finally:
-        store.close()
+    return await scene.train(directory, TRAIN, HELD_OUT, sft_step if kind == "sft" else None)
 
 
 async def interrupted(directory: Path, scene: Scene, kind: str, stop: Callable[[list[str]], bool]) -> None:

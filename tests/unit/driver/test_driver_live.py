@@ -15,7 +15,6 @@ from rlep.core.errors import CheckpointError, MixingError, PoolError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Trajectory
 from rlep.driver.live_replay import FILE, LiveReplay
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import mixed
 from tests.unit.driver.driver_fakes import (
     Killed,
@@ -226,7 +225,5 @@ async def test_live_replay_beside_prefetched_rollouts(tmp_path: Path) -> None:
 
 def test_the_checkpoint_of_a_run_without_live_replay_has_no_file_of_it(tmp_path: Path) -> None:
     scene = scene_of(config_of(run={"steps": 1}), pool=filled_pool(World(), TRAIN.prompts))
-    store = RunDirectory(tmp_path, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    asyncio.run(scene.training(TRAIN, HELD_OUT, store).run())
-    store.close()
+    asyncio.run(scene.train(tmp_path, TRAIN, HELD_OUT))
     assert not (tmp_path / "checkpoints" / "step-000001" / FILE).exists()

@@ -18,7 +18,6 @@ from rlep.core.errors import DeadlineExceeded, StaleRolloutError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch, UpdateOutcome
 from rlep.driver.context import Step
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.wings.streamed import streamed_step
 from tests.unit.driver.driver_fakes import FakeGenerators, FakeLearner, Killed, Scene, World, filled_pool, scene_of
@@ -99,11 +98,7 @@ async def run_into(outcomes: list[StepOutcome], directory: Path, scene: Scene) -
         outcomes.append(await make(step, prompts))
         return outcomes[-1]
 
-    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    try:
-        await scene.training(TRAIN, HELD_OUT, store, train).run()
-    finally:
-        store.close()
+    await scene.train(directory, TRAIN, HELD_OUT, train)
 
 
 def consumed(outcomes: Sequence[StepOutcome]) -> dict[int, list[tuple[str, list[str], list[str]]]]:

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Reissued, Request, Sampling
-from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training
-from tests.unit.driver.driver_fakes import FakeGenerators, FakeWeights, data_of, scene_of
+from tests.unit.driver.driver_fakes import FakeGenerators, FakeWeights, scene_of
 from tests.unit.driver.driver_values import config_of, prompt_set, prompts_of
 
 TRAIN = prompt_set(10)
@@ -32,10 +30,8 @@ async def test_a_line_counts_what_was_re_dispatched_in_its_own_step(tmp_path: Pa
     scene = scene_of(config_of(replay={"count": 0}))
     generators = Repeating(scene.world)
     scene = replace(scene, generators=generators, weights=FakeWeights(scene.world, scene.learner, generators))
-    store = RunDirectory(tmp_path, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    data = data_of(TRAIN, prompts_of(1, prefix="held"))  # evaluated after every other step: that is no step's work
-    await Training(scene.run, scene.trainers, data, store).run()
-    store.close()
+    held_out = prompts_of(1, prefix="held")  # evaluated after every other step: that is no step's work
+    await scene.train(tmp_path, TRAIN, held_out)
     expected = {"rollout/retried": 1, "rollout/dropped": 2}
     lines = [line["metrics"] for line in read_lines(tmp_path / "metrics.jsonl")]
     names = ("rollout/retried", "rollout/dropped")

@@ -14,11 +14,9 @@ from rlep.config.replay import ReplayConfig
 from rlep.core.errors import MixingError
 from rlep.core.types import Trajectory, Verdict
 from rlep.driver.replays import drawn_replays
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.train import Training
-from tests.unit.driver.driver_fakes import FakePool, Killed, Scene, World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_fakes import FakePool, Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import BASE, G, M, P, answer_of, config_of, prompt_set, prompts_of
 
 PROMPTS = prompts_of(P)
@@ -85,13 +83,7 @@ async def test_least_used_takes_what_earlier_steps_did_not() -> None:
 
 async def trained(directory: Path, scene: Scene) -> dict[str, int]:
     """How often each answer was replayed, by the last checkpoint."""
-    store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", TRAIN.digest))
-    try:
-        data = data_of(TRAIN, ())
-        checkpoint = await Training(scene.run, scene.trainers, data, store).run()
-    finally:
-        store.close()
-    return dict(checkpoint.state.used)
+    return dict((await scene.train(directory, TRAIN)).state.used)
 
 
 async def test_use_is_counted_over_the_run_and_survives_being_killed(tmp_path: Path) -> None:
@@ -145,10 +137,6 @@ async def test_a_run_without_the_pool_it_needs_is_refused() -> None:
     scene = scene_of(config_of(replay={"failed": 1}), pool=filled_pool(World(), PROMPTS))
     with pytest.raises(MixingError, match="no pool for them"):
         await drawn_replays(scene.step(), PROMPTS)
-
-
-def test_no_replays_are_no_failed_ones_either() -> None:
-    assert config_of(replay={"count": 0, "failed": 1}) == config_of(replay={"count": 0})
 
 
 def test_the_config_offers_every_strategy() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlep.core.errors import DeadlineExceeded, MixingError, PoolError, StaleRolloutError, VerifierError
+from rlep.core.errors import MixingError, PoolError, StaleRolloutError, VerifierError
 from rlep.core.types import Prompt, UpdateCost, UpdateOutcome
 from rlep.driver.replays import replays_at
 from rlep.driver.step import StepOutcome, mixed_groups, run_step
@@ -169,25 +169,9 @@ async def test_stale_completion_is_refused_and_nothing_goes_on() -> None:
     assert scene.world.count("update") == scene.world.count("publish") == 0
 
 
-async def test_an_error_of_the_pool_ends_the_generation() -> None:
-    scene = with_pool()
-    assert scene.pool is not None
-    scene.pool.fail = PoolError("the pool is gone")
-    with pytest.raises(PoolError, match="the pool is gone"):
-        await stepped(scene)
-    assert scene.world.count("completion") < P * G
-
-
 async def test_missing_pool_is_named() -> None:
     with pytest.raises(MixingError, match="step 0 wants 2 replays per prompt, but the run has no pool"):
         await stepped(scene_of())
-
-
-async def test_deadline_says_what_is_missing() -> None:
-    scene = with_pool()
-    scene.generators.missing = 5
-    with pytest.raises(DeadlineExceeded, match="5 of 12 completions missing after 3600 s"):
-        await stepped(scene)
 
 
 @pytest.mark.parametrize("role", ["verifiers", "pool"])
@@ -198,6 +182,7 @@ async def test_errors_arrive_as_themselves(role: str) -> None:
     with pytest.raises(type(error)) as raised:
         await stepped(scene)
     assert raised.value is error
+    assert role == "verifiers" or scene.world.count("completion") < P * G, "an error of the pool ends the generation"
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 

@@ -9,12 +9,11 @@ import pytest
 
 from rlep.core.errors import ConfigError, LearnerLost
 from rlep.core.jsonl import read_lines
-from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import streamed_step
 from tests.unit.driver.driver_fakes import Scene, World, filled_pool, scene_of
-from tests.unit.driver.driver_values import BASE, G, M, batch_bytes, config_of, prompt_set, prompts_of
+from tests.unit.driver.driver_values import BASE, G, batch_bytes, config_of, prompt_set, prompts_of
 
 SETS = 4
 PROMPTS = prompts_of(2 * SETS)
@@ -86,24 +85,14 @@ async def test_a_mini_batch_is_scored_when_complete_and_updated_on_after_those_b
     assert happened.index("score") < last_completion < happened.index("update")
 
 
-async def trained(directory: Path, scene: Scene) -> None:
-    """A whole run of four steps."""
-    facts = Facts("train", "model", "tok", prompt_set(len(PROMPTS)).digest)
-    store = RunDirectory(directory, scene.config, facts)
-    try:
-        await scene.training(prompt_set(len(PROMPTS)), (), store).run()
-    finally:
-        store.close()
-
-
 @pytest.mark.parametrize("lost", ["score/1", "score/7", "update/0", "update/2", "update/6", "update/13"])
 async def test_a_learner_lost_in_the_middle_of_a_streamed_step_costs_nothing_but_time(
     tmp_path: Path, lost: str
 ) -> None:
     undisturbed, streamed = scene_with(stream=False), scene_with(stream=True)
     streamed.world.lose_learner_at, streamed.learner.restarts = (lost,), 1
-    await trained(tmp_path / "off", undisturbed)
-    await trained(tmp_path / "fixed", streamed)
+    await undisturbed.train(tmp_path / "off", prompt_set(len(PROMPTS)))
+    await streamed.train(tmp_path / "fixed", prompt_set(len(PROMPTS)))
     assert streamed.learner.restarts == 0
     assert streamed.learner.state == undisturbed.learner.state
     lines = [list(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("off", "fixed")]
@@ -138,4 +127,4 @@ async def test_cancellation_leaves_no_task(events: int) -> None:
 
 def test_streams_and_refills_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match=r"update\.stream = true with rollout\.dynamic_sampling"):
-        config_of(rollout={"dynamic_sampling": True}, update={"stream": True}, replay={"count": M})
+        config_of(rollout={"dynamic_sampling": True}, update={"stream": True})

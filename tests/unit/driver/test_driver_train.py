@@ -7,22 +7,18 @@ import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlep.config.schema import Config
-from rlep.core.errors import CheckpointError, DataError, LearnerLost, WeightsLost
+from rlep.core.errors import DataError, LearnerLost, WeightsLost
 from rlep.core.jsonl import read_lines
 from rlep.driver.checkpoint import Checkpoint
-from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.train import Training
-from tests.unit.driver.driver_fakes import Killed, Scene, World, data_of, filled_pool, scene_of
+from tests.unit.driver.driver_fakes import Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import P, batch_bytes, config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
-FACTS = Facts("train", "model", "tok", TRAIN.digest)
 
 
 def new_scene(config: Config | None = None) -> Scene:
@@ -30,14 +26,9 @@ def new_scene(config: Config | None = None) -> Scene:
     return scene_of(config or config_of(), pool=filled_pool(World(), TRAIN.prompts))
 
 
-async def trained(directory: Path, scene: Scene, **data: Any) -> Checkpoint:
+async def trained(directory: Path, scene: Scene) -> Checkpoint:
     """Train as a process of its own would."""
-    store = RunDirectory(directory, scene.config, FACTS)
-    try:
-        values = data_of(data.get("train", TRAIN), HELD_OUT, data.get("pool_digest", "pool"))
-        return await Training(scene.run, scene.trainers, values, store).run()
-    finally:
-        store.close()
+    return await scene.train(directory, TRAIN, HELD_OUT)
 
 
 def events(directory: Path) -> list[str]:
@@ -106,10 +97,7 @@ async def test_saves_every_so_often_and_at_the_end(tmp_path: Path) -> None:
 async def test_evaluation_only_at_the_ends_or_not_at_all(tmp_path: Path) -> None:
     await trained(tmp_path / "ends", new_scene(config_of(evaluation={"every": 0, "final_samples": None})))
     assert [(row["step"], row["n"]) for row in evaluations(tmp_path / "ends")] == [(0, 2), (4, 2)]
-    store = RunDirectory(tmp_path / "none", config_of(), FACTS)
-    scene = new_scene()
-    await Training(scene.run, scene.trainers, data_of(TRAIN, ()), store).run()
-    store.close()
+    await new_scene().train(tmp_path / "none", TRAIN)
     assert evaluations(tmp_path / "none") == []
 
 
@@ -280,18 +268,6 @@ async def test_a_broken_later_checkpoint_does_not_push_out_the_good_one(tmp_path
     assert third.world.happened[0] == "load step-000003"
 
 
-@pytest.mark.parametrize(
-    ("changed", "name"),
-    [({"train": prompt_set(10, prefix="other")}, "data_digest"), ({"pool_digest": "grown"}, "pool_digest")],
-)
-async def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, changed: dict[str, Any], name: str) -> None:
-    await trained(tmp_path, new_scene(config_of(run={"steps": 1})))
-    scene = new_scene()
-    with pytest.raises(CheckpointError, match=f"made with {name}"):
-        await trained(tmp_path, scene, **changed)
-    assert scene.world.happened == []
-
-
 async def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> None:
     await trained(tmp_path, new_scene())
     before = {name: (tmp_path / name).read_bytes() for name in ("metrics.jsonl", "evaluations.jsonl")}
@@ -302,17 +278,6 @@ async def test_a_finished_run_started_again_changes_nothing(tmp_path: Path) -> N
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
-async def test_a_finished_run_goes_on_with_more_steps(tmp_path: Path, undisturbed: tuple[Path, Scene]) -> None:
-    await trained(tmp_path, new_scene(config_of(run={"steps": 2})))
-    scene = new_scene()
-    await trained(tmp_path, scene)
-    assert [step for step, _ in untimed(tmp_path)] == [0, 1, 2, 3]
-    assert scene.learner.state == undisturbed[1].learner.state
-
-
 async def test_more_prompts_than_there_are(tmp_path: Path) -> None:
-    store = RunDirectory(tmp_path, config_of(), FACTS)
-    scene = new_scene()
     with pytest.raises(DataError, match="a step uses 4 prompts, the dataset has 3"):
-        Training(scene.run, scene.trainers, data_of(prompt_set(3), HELD_OUT), store)
-    store.close()
+        await new_scene().train(tmp_path, prompt_set(3))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config.schema import Config
 from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, DataError, ModelError
 from rlep.data.prompts import PromptReport
@@ -170,8 +169,3 @@ def test_a_config_json_without_a_shape_is_refused_by_name(tmp_path: Path) -> Non
         ModelError, match=r"config\.json: the model's shape cannot be read: KeyError\('num_hidden_layers'"
     ):
         read_shape(tmp_path)
-
-
-def test_a_linear_schedule_starts_at_m() -> None:
-    config = Config.model_validate({"replay": {"count": 2, "schedule": "linear"}})
-    assert make_plan(config, Known()).step.replays == 2

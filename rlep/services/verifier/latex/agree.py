@@ -40,12 +40,12 @@ class Unknown(Exception):
 
 
 def equal_values(gold: Node, target: Node) -> bool:
-    """Whether two expressions have equal values in some reading of their letters. Raises Unknown."""
+    """Tell whether two expressions have equal values in some reading of their letters. Raises Unknown."""
     return any(_agree(one, two, names, _close(one, two)) for one, two, names in readings(gold, target))
 
 
 def proportional(gold: Node, target: Node, *, positive: bool) -> bool:
-    """Whether one is the other times a number that is not zero, or times a ``positive`` one. Raises Unknown."""
+    """Tell whether one is the other times a number that is not zero, or times a ``positive`` one. Raises Unknown."""
     for one, two, names in readings(gold, target):
         ratios = _Ratios(positive)
         if _agree(one, two, replace(names, closed=False), ratios.add) and ratios.seen:
@@ -54,7 +54,7 @@ def proportional(gold: Node, target: Node, *, positive: bool) -> bool:
 
 
 def differ_by_constant(gold: Node, target: Node) -> bool:
-    """Whether the values of two expressions differ by one number at every point. Raises Unknown."""
+    """Tell whether the values of two expressions differ by one number at every point. Raises Unknown."""
     for one, two, names in readings(gold, target):
         differences: list[Scalar] = []
 
@@ -70,7 +70,7 @@ def differ_by_constant(gold: Node, target: Node) -> bool:
 
 
 def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
-    """Whether two expressions are equal at every point where both have a value; three such points are needed."""
+    """Tell whether two expressions are equal at every point where both have a value; three such points are needed."""
     if names.closed:
         point = replace(names.point, kind="complex")
         found = _compared(gold, target, point, equal)
@@ -100,7 +100,7 @@ def _agree(gold: Node, target: Node, names: Names, equal: Equal) -> bool:
 
 
 def _confirmed(gold: Node, target: Node, point: SamplePoint, equal: Equal, digits: int) -> bool:
-    """Whether values that are equal to 60 digits are equal to so many. Raises Unknown where so many cannot be computed."""
+    """Tell whether values that are equal to 60 digits are equal to so many. Raises Unknown where so many cannot be computed."""
     if point.rough:
         return True  # fewer digits than 60 are known
     try:
@@ -110,7 +110,7 @@ def _confirmed(gold: Node, target: Node, point: SamplePoint, equal: Equal, digit
 
 
 def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool | None:
-    """Whether they are equal at a point; None where one of them has no value there."""
+    """Tell whether they are equal at a point; None where one of them has no value there."""
     try:
         left, right = evaluate(gold, point), evaluate(target, point)
         if equal(left, right):
@@ -125,7 +125,7 @@ def _compared(gold: Node, target: Node, point: SamplePoint, equal: Equal) -> boo
 
 
 def _equal_to(digits: int, gold: Node, target: Node, point: SamplePoint, equal: Equal) -> bool:
-    """Whether values are equal to so many digits, or both zero but for rounding, which falls with each digit."""
+    """Tell whether values are equal to so many digits, or both zero but for rounding, which falls with each digit."""
     with _digits(digits):
         few = evaluate(gold, point), evaluate(target, point)
         if equal(*few):
@@ -141,7 +141,7 @@ def _equal_to(digits: int, gold: Node, target: Node, point: SamplePoint, equal: 
 
 
 def _has_gamma(node: Node) -> bool:
-    """Whether an expression has factorials of names, which take seconds to a thousand digits."""
+    """Tell whether an expression has factorials of names, which take seconds to a thousand digits."""
     own = node.kind == "binomial" or node.name in ("factorial", "Gamma")
     return (own and bool(unknowns(node))) or any(map(_has_gamma, node.parts))
 
@@ -159,7 +159,7 @@ class _Ratios:
         self._close = _same_to()
 
     def add(self, left: Value, right: Value) -> bool:
-        """Whether two more values have the ratio of those before."""
+        """Tell whether two more values have the ratio of those before."""
         ones, twos = _cells(left), _cells(right)
         return len(ones) == len(twos) and all(map(self._add, ones, twos))
 
@@ -177,7 +177,7 @@ class _Ratios:
 
 
 def _roughly(left: Value, right: Value) -> bool:
-    """Whether two values are equal as far as a value of fewer digits can show."""
+    """Tell whether two values are equal as far as a value of fewer digits can show."""
     ones, twos = list(map(number, _cells(left))), list(map(number, _cells(right)))
     return len(ones) == len(twos) and all(
         abs(one - two) <= _ROUGH * max(abs(one), abs(two), MP.mpf("1e-3")) for one, two in zip(ones, twos, strict=True)
@@ -204,7 +204,7 @@ def _close(gold: Node, target: Node) -> Equal:
 def _same_number(
     left: Scalar, right: Scalar, gold: Node, target: Node, *, allowed: Scalar | None, limit: int | None
 ) -> bool:
-    """Whether two numbers are equal; ``allowed``: the difference from a decimal, relative to a size of at most ``limit``."""
+    """Tell whether two numbers are equal; ``allowed``: the difference from a decimal, relative to a size of at most ``limit``."""
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right or _rounds(left, target, right) or _rounds(right, gold, left)
     one, two = number(left), number(right)
@@ -232,7 +232,7 @@ def _unsigned(node: Node) -> Node:
 
 
 def _rounds(exact: Fraction, node: Node, value: Fraction) -> bool:
-    """Whether a decimal is the rounded value of a fraction whose own decimals never end."""
+    """Tell whether a decimal is the rounded value of a fraction whose own decimals never end."""
     node = _unsigned(node)
     return node.kind == "number" and exact * value > 0 and rounds(exact, node.name, value)
 

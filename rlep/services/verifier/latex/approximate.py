@@ -13,7 +13,7 @@ from rlep.services.verifier.latex.statements import Answer
 
 
 def holds(answers: Sequence[Answer | None]) -> bool:
-    """Whether the sides of ``≈`` can be read, hold, and lie within 1 % of the first where they have no unknowns."""
+    """Tell whether the sides of ``≈`` can be read, hold, and lie within 1 % of the first where they have no unknowns."""
     numbers: list[Scalar] = []
     for answer in answers:
         if answer is None or answer.form != "one" or not consistent(answer.items[0]):
@@ -32,7 +32,7 @@ def holds(answers: Sequence[Answer | None]) -> bool:
 
 
 def is_rational(answer: Answer | None) -> bool:
-    """Whether an answer is one fraction."""
+    """Tell whether an answer is one fraction."""
     if answer is None or answer.form != "one" or not is_closed(answer.items[0].value):
         return False
     try:

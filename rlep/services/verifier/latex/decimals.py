@@ -9,7 +9,7 @@ MIN_ROUNDED = 7
 
 
 def rounds(exact: Fraction, written: str, value: Fraction | int) -> bool:
-    """Whether a decimal, as written without a sign, is the rounded value of a fraction whose own decimals never end.
+    """Tell whether a decimal, as written without a sign, is the rounded value of a fraction whose own decimals never end.
 
     The signs of the fraction and of the decimal's ``value`` do not matter.
     """

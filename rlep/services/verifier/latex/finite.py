@@ -26,7 +26,7 @@ def infinity_of(node: Node, point: SamplePoint) -> int | None:
 
 
 def undefined(node: Node) -> bool:
-    """Whether a part without unknowns has no finite value."""
+    """Tell whether a part without unknowns has no finite value."""
     if node.kind in _COLLECTIONS:
         return any(map(undefined, node.parts))
     if node.kind == "quotient" and is_closed(node.parts[1]) and _is_zero(node.parts[1]):
@@ -39,7 +39,7 @@ def undefined(node: Node) -> bool:
 
 
 def has_value(node: Node, point: SamplePoint) -> bool:
-    """Whether an expression has a value at a point."""
+    """Tell whether an expression has a value at a point."""
     try:
         evaluate(node, point)
     except NoValue:
@@ -48,7 +48,7 @@ def has_value(node: Node, point: SamplePoint) -> bool:
 
 
 def _is_zero(node: Node) -> bool:
-    """Whether an expression is zero or has no value."""
+    """Tell whether an expression is zero or has no value."""
     try:
         return bool(evaluate(node, SamplePoint("zero", imaginary=True)) == 0)
     except NoValue:

@@ -20,7 +20,7 @@ class Assignment:
 
     values: dict[str, Item]
     ordered: bool
-    """Whether the names stand in a tuple, so that their order counts."""
+    """The names stand in a tuple, so that their order counts."""
 
     def in_order(self) -> list[Item]:
         """The values in the order of the tuple, or of the alphabet where it has an order of the names."""
@@ -96,7 +96,7 @@ def alternatives_of(answer: Answer) -> Alternatives | None:
 
 
 def _is_counted(side: Node | None) -> bool:
-    """Whether a name has a number or a letter that counts as its index."""
+    """Tell whether a name has a number or a letter that counts as its index."""
     return side is not None and re.fullmatch(r".+_\{?[\dn]\}?", side.name) is not None
 
 
@@ -136,7 +136,7 @@ def _with_points(answer: Answer, other: Answer) -> Answer:
 
 
 def _is_point(node: Node, several: bool) -> bool:
-    """Whether this is a capital with numbers in a bracket behind it, and by custom no distribution and no count."""
+    """Tell whether this is a capital with numbers in a bracket behind it, and by custom no distribution and no count."""
     if node.kind != "apply" or len(node.parts) < 3:
         return False
     if not (_POINT.fullmatch(node.parts[0].name) or (several and node.parts[0].name in ("B", "C", "E", "N"))):
@@ -208,7 +208,7 @@ def _components(node: Node, other: Node) -> Node:
 
 
 def _combines(node: Node, units: dict[str, int]) -> bool:
-    """Whether an expression is a sum of numbers times unit vectors."""
+    """Tell whether an expression is a sum of numbers times unit vectors."""
     inner = ungrouped(node)
     if inner.kind == "name":
         return inner.name in units

@@ -62,7 +62,7 @@ class Names:
     """A reading of the letters of two expressions together."""
 
     closed: bool
-    """Whether there are no unknowns, so that one point is enough."""
+    """There are no unknowns, so that one point is enough."""
     point: SamplePoint
     may_multiply: frozenset[str]
     """Letters before a bracket that may be factors."""
@@ -117,7 +117,7 @@ def without_constant(gold: Node, target: Node) -> tuple[Node, Node] | None:
 
 
 def _is_linear(node: Node, constants: list[str]) -> bool:
-    """Whether every constant is a factor of one term, and no term has two, in some factor of an expression."""
+    """Tell whether every constant is a factor of one term, and no term has two, in some factor of an expression."""
     inner = ungrouped(node)
     own = [part for part in inner.parts if unknowns(part) & set(constants)]
     if inner.kind in ("product", "sum") and len(own) == 1:
@@ -137,7 +137,7 @@ def _has_factor(term: Node, constants: list[str]) -> bool:
 
 
 def _is_arbitrary(node: Node, name: str, other: str) -> bool:
-    """Whether a constant is added to an expression and may have the other letter, or is the factor of a power of e."""
+    """Tell whether a constant is added to an expression and may have the other letter, or is the factor of a power of e."""
     if node.kind == "sum":
         added = any(part.kind == "name" and part.name == name for part in node.parts)
         rest = [part for part in node.parts if name in unknowns(part)]
@@ -205,7 +205,7 @@ def _asks_for_parts(node: Node) -> bool:
 
 
 def _may_multiply(name: str, arguments: list[Node], bare: set[str]) -> bool:
-    """Whether a letter before a bracket may be a factor: it also stands alone, or a sum is in the bracket."""
+    """Tell whether a letter before a bracket may be a factor: it also stands alone, or a sum is in the bracket."""
     sums = all(argument.kind == "sum" for argument in arguments)
     if "'" in name or name in ("f", "F"):
         return False
@@ -264,7 +264,7 @@ def _is_capital(name: str) -> bool:
 
 
 def _transposes(node: Node) -> bool:
-    """Whether an expression transposes or inverts capital letters."""
+    """Tell whether an expression transposes or inverts capital letters."""
     if node.kind == "transpose":
         return True
     if node.kind == "power" and node.parts[1] in (_T, _MINUS_ONE) and _of_matrices(node.parts[0]):
@@ -273,7 +273,7 @@ def _transposes(node: Node) -> bool:
 
 
 def _of_matrices(node: Node) -> bool:
-    """Whether capital letters alone make this up."""
+    """Tell whether capital letters alone make this up."""
     if node.kind == "name":
         return _is_capital(node.name)
     if node.kind == "power":
@@ -282,7 +282,7 @@ def _of_matrices(node: Node) -> bool:
 
 
 def _tells_order(node: Node) -> bool:
-    """Whether an expression has two products of the same capital letters in different order."""
+    """Tell whether an expression has two products of the same capital letters in different order."""
     found = [product for product in all_of(node, "product") if all(map(_of_matrices, product.parts))]
     products = [tuple(part.name for part in product.parts) for product in found]
     return any(one != two and sorted(one) == sorted(two) for one in products for two in products)
@@ -322,7 +322,7 @@ def _plain(name: str) -> str:
 
 
 def may_ask_engine(gold: Answer, target: Answer) -> bool:
-    """Whether the symbolic engine reads both as they are written: operations on sets in the same names, no lists or functions."""
+    """Tell whether the symbolic engine reads both as written: operations on sets in the same names, no lists or functions."""
     if "list" in (gold.form, target.form):
         return False
     sides = [[side for item in answer.items for side in item.sides] for answer in (gold, target)]

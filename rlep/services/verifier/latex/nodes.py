@@ -24,7 +24,7 @@ class Node:
 
 
 def has(node: Node, *kinds: str) -> bool:
-    """Whether an expression holds an operation of one of these kinds."""
+    """Tell whether an expression holds an operation of one of these kinds."""
     return node.kind in kinds or any(has(part, *kinds) for part in node.parts)
 
 
@@ -47,7 +47,7 @@ def unknowns(node: Node) -> set[str]:
 
 
 def is_closed(node: Node) -> bool:
-    """Whether an expression has no unknowns; ``i`` counts as the imaginary unit here."""
+    """Tell whether an expression has no unknowns; ``i`` counts as the imaginary unit here."""
     return not (unknowns(node) - {"e", "i"}) and not has(node, "apply", "operator", "derivative")
 
 

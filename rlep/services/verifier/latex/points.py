@@ -59,15 +59,15 @@ class SamplePoint:
     integers: frozenset[str] = frozenset()
     """Names that stand for whole numbers above 1."""
     whole: bool = False
-    """Whether all other names stand for small whole numbers too, where rounding and ``0`` make a difference."""
+    """All other names stand for small whole numbers too, where rounding and ``0`` make a difference."""
     scale: int = 1
-    """What other names are multiplied with: of a maximum, small numbers show one side only."""
+    """Factor of the other names: of a maximum, small numbers show one side only."""
     complexes: frozenset[str] = frozenset()
     """Names that stand for complex numbers."""
     matrices: frozenset[str] = frozenset()
     vectors: frozenset[str] = frozenset()
     imaginary: bool = False
-    """Whether ``i`` is the imaginary unit."""
+    """``i`` is the imaginary unit."""
     bound: Mapping[str, Scalar] = field(default_factory=dict)
     """Values of the variables of sums and integrals."""
     rough: list[str] = field(default_factory=list)
@@ -117,7 +117,7 @@ def real(value: Scalar) -> Scalar:
 
 
 def is_real(value: Scalar) -> bool:
-    """Whether a number has no imaginary part but for rounding."""
+    """Tell whether a number has no imaginary part but for rounding."""
     return not isinstance(real(value), MP.mpc)
 
 

@@ -31,11 +31,11 @@ class Region:
     name: str = ""
     """The unknown of an inequality."""
     exact: bool = True
-    """Whether ``ends`` are all the places where it begins or ends."""
+    """``ends`` are all the places where it begins or ends."""
 
 
 def same_region(gold: Answer, target: Answer) -> bool | None:
-    """Whether both are the same set of real numbers; None where one is no such set, or both are plain tuples or lists."""
+    """Tell whether both are the same set of real numbers; None where one is no such set, or both are plain tuples or lists."""
     if not (_is_region(gold) or _is_region(target)):
         return None
     try:
@@ -55,7 +55,7 @@ def same_region(gold: Answer, target: Answer) -> bool | None:
 
 
 def complementary(conditions: list[str]) -> bool:
-    """Whether of these conditions, in plain LaTeX and about one unknown, exactly one holds for every number."""
+    """Tell whether of these conditions, in plain LaTeX and about one unknown, exactly one holds for every number."""
     try:
         regions = [region_of(read(condition)) for condition in conditions]
     except (NoValue, Unreadable):

@@ -1,4 +1,4 @@
-"""Whether two answers say the same, by what they are worth where their names have values; nothing is simplified."""
+"""Equality of two answers, by what they are worth where their names have values; nothing is simplified."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Part = TypeVar("Part")
 
 
 def same(gold: Answer, target: Answer) -> bool:
-    """Whether they say the same. Raises Unknown where neither can be shown."""
+    """Tell whether they say the same. Raises Unknown where neither can be shown."""
     if not all(map(consistent, target.items)):
         return False
     if "cycles" in (gold.form, target.form):
@@ -65,7 +65,7 @@ def same(gold: Answer, target: Answer) -> bool:
 
 
 def _same_elements(gold: Answer, target: Answer) -> bool:
-    """Whether two tuples, sets or lists have the same elements."""
+    """Tell whether two tuples, sets or lists have the same elements."""
     forms = {gold.form, target.form}
     related = any(item.relations for answer in (gold, target) for item in answer.items)
     if related and forms != {"list"}:
@@ -103,17 +103,17 @@ def _same_alternatives(gold: Answer, target: Answer) -> bool | None:
 
 
 def _is_collection(answer: Answer) -> bool:
-    """Whether an answer is several values without names or order."""
+    """Tell whether an answer is several values without names or order."""
     return answer.form in ("list", "set") and not any(item.relations for item in answer.items)
 
 
 def _without_names(alternatives: Alternatives) -> bool | None:
-    """What alternatives are to anything but such values: something else, unless their indices are names of their own."""
+    """Compare alternatives with anything but such values: something else, unless their indices are names of their own."""
     return None if alternatives.counted else False
 
 
 def _repeats_names(*answers: Answer) -> bool:
-    """Whether an answer gives several values to one of several names."""
+    """Tell whether an answer gives several values to one of several names."""
     for answer in answers:
         names = [letters_of(item.sides[0]) for item in answer.items if set(item.relations) == {"="}]
         if 1 < len(set(names)) < len(names):
@@ -140,12 +140,12 @@ def _in_order(gold: Sequence[Item], target: Sequence[Item]) -> bool:
 
 
 def _matched(gold: Sequence[Item], target: Sequence[Item]) -> bool:
-    """Whether the items are the same in some order."""
+    """Tell whether the items are the same in some order."""
     return _paired(gold, target, same_item)
 
 
 def _paired(gold: Sequence[Part], target: Sequence[Part], alike: Callable[[Part, Part], bool]) -> bool:
-    """Whether each part has a partner of its own; likeness is transitive, so the first one is as good as any."""
+    """Tell whether each part has a partner of its own; likeness is transitive, so the first one is as good as any."""
     if len(gold) != len(target):
         return False
     left = list(target)
@@ -179,7 +179,7 @@ def _assigned(gold: Answer, target: Answer) -> bool | None:
 
 
 def _is_sequence(answer: Answer) -> bool:
-    """Whether an answer is several values without names."""
+    """Tell whether an answer is several values without names."""
     return answer.form in ("tuple", "list") and not any(item.relations for item in answer.items)
 
 
@@ -191,7 +191,7 @@ def _in_sequence(gold: Assignment, target: Answer) -> bool | None:
 
 
 def consistent(item: Item) -> bool:
-    """Whether a chain of ``=`` holds: sides without unknowns are finite and agree, no other has an undefined part."""
+    """Tell whether a chain of ``=`` holds: sides without unknowns are finite and agree, no other has an undefined part."""
     if set(item.relations) != {"="}:
         return True
     if infinity_of(item.value, _CHAIN) is not None:
@@ -206,13 +206,13 @@ def consistent(item: Item) -> bool:
 
 
 def _same_infinity(item: Item) -> bool:
-    """Whether the sides of a chain that have no unknowns are one infinity."""
+    """Tell whether the sides of a chain that have no unknowns are one infinity."""
     closed = [side for side in item.sides if side is not None and is_closed(side)]
     return len({infinity_of(side, _CHAIN) for side in closed}) <= 1
 
 
 def same_item(gold: Item, target: Item) -> bool:
-    """Whether two statements say the same. Raises Unknown."""
+    """Tell whether two statements say the same. Raises Unknown."""
     if gold.modulus.strip("() ") != target.modulus.strip("() "):
         return False
     equations = [set(item.relations) == {"="} for item in (gold, target)]
@@ -244,12 +244,12 @@ def _same_side_of_chain(one: Node | None, two: Node | None) -> bool:
 
 
 def _is_formula(side: Node, chain: Item) -> bool:
-    """Whether a side of a chain that ends in a number is the formula of that number, as in ``S=ab=6``, and no second unknown."""
+    """Tell whether a side of a chain ending in a number is that number's formula, as in ``S=ab=6``, and no second unknown."""
     return is_closed(chain.value) and len(unknowns(side)) > 1
 
 
 def _names(node: Node) -> bool:
-    """Whether an expression names what it is equal to: a letter, a side ``AB``, a ratio of sides, a function as ``\\sin x``."""
+    """Tell whether an expression names its value: a letter, a side ``AB``, a ratio of sides, a function as ``\\sin x``."""
     if node.kind == "quotient":
         return all(map(letters_of, node.parts))
     if node.kind == "function":
@@ -319,7 +319,7 @@ def _same_function(gold: Node, rule: Node, target: Node, other_rule: Node) -> di
 
 
 def _is_function_of_its(node: Node, rule: Node) -> bool:
-    """Whether a left side is a function of a letter that its right side has, as ``f(x)`` in ``f(x)=x^2``."""
+    """Tell whether a left side is a function of a letter that its right side has, as ``f(x)`` in ``f(x)=x^2``."""
     if node.kind != "apply" or len(node.parts) != 2 or node.parts[1].kind != "name":
         return False
     head, letter = node.parts
@@ -327,7 +327,7 @@ def _is_function_of_its(node: Node, rule: Node) -> bool:
 
 
 def _is_identity(left: Node, right: Node | None) -> bool:
-    """Whether an equation holds for all values of its unknowns."""
+    """Tell whether an equation holds for all values of its unknowns."""
     try:
         return right is not None and unknowns(left) == unknowns(right) and same_value(left, right)
     except Unknown:
@@ -362,7 +362,7 @@ def _same_pair(one: tuple[str, Node, Node], two: tuple[str, Node, Node]) -> bool
 
 
 def same_value(gold: Node, target: Node) -> bool:
-    """Whether two values are equal wherever both are defined. Raises Unknown."""
+    """Tell whether two values are equal wherever both are defined. Raises Unknown."""
     gold, target = as_tuples(ungrouped(gold), ungrouped(target))
     if gold == target:
         return True
@@ -386,7 +386,7 @@ def same_value(gold: Node, target: Node) -> bool:
 
 
 def _same_ratio(gold: Sequence[Node], target: Sequence[Node]) -> bool:
-    """Whether the parts of two ratios as ``1:2:3`` are the same up to one factor."""
+    """Tell whether the parts of two ratios as ``1:2:3`` are the same up to one factor."""
     pairs = list(zip(gold, target, strict=False))
     return len(gold) == len(target) and all(
         equal_values(Node("product", (left, other)), Node("product", (right, one)))
@@ -395,7 +395,7 @@ def _same_ratio(gold: Sequence[Node], target: Sequence[Node]) -> bool:
 
 
 def _same_cases(gold: Node, target: Node) -> bool:
-    """Whether two functions have the same values under the same conditions, in any order; *otherwise* is what is left."""
+    """Tell whether two functions have the same values under the same conditions, in any order; *otherwise* is what is left."""
     one, two = _explicit(gold, target), _explicit(target, gold)
     return _paired(one, two, _same_case)
 
@@ -422,7 +422,7 @@ def _same_case(gold: Node, target: Node) -> bool:
 
 
 def _same_sets(gold: Node, target: Node) -> bool:
-    """Whether the operands of two unions, intersections or differences are the same, in any order but for a difference."""
+    """Tell whether the operands of two unions, intersections or differences are the same, in any order but for a difference."""
     (left, right), (one, two) = gold.parts, target.parts
     if same_value(left, one) and same_value(right, two):
         return True

@@ -36,7 +36,7 @@ class Scanner(ABC):
 
     @abstractmethod
     def _starts_factor(self) -> bool:
-        """Whether a factor may begin here."""
+        """Tell whether a factor may begin here."""
 
     def _read(self, tokens: Sequence[Token]) -> Node:
         """The expression that other tokens make, such as those in brackets."""
@@ -134,19 +134,19 @@ class Scanner(ABC):
         return Node("apply", (name, *self._read_list(inner, ",", ";", *("|" * given))), bracket + separators)
 
     def _is_function(self) -> bool:
-        """Whether the name of a function that has a value comes next."""
+        """Tell whether the name of a function that has a value comes next."""
         if self._at >= len(self._tokens):
             return False
         token = self._tokens[self._at]
         return token.text.lstrip("\\") in FUNCTIONS and token.kind in ("command", "text") and token.text != "\\Gamma"
 
     def _opens_bar(self) -> bool:
-        """Whether the bar that comes next can open an absolute value: another one closes it."""
+        """Tell whether the bar that comes next can open an absolute value: another one closes it."""
         return any(token.text == self._peek() for token in self._tokens[self._at + 1 :])
 
 
 def is_number_set(node: Node) -> bool:
-    """Whether this is ``\\mathbb{Z}`` or another set of numbers, alone or behind a factor."""
+    """Tell whether this is ``\\mathbb{Z}`` or another set of numbers, alone or behind a factor."""
     last = node.parts[-1] if node.kind == "product" else node
     return last.kind == "name" and last.name.startswith("\\mathbb ") and last.name[-1] in "NZQRCF"
 

@@ -242,7 +242,7 @@ def _condition(tokens: list[Token]) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether unreadable text may name a value: it has a letter or a tuple, and no undefined or infinite part."""
+    """Tell whether unreadable text may name a value: it has a letter or a tuple, and no undefined or infinite part."""
     if _NOT_A_NAME.search(text):
         return False
     return bool(_NAMING.search(text)) and not _NO_VALUE.search(_SUBSCRIPT.sub("", text))

@@ -28,7 +28,7 @@ class Family:
 
 
 def same_family(gold: Answer, target: Answer) -> bool | None:
-    """Whether both are the same families of numbers; None where one is none."""
+    """Tell whether both are the same families of numbers; None where one is none."""
     letters = _counter(gold, target), _counter(target, gold)
     if gold.whole and target.whole and gold.natural != target.natural:
         return False
@@ -120,7 +120,7 @@ def _real(node: Node, bound: dict[str, Scalar]) -> Scalar:
 
 
 def _same_numbers(gold: list[Family], target: list[Family]) -> bool | None:
-    """Whether two unions of families hold the same numbers; None where their periods have no common multiple."""
+    """Tell whether two unions of families hold the same numbers; None where their periods have no common multiple."""
     unit = abs(gold[0].period)
     ratios = [_ratio(abs(family.period) / unit) for family in (*gold, *target)]
     if None in ratios:
