@@ -45,6 +45,8 @@ SECTIONS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     ),
 }
 """Section → title and metrics of each chart."""
+FOLDED = ("Update", "Time")
+"""Sections that a reader opens."""
 COLUMNS = (
     "rollout/accuracy", "rollout/reward", "rollout/length_mean", "group/informative", "group/solved_by_replay",
     "replay/age", "loss/tokens/fresh", "loss/tokens/replay", "update/entropy/fresh", "update/grad_norm", "time/step",
@@ -124,6 +126,7 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
         now=now_of(line, table, evaluations),
         look=query.look,
         sections=_sections(table, evaluations, query),
+        folded=FOLDED,
         names=names,
         chosen=[name for name in query.metrics if name in table.columns],
         columns=[name for name in COLUMNS if name in table.columns] + [name for name in names if is_own(name)][:8],
@@ -293,5 +296,5 @@ def _event(line: Mapping[str, Any]) -> EventLine:
 
 def _pairs(line: Mapping[str, Any]) -> Iterator[str]:
     for key, value in line.items():
-        if key not in ("time", "event", "step"):
-            yield f"{key}: {value}"
+        if key not in ("time", "event", "step") and value is not None:
+            yield f"{key.replace('_', ' ')}: {number(value) if isinstance(value, float) else value}"
