@@ -129,7 +129,8 @@ def test_a_chart_draws_what_its_reader_asks_for() -> None:
     ("value", "unit", "text"),
     [
         (0.40625, "share", "40.6 %"), (1.0, "share", "100 %"), (3.0, "", "3"), (1234567.0, "", "1.23M"), (0.000123, "", "1.2e-4"),
-        (0.0094, "s", "9.4 ms"), (75.0, "s", "1 min 15 s"), (7500.0, "s", "2 h 5 min"), (0.4211, "s", "0.421 s"), (float("nan"), "", "–"), (None, "", "–"),
+        (0.0094, "s", "9.4 ms"), (75.0, "s", "1 min 15 s"), (7500.0, "s", "2 h 5 min"), (0.4211, "s", "0.421 s"),
+        (float("nan"), "", "–"), (None, "", "–"),
     ],
 )  # fmt: skip
 def test_numbers_are_rounded_as_a_person_would(value: float | None, unit: str, text: str) -> None:
