@@ -214,8 +214,9 @@ def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
     last, best = rows[-1], max(rows, key=lambda one: one.avg)
     k = max(last.passes, default=1)
     return number(last.avg, "share"), [
-        f"step {last.step}{_interval(last)}, {source}",
+        f"step {last.step}, {source}{_interval(last)}",
         f"best {number(best.avg, 'share')} at step {best.step}{_interval(best)}",
+        "in brackets: 95 % interval over questions" if last.low is not None else "",
         f"pass@{k} {number(last.passes[k], 'share')}" if k > 1 else "",
     ]
 
@@ -223,7 +224,7 @@ def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
 def _interval(point: EvaluationPoint) -> str:
     if point.low is None or point.high is None:
         return ""
-    return f", 95 %: {number(point.low, 'share')} to {number(point.high, 'share')}"
+    return f" ({number(point.low, 'share')} to {number(point.high, 'share')})"
 
 
 def _sections(
