@@ -116,7 +116,7 @@ def test_chosen_metrics_and_the_user_s_own_are_drawn(asking: TestClient) -> None
     )
     assert "<h3>Age of replays</h3>" in text.partition("Held-out questions")[0]
     assert "Rollout: part, format" in text.partition("Your own metrics")[2]
-    assert 'data-low="10.0" data-high="70.0"' in text
+    assert 'data-low="10" data-high="70"' in text
     for query in (
         "?smooth=nan&low=inf&high=-1e400",
         "?smooth=5&low=20&high=10",
