@@ -224,7 +224,8 @@ def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
 def _interval(point: EvaluationPoint) -> str:
     if point.low is None or point.high is None:
         return ""
-    return f" ({number(point.low, 'share')} to {number(point.high, 'share')})"
+    words = f"({number(point.low, 'share')} to {number(point.high, 'share')})"
+    return " " + words.replace(" ", "\u00a0")  # in one line
 
 
 def _sections(

@@ -15,7 +15,10 @@ def test_formulas_are_typeset_between_text() -> None:
     assert typeset(r"Half: $\frac{1}{2}$ < \(\frac{1}{2}\).") == f"Half: {half} &lt; {half}."
     block = str(typeset(r"so \[x\] and $$x$$"))
     assert block.count('<math display="block"><mrow><mi>x</mi></mrow></math>') == 2
-    assert '<menclose notation="box">' in str(typeset(r"$\boxed{7}$"))
+    box = '<menclose notation="box"><mrow><mn>7</mn></mrow></menclose>'
+    assert box in str(typeset(r"$\boxed{7}$"))
+    assert box in str(typeset(r"so it is \boxed{7}."))  # models write it outside of a formula, too
+    assert "<mfrac>" in str(typeset(r"\boxed{\frac{1}{2}}"))
 
 
 @pytest.mark.parametrize(
