@@ -43,7 +43,7 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.codec import encode
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import PoolOptions
-from rlep.view.compare_page import CURVES
+from rlep.view.run_page import SECTIONS
 
 if TYPE_CHECKING:
     from benchmarks.parts.beside_training import cost_beside_training
@@ -60,7 +60,7 @@ BLOCKS = 16
 
 def line_of(step: int) -> str:
     """A line of ``metrics.jsonl``, about 3.3 kB."""
-    names = [name for _, several in CURVES for name in several]
+    names = [name for charts in SECTIONS.values() for _, several in charts for name in several]
     names += [f"update/something/{number}" for number in range(NAMES - len(names))]
     values = {name: round((step * 7919 + at) % 1000 / 999, 6) for at, name in enumerate(names)}
     return json.dumps({"step": step, "time": 1.0e9 + step, "wall_s": 10.0 * step, "metrics": values}) + "\n"

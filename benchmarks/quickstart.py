@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.quickstart.task import TaskFiles, build_task
-from rlep.report import build_report
+from rlep.view.report import build_report
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "rlep" / "quickstart"

@@ -176,11 +176,12 @@ def quickstart(
 @app.command()
 @command_errors
 def report(
-    runs: Runs, out: Annotated[Path, typer.Option(help="Directory for report.html and report.png.")] = Path("report")
+    runs: Runs, out: Annotated[Path, typer.Option(help="Directory for report.html and report.svg.")] = Path("report")
 ) -> None:
-    """Compare runs: one self-contained HTML page and a PNG."""
+    """Compare runs: one self-contained HTML page, and its first chart as SVG."""
     from rlep.cli.tables import show_summary
-    from rlep.report import build_report, summary
+    from rlep.view.report import build_report
+    from rlep.view.summary import summary
 
     files = build_report(runs, out)
     show_summary(summary(runs))

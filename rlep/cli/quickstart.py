@@ -16,7 +16,8 @@ from rlep.config.settings import load_config
 from rlep.launch.collect import collect, collected_text
 from rlep.launch.train import train
 from rlep.quickstart.task import TaskFiles, build_task
-from rlep.report import build_report, summary
+from rlep.view.report import build_report
+from rlep.view.summary import summary
 
 CONFIGS = resources.files("rlep.quickstart")
 

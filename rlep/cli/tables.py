@@ -15,7 +15,7 @@ from rlep.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from rlep.algorithms.evaluation import EvaluationReport
-    from rlep.report import Summary
+    from rlep.view.summary import Summary
 
 WIDEST = 160
 """Columns a table may take: a narrower terminal wraps its lines, rather than rich its cells."""

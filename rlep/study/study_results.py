@@ -84,15 +84,15 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
             compute, seconds = compute + tokens, seconds + wall_s
             continue
         run = load_run(phase.directory, taken=set())
-        made = run.lines[-1].step + 1 if run.lines else 0
-        last = compute_at(run, made)
+        made = run.table.steps[-1] + 1 if len(run.table) else 0
+        last = compute_at(run.table, made)
         if last is None:
             raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {made}")
         if made < phase.config.run.steps and (phase is not phases[-1] or compute + last <= budget):
             raise DataError(f"{phase.directory}: only {made} of its {phase.config.run.steps} steps are there")
         evaluated = {row.step: row.wall_s for row in run.evaluations if row.step <= made}
         for step in sorted(evaluated):
-            at = compute_at(run, step)
+            at = compute_at(run.table, step)
             if at is None:
                 raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {step}")
             found = read_samples(phase.directory / "samples" / f"step-{step:06d}.parquet")
@@ -103,7 +103,7 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
             questions = found.questions
             points.append(Point(compute + at, seconds + evaluated[step], steps + step, found))
         compute, steps = compute + last, steps + made
-        seconds += run.lines[-1].wall_s if run.lines else 0.0
+        seconds += run.table.wall_s[-1] if len(run.table) else 0.0
     if not points:
         raise DataError(f"{phases[-1].directory}: no evaluation; set data.evaluation")
     return ArmRun(questions, tuple(points), compute)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlep.metrics.spans import DRIVER, Span, StepBreakdown, breakdown_of, busy_seconds, spans_of, steps_of
-from rlep.view.charts import Curve, picture
-from rlep.view.last_steps import STEPS, bars_of, tracks
+from rlep.metrics.spans import spans_of
+from rlep.view.charts import STEP, Axis, Curve, line_chart
+from rlep.view.last_steps import LastSteps, end_of
 from rlep.view.record import PHASES
+from rlep.view.run_charts import seconds_chart
 from rlep.view.run_files import (
     LONGEST_LINE,
     MOST_BYTES,
@@ -25,7 +26,6 @@ from rlep.view.templating import rendered
 
 RECENT = 20
 """Newest steps over which means are taken."""
-MOST_TRACKS = 64
 _STATES = {
     "actor_started": "at work",
     "actor_restarted": "at work",
@@ -58,31 +58,6 @@ class StageSeconds:
     """Of the mean step."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActorTrack:
-    """One actor's work during the last steps."""
-
-    actor: str
-    busy: float
-    """Share of the time."""
-    bars: Sequence[tuple[str, float, float]]
-    """(part of a step, from, width), in per cent of the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastSteps:
-    """The end of a timeline."""
-
-    seconds: float
-    numbers: Sequence[int]
-    starts: Sequence[float]
-    """Where each step begins, in per cent of the time."""
-    tracks: Sequence[ActorTrack]
-    more: int
-    """Tracks that are not shown."""
-    last: StepBreakdown
-
-
 def actors(place: RunPlace, seen: str) -> str:
     """The page; ``seen`` is the ``mark_of`` the run before it was read."""
     table, notes = read_steps(place)
@@ -91,8 +66,11 @@ def actors(place: RunPlace, seen: str) -> str:
     end, missing = timeline_end(place)
     newest = lines[-1].numbers if lines else {}
     roles = sorted({name.rpartition("/")[2] for name in newest if re.fullmatch("actors/(alive|restarts)/[a-z]+", name)})
-    stages = [Curve(name, table.points(f"time/{name}")) for name in PHASES]
     restarts = [Curve(role, table.points(f"actors/restarts/{role}")) for role in roles]
+    drawn = [
+        seconds_chart("Seconds of a step by stage", table),
+        line_chart("Restarts so far", restarts, STEP, Axis("restarts", "restarts")),
+    ]
     return rendered(
         "actors.html",
         run=place.name,
@@ -101,11 +79,8 @@ def actors(place: RunPlace, seen: str) -> str:
         roles=[(role, newest.get(f"actors/alive/{role}"), newest.get(f"actors/restarts/{role}")) for role in roles],
         stages=stages_of(lines),
         recent=len(lines),
-        pictures=[
-            one for one in (picture("Seconds of a step by stage", stages), picture("Restarts so far", restarts)) if one
-        ],
+        pictures=[one for one in drawn if one],
         end=end,
-        phases=sorted({phase for track in end.tracks for phase, _, _ in track.bars}) if end else [],
         notes=[*notes, *events.notes, *missing],
     )
 
@@ -152,35 +127,5 @@ def timeline_end(place: RunPlace) -> tuple[LastSteps | None, list[str]]:
         spans = spans_of(tree)
     except ValueError as error:
         return None, [f"timeline.json: {error}"]
-    steps = steps_of(spans)[-STEPS:]
-    if not steps:
-        return None, ["timeline.json has no whole step"]
-    begin, end = steps[0].begin, steps[-1].end
-    work = [span for span in spans if span.actor != DRIVER and span.end > begin and span.begin < end]
-    return _end(steps, work), []
-
-
-def _end(steps: Sequence[Span], work: Sequence[Span]) -> LastSteps:
-    begin, end = steps[0].begin, steps[-1].end
-    scale = 100 / (end - begin)
-    bars, busy = bars_of(work, begin, end), busy_seconds(work, begin, end)
-    shown = tracks(bars)
-    return LastSteps(
-        end - begin,
-        [one.count for one in steps],
-        [round((one.begin - begin) * scale, 2) for one in steps],
-        [
-            ActorTrack(
-                actor,
-                busy[actor] / (end - begin),
-                [
-                    (phase, round(start * scale, 2), max(0.1, round(seconds * scale, 2)))
-                    for phase, several in bars[actor].items()
-                    for start, seconds in several
-                ],
-            )
-            for actor in shown[:MOST_TRACKS]
-        ],
-        max(0, len(shown) - MOST_TRACKS),
-        breakdown_of(steps[-1], work, {span.actor for span in work}),
-    )
+    end = end_of(spans)
+    return end, [] if end else ["timeline.json has no whole step"]

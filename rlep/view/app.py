@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from importlib import resources
@@ -20,11 +21,13 @@ from rlep.core.errors import RlepError
 from rlep.services.pool.values import PoolPlace
 from rlep.view import pages, pool_pages
 from rlep.view.actor_page import actors
+from rlep.view.charts import ChartLook
 from rlep.view.compare_page import compare
 from rlep.view.gate import Gate
 from rlep.view.pool_places import PoolPlaces
 from rlep.view.prompt_page import prompt
 from rlep.view.run_files import RunPlace, find_runs, find_studies
+from rlep.view.run_page import RunQuery, overview, run
 from rlep.view.state import mark_of
 from rlep.view.study_pages import studies, study
 from rlep.view.templating import rendered
@@ -42,7 +45,9 @@ STREAM_S = 600.0
 """A browser opens the stream of changes again after so long."""
 MOST_STREAMS = 64
 ASKED = "Open the address that rlep console printed when it started: its token is new at every start."
-_STATIC = {"console.css": "text/css", "console.js": "text/javascript"}
+MOST_CHOSEN = 24
+"""Metrics that a page draws on request."""
+_STATIC = {"view.css": "text/css", "view.js": "text/javascript"}
 
 
 class Console:
@@ -78,30 +83,32 @@ class Console:
         ]
 
     def _overview(self, request: Request) -> str:
-        return pages.overview(list(self._runs().values()))
+        asked = request.query_params
+        return overview(list(self._runs().values()), asked.get("q", ""), asked.get("state", ""))
 
     def _compare(self, request: Request) -> str:
         runs = self._runs()
         chosen = [runs[name] for name in request.query_params.getlist("run")[:6] if name in runs]
-        return compare(chosen, list(runs), request.query_params.get("over", "steps"))
+        over, metrics = request.query_params.get("over", "steps"), _metrics_in(request)
+        return compare(chosen, list(runs), over, metrics, look_of(request))
 
     def _run(self, request: Request) -> str:
         place = self._place(request)
-        return pages.run(place, page_of(request), mark_of(place))
+        return run(place, run_query_of(request), mark_of(place))
 
     def _step(self, request: Request) -> str:
-        show = request.query_params.get("show", "all")
-        return pages.step(self._place(request), request.path_params["step"], show, page_of(request))
+        return pages.step(self._place(request), request.path_params["step"], query_of(request))
 
     def _group(self, request: Request) -> str:
-        return pages.group(self._place(request), request.path_params["step"], request.path_params["group"])
+        asked = request.path_params
+        return pages.group(self._place(request), asked["step"], asked["group"], query_of(request))
 
     def _prompt(self, request: Request) -> str:
         return prompt(self._place(request), request.path_params["prompt"], self._pools)
 
     def _evaluation(self, request: Request) -> str:
         asked = request.query_params.get("prompt")
-        return pages.evaluation(self._place(request), request.path_params["step"], asked, page_of(request))
+        return pages.evaluation(self._place(request), request.path_params["step"], asked, query_of(request))
 
     def _actors(self, request: Request) -> str:
         place = self._place(request)
@@ -172,6 +179,54 @@ def console_app(directories: Sequence[Path], token: str, pools: Sequence[PoolPla
 def page_of(request: Request) -> int:
     """``?page=``, from 0; 0 for anything else."""
     return number_in(request.query_params.get("page", ""), otherwise=0)
+
+
+def query_of(request: Request) -> pages.Query:
+    """Page, filter, search and pair of the address; what is none of these is left out."""
+    asked = request.query_params
+    pair = [number_in(asked.get(name, ""), otherwise=-1) for name in ("a", "b")]
+    return pages.Query(
+        page_of(request),
+        asked.get("show", "all"),
+        asked.get("q", "")[:200],
+        asked.get("status", "")[:40],
+        (pair[0], pair[1]) if min(pair) >= 0 else None,
+    )
+
+
+def run_query_of(request: Request) -> RunQuery:
+    """The same of a run's page."""
+    asked = request.query_params
+    return RunQuery(
+        page_of(request),
+        asked.get("sort", "step"),
+        asked.get("down", "1") != "0",
+        _metrics_in(request),
+        asked.get("events", "all"),
+        "sort" in asked or "page" in asked,
+        look_of(request),
+    )
+
+
+def look_of(request: Request) -> ChartLook:
+    """How charts are drawn."""
+    asked = request.query_params
+    smooth = real_in(asked.get("smooth", "")) or 0.0
+    low, high = real_in(asked.get("low", "")), real_in(asked.get("high", ""))
+    return ChartLook(min(max(smooth, 0.0), 0.999), asked.get("log") == "1", low, high)
+
+
+def real_in(text: str) -> float | None:
+    """A finite number; None for anything else."""
+    try:
+        value = float(text[:40])
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _metrics_in(request: Request) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(request.query_params.getlist("metric")[:MOST_CHOSEN]))
 
 
 def number_in(text: str, *, otherwise: int) -> int:

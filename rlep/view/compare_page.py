@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from rlep.view.charts import Curve, picture
-from rlep.view.record import compute_of_line
-from rlep.view.run_files import LONGEST_LINE, RunPlace, number_of, read_json, read_tail
+from rlep.view.charts import Axis, ChartLook, Curve, line_chart
+from rlep.view.record import EvaluationPoint, compute_at, compute_of_line, read_evaluations
+from rlep.view.run_files import RunPlace, read_json
+from rlep.view.run_page import SECTIONS
 from rlep.view.state import flat
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered
+from rlep.view.words import label_of, unit_of
 
-CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Accuracy and reward", ("rollout/accuracy", "selection/accuracy", "rollout/reward", "replay/reward")),
-    ("Groups with a signal", ("group/informative", "group/solved_by_replay")),
-    ("Tokens in the loss", ("loss/tokens/fresh", "loss/tokens/replay")),
-    ("Length in tokens", ("rollout/length_mean", "replay/length_mean")),
-    ("Entropy", ("update/entropy/fresh", "update/entropy/replay")),
-    ("Ratio, mean", ("ratio/mean/fresh", "ratio/mean/replay")),
-    ("Gradient norm", ("update/grad_norm",)),
-    ("Seconds a step", ("time/step", "time/generate", "time/update")),
-)
 AXES: Mapping[str, str] = {
     "steps": "steps",
     "time": "minutes of work",
@@ -32,23 +22,32 @@ AXES: Mapping[str, str] = {
 _COMPUTE = ("compute/generated_tokens", "compute/scored_tokens", "compute/trained_tokens")
 
 
-def compare(chosen: Sequence[RunPlace], names: Sequence[str], over: str) -> str:
+def compare(
+    chosen: Sequence[RunPlace], names: Sequence[str], over: str, metrics: Sequence[str], look: ChartLook
+) -> str:
     """Runs over common axes, evaluations first, and the keys of their configs that differ."""
     over = over if over in AXES else "steps"
     tables = {place.name: read_steps(place)[0] for place in chosen}
-    evaluated = {place.name: read_tail(place, "evaluations.jsonl", LONGEST_LINE).lines for place in chosen}
-    sources = sorted({source_of(line) for lines in evaluated.values() for line in lines})
+    evaluated = {place.name: read_evaluations(place)[0] for place in chosen}
+    sources = sorted({row.data_source for rows in evaluated.values() for row in rows})
+    x = Axis(AXES[over])
     drawn = [
-        picture(
-            f"{source}: avg",
-            [Curve(name, evaluation_points(lines, source, tables[name], over)) for name, lines in evaluated.items()],
+        line_chart(
+            f"{source}: held-out accuracy",
+            [_evaluation_curve(name, rows, source, tables[name], over) for name, rows in evaluated.items()],
+            x,
+            Axis("correct samples, mean over questions", "share"),
+            look=look,
         )
         for source in sources
     ]
-    drawn += [
-        picture(metric, [Curve(name, points(table, metric, over)) for name, table in tables.items()])
-        for metric in (name for _, several in CURVES for name in several)
-    ]
+    known = sorted({name for table in tables.values() for name in [*table.columns] if "[" not in name})
+    usual = [name for charts in SECTIONS.values() for _, several in charts for name in several]
+    for metric in dict.fromkeys([*(one for one in metrics if one in known), *usual, "time/step"]):
+        curves = [Curve(name, points(table, metric, over)) for name, table in tables.items()]
+        drawn.append(
+            line_chart(label_of(metric), curves, x, Axis(unit_of(metric) or "value", unit_of(metric)), look=look)
+        )
     configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
     keys = sorted({key for one in configs for key in one})
     return rendered(
@@ -57,6 +56,9 @@ def compare(chosen: Sequence[RunPlace], names: Sequence[str], over: str) -> str:
         names=names,
         over=over,
         axes=AXES,
+        look=look,
+        metrics=[name for name in metrics if name in known],
+        known=known,
         pictures=[one for one in drawn if one],
         differences=[
             (key, [one.get(key) for one in configs]) for key in keys if len({one.get(key) for one in configs}) > 1
@@ -64,35 +66,25 @@ def compare(chosen: Sequence[RunPlace], names: Sequence[str], over: str) -> str:
     )
 
 
-def source_of(line: Mapping[str, Any]) -> str:
-    """The data source of a line of ``evaluations.jsonl``."""
-    return str(line.get("data_source"))
+def _evaluation_curve(name: str, rows: Sequence[EvaluationPoint], source: str, table: StepTable, over: str) -> Curve:
+    found = sorted(
+        evaluation_points([row for row in rows if row.data_source == source], table, over), key=lambda one: one[0]
+    )
+    band = [(at, row.low, row.high) for at, row in found if row.low is not None and row.high is not None]
+    return Curve(name, [(at, row.avg) for at, row in found], band)
 
 
 def evaluation_points(
-    lines: Sequence[Mapping[str, Any]], source: str, table: StepTable, over: str
-) -> tuple[tuple[float, float], ...]:
-    """(position, avg) of every evaluation of a data source whose position the run recorded."""
-
-    def found() -> Iterator[tuple[float, float]]:
-        places = positions(table, over)
-        for line in lines:
-            step, avg = line.get("step"), number_of(line.get("avg"))
-            if type(step) is not int or avg is None or source_of(line) != source:
-                continue
-            if over == "steps":
-                at: float | None = number_of(step)
-            elif over == "time":
-                at = None if (seconds := number_of(line.get("wall_s"))) is None else seconds / 60
-            elif step == 0:
-                at = 0.0
-            else:
-                before = bisect_left(table.steps, step - 1)
-                at = places[before] if before < len(table) and table.steps[before] == step - 1 else None
-            if at is not None and not math.isnan(at):
-                yield at, avg
-
-    return tuple(sorted(found()))
+    rows: Sequence[EvaluationPoint], table: StepTable, over: str
+) -> list[tuple[float, EvaluationPoint]]:
+    """(position, evaluation) of every one whose position the run recorded."""
+    found = []
+    for row in rows:
+        compute = compute_at(table, row.step) if over == "compute" else None
+        at = {"steps": float(row.step), "time": row.wall_s / 60}.get(over, None if compute is None else compute / 1e6)
+        if at is not None:
+            found.append((at, row))
+    return found
 
 
 def points(table: StepTable, metric: str, over: str) -> tuple[tuple[float, float], ...]:

@@ -1,34 +1,24 @@
-"""What each page shows, from the files of runs to HTML."""
+"""Pages of a step, a group and an evaluation."""
 
 from __future__ import annotations
 
+import difflib
 import math
-import time
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.view import rollouts
-from rlep.view.charts import Curve, picture
-from rlep.view.compare_page import CURVES, evaluation_points, source_of
+from rlep.view.charts import Axis, bar_chart
 from rlep.view.rollouts import GroupView, Row
-from rlep.view.run_files import (
-    LONGEST_LINE,
-    JsonObjects,
-    RunPlace,
-    StepLine,
-    number_of,
-    or_note,
-    read_json,
-    read_tail,
-)
-from rlep.view.state import flat, summary_of
-from rlep.view.steps import StepTable, read_steps
-from rlep.view.templating import rendered
+from rlep.view.run_files import RunPlace, StepLine, or_note
+from rlep.view.steps import read_steps
+from rlep.view.templating import figure, rendered
 
 A_PAGE = 100
-EVENTS_SHOWN = 100
+MOST_WORDS = 1500
+"""Of a response that is compared: the time of a comparison grows with the square."""
 FILTERS: Mapping[str, Callable[[GroupView], bool]] = {
     "all": lambda one: True,
     "taught": lambda one: one.mass > 0,
@@ -40,6 +30,20 @@ ORDERS: Mapping[str, Callable[[GroupView], float]] = {
     "long": lambda one: -one.tokens,
     "gap": lambda one: -one.gap,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What the address of such a page asks for."""
+
+    page: int = 0
+    show: str = "all"
+    q: str = ""
+    """Text that questions or responses must have."""
+    status: str = ""
+    """Status that a response must have; empty: any."""
+    pair: tuple[int, int] | None = None
+    """Members of a group whose texts are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,51 +82,7 @@ class Member:
         return zip((self.text["token_ids"] or ())[:4096], (self.text["logprobs"] or ())[:4096], strict=False)
 
 
-def overview(runs: Sequence[RunPlace]) -> str:
-    """The list of runs, the last changed first."""
-    lines = sorted((summary_of(one) for one in runs), key=lambda line: line.changed, reverse=True)
-    return rendered("overview.html", runs=lines)
-
-
-def run(place: RunPlace, page: int, seen: str) -> str:
-    """Curves, events, evaluations and steps of a run; ``seen`` is the ``mark_of`` it before they were read."""
-    table, notes = read_steps(place)
-    events = read_tail(place, "events.jsonl", LONGEST_LINE)
-    evaluations = read_tail(place, "evaluations.jsonl", LONGEST_LINE)
-    config, missing = read_json(place, "config.json")
-    sources = sorted({source_of(line) for line in evaluations.lines})
-    held_out = [Curve(source, evaluation_points(evaluations.lines, source, table, "steps")) for source in sources]
-    drawn = [
-        picture("Evaluations: avg", held_out),
-        *(picture(title, curves_of(table, names)) for title, names in CURVES),
-    ]
-    end, written = len(table) - page * A_PAGE, set(rollouts.steps_with(place, "rollouts"))
-    return rendered(
-        "run.html",
-        run=place.name,
-        seen=seen,
-        summary=summary_of(place),
-        pictures=[one for one in drawn if one],
-        columns=[name for _, names in CURVES for name in names if name in table.columns],
-        lines=table.lines(end - A_PAGE, end)[::-1],
-        page=page,
-        last=max(0, (len(table) - 1) // A_PAGE),
-        events=[_event(line) for line in reversed(events.lines[-EVENTS_SHOWN:])],
-        evaluations=_evaluation_rows(evaluations),
-        written=written,
-        sampled=set(rollouts.steps_with(place, "samples")),
-        config=flat(config),
-        notes=[
-            *notes,
-            *events.notes,
-            *(note for note in evaluations.notes if not note.endswith(" is missing")),
-            *missing,
-            *([] if written else ["rollouts/ has no files: there are no pages of steps"]),
-        ],
-    )
-
-
-def step(place: RunPlace, number: int, show: str, page: int) -> str:
+def step(place: RunPlace, number: int, query: Query) -> str:
     """The groups of a step: which of them taught."""
     groups, notes = or_note(lambda: rollouts.read_groups(place, number))
     try:
@@ -130,7 +90,14 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
     except DataError as error:
         questions = {}
         notes.append(str(error))
+    show = query.show
     chosen = [one for one in groups if FILTERS.get(show, FILTERS["all"])(one)]
+    if query.status:
+        chosen = [one for one in chosen if any(row["status"] == query.status for row in one.rows)]
+    if query.q:
+        matching, missing = or_note(lambda: sorted(rollouts.groups_with(place, number, query.q)))
+        chosen = [one for one in chosen if one.number in matching]
+        notes += missing
     if show in ORDERS:
         chosen.sort(key=ORDERS[show])
     rewards = [row["reward"] for one in groups for row in one.rows if math.isfinite(row["reward"])]
@@ -141,16 +108,22 @@ def step(place: RunPlace, number: int, show: str, page: int) -> str:
         steps=_beside(number, rollouts.steps_with(place, "rollouts")),
         show=show if show in FILTERS or show in ORDERS else "all",
         choices=[*FILTERS, *ORDERS],
-        groups=chosen[page * A_PAGE : (page + 1) * A_PAGE],
+        q=query.q,
+        status=query.status,
+        statuses=sorted({str(row["status"]) for one in groups for row in one.rows}),
+        groups=chosen[query.page * A_PAGE : (query.page + 1) * A_PAGE],
         questions=questions,
         found=len(chosen),
         total=len(groups),
         sampled=_sampled(place, number),
-        page=page,
+        page=query.page,
         last=max(0, (len(chosen) - 1) // A_PAGE),
-        histogram=histogram(rewards),
-        low=min(rewards, default=0.0),
-        high=max(rewards, default=0.0),
+        rewards=bar_chart(
+            "Rewards of the step",
+            [(_range(low, high), float(count), "c0") for low, high, count in histogram(rewards)],
+            Axis("reward"),
+            Axis("trajectories"),
+        ),
         notes=notes,
     )
 
@@ -167,7 +140,7 @@ def _sampled(place: RunPlace, number: int) -> StepLine | None:
     return line if whole else None
 
 
-def group(place: RunPlace, number: int, which: int) -> str:
+def group(place: RunPlace, number: int, which: int, query: Query) -> str:
     """Every response of a group, fresh beside replayed."""
     groups, notes = or_note(lambda: rollouts.read_groups(place, number))
     found = next((one for one in groups if one.number == which), None)
@@ -177,7 +150,10 @@ def group(place: RunPlace, number: int, which: int) -> str:
     by_member = {row["member"]: row for row in texts}
     if not texts and not missing:
         missing = ["the texts of this group were not written: see rollouts.groups and rollouts.watch"]
-    members = [Member(row, by_member.get(row["member"])) for row in (found.rows if found else ())]
+    rows = found.rows if found else ()
+    members = [Member(row, by_member.get(row["member"])) for row in rows if query.status in ("", row["status"])]
+    ends = (min(by_member, default=0), max(by_member, default=0))
+    pair = query.pair if query.pair and set(query.pair) <= by_member.keys() else ends
     return rendered(
         "group.html",
         run=place.name,
@@ -186,6 +162,12 @@ def group(place: RunPlace, number: int, which: int) -> str:
         groups=_beside(which, [one.number for one in groups]),
         prompt=found.rows[0]["prompt_id"] if found else None,
         question=texts[0]["question"] if texts else None,
+        seen=texts[0]["prompt"] if texts else None,
+        texts=sorted(by_member),
+        pair=pair,
+        difference=word_difference(*(str(by_member[one]["text"]) for one in pair)) if query.pair == pair else [],
+        status=query.status,
+        statuses=sorted({str(row["status"]) for row in rows}),
         reference=texts[0]["reference"] if texts else None,
         halves=[
             ("Fresh responses", [one for one in members if not one.row["replayed"]]),
@@ -195,7 +177,7 @@ def group(place: RunPlace, number: int, which: int) -> str:
     )
 
 
-def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> str:
+def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) -> str:
     """The questions of an evaluation: those whose answers changed first; of one question every sample."""
     held = rollouts.steps_with(place, "samples")
     before = next((one for one in held if one < number), None)
@@ -205,22 +187,40 @@ def evaluation(place: RunPlace, number: int, asked: str | None, page: int) -> st
         or_note(lambda: rollouts.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
     )
     results = sorted(_results(rows, earlier), key=lambda one: (-abs(one.change), one.prompt_id))
+    with_status = {row["prompt_id"] for row in rows if query.status in ("", row["status"])}
+    chosen = [one for one in results if one.prompt_id in with_status and query.q.lower() in str(one.question).lower()]
+    page = query.page
     return rendered(
         "evaluation.html",
         run=place.name,
         step=number,
         steps=_beside(number, held),
         before=before,
-        results=results[page * A_PAGE : (page + 1) * A_PAGE],
+        results=chosen[page * A_PAGE : (page + 1) * A_PAGE],
+        q=query.q,
+        status=query.status,
+        statuses=sorted({str(row["status"]) for row in rows}),
         flipped=sum(one.change != 0 for one in results),
         shared=max((one.shared for one in results), default=0),
         total=len(results),
         page=page,
-        last=max(0, (len(results) - 1) // A_PAGE),
+        last=max(0, (len(chosen) - 1) // A_PAGE),
         asked=asked,
         samples=samples[:A_PAGE],
         notes=[*notes, *more, *damage],
     )
+
+
+def word_difference(before: str, after: str) -> list[tuple[str, str]]:
+    """("same" | "out" | "in", text) from one text to another, word by word, of the first ``MOST_WORDS`` words of each."""
+    left, right = (re.findall(r"\s+|[^\s]+", text)[:MOST_WORDS] for text in (before, after))
+    found = []
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, left, right).get_opcodes():
+        if kind == "equal":
+            found.append(("same", "".join(left[a:b])))
+            continue
+        found += [(name, "".join(words)) for name, words in (("out", left[a:b]), ("in", right[c:d])) if words]
+    return found
 
 
 def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, float, int]]:
@@ -237,27 +237,8 @@ def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, floa
     return [(low + at * width, low + (at + 1) * width, count) for at, count in enumerate(counts)]
 
 
-def curves_of(table: StepTable, names: Sequence[str]) -> list[Curve]:
-    """A curve over the steps for each of these metrics."""
-    return [Curve(name, table.points(name)) for name in names]
-
-
-def _event(line: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """(time, event, step, the rest)."""
-    seconds = number_of(line.get("time")) or 0.0
-    rest = ", ".join(f"{key}={value}" for key, value in line.items() if key not in ("time", "event", "step"))
-    step = line.get("step")
-    clock = time.strftime("%H:%M:%S", time.localtime(min(max(seconds, 0.0), 2**33)))
-    return clock, str(line.get("event")), "" if step is None else str(step), rest[:1000]
-
-
-def _evaluation_rows(evaluations: JsonObjects) -> list[tuple[int, str, float | None, float | None]]:
-    """(step, data source, avg, best), newest first."""
-    rows = [line for line in evaluations.lines if isinstance(line.get("step"), int)]
-    return [
-        (line["step"], source_of(line), number_of(line.get("avg")), number_of(line.get("best")))
-        for line in reversed(rows)
-    ]
+def _range(low: float, high: float) -> str:
+    return f"{figure(low)} to {figure(high)}" if low < high else figure(low)
 
 
 def _results(rows: Sequence[Row], earlier: Sequence[Row]) -> list[QuestionResult]:

@@ -39,6 +39,7 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
         prompt=prompt_id,
         found=found,
         question=written[0][1]["question"] if written else asked,
+        seen=written[0][1]["prompt"] if written else None,
         written=[(step, groups[step], row["text"]) for step, row in written],
         watched=prompt_id in watched,
         to_watch=as_override("rollouts.watch", [*watched, prompt_id]) if found and _ID.fullmatch(prompt_id) else None,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlep.core.errors import DataError
-from rlep.core.jsonl import read_lines
 from rlep.metrics.spans import Span, spans_of
+from rlep.view.run_files import MOST_BYTES, RunPlace, number_of, read_json, read_tail, section_of
+from rlep.view.steps import StepTable, read_steps
 
 Role = Literal["baseline", "rlep", "control", "collection"]
 ALL = "all"
@@ -21,16 +21,6 @@ PHASES = ("generate", "verify", "replay", "score", "update", "publish")
 """Parts of a step in their order; ``time/<phase>`` each."""
 RLEP, LIVE = "RLEP", "live replay"
 """What a run with replays is called."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsRow:
-    """One training step's metrics; values that were NaN or infinite are left out."""
-
-    step: int
-    wall_s: float
-    numbers: Mapping[str, float]
-    lists: Mapping[str, tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +79,7 @@ class RunRecord:
     """M."""
     planned_steps: int | None
     finished: bool
-    lines: tuple[MetricsRow, ...]
+    table: StepTable
     evaluations: tuple[EvaluationPoint, ...]
     events: Mapping[str, int]
     """How often each event happened."""
@@ -97,7 +87,7 @@ class RunRecord:
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     spans: tuple[Span, ...]
-    """Who did what in the last steps; empty while the run goes on."""
+    """Who did what in the last steps; empty where the run wrote no timeline."""
     notes: tuple[str, ...]
     """What is missing or broken, in words."""
 
@@ -117,18 +107,21 @@ def load_runs(directories: Sequence[Path]) -> list[RunRecord]:
 
 def method_of(records: Sequence[RunRecord]) -> str:
     """What the run with replays that is compared with the baseline is called; ``RLEP`` without one."""
-    sources = (_at(record.config, "replay", "source") for record in records if record.role == "rlep")
+    sources = (section_of(record.config, "replay").get("source") for record in records if record.role == "rlep")
     return LIVE if next(sources, None) == "live" else RLEP
 
 
-def compute_at(run: RunRecord, step: int) -> float | None:
+def compute_at(table: StepTable, step: int) -> float | None:
     """Compute of a run's first ``step`` steps; None where it was not recorded."""
+    if "compute/trained_tokens" not in table.columns:
+        return None
     if step == 0:
-        return 0.0 if any("compute/trained_tokens" in line.numbers for line in run.lines) else None
-    for line in run.lines:
-        if line.step == step - 1 and "compute/trained_tokens" in line.numbers:
-            return compute_of_line(line.numbers)
-    return None
+        return 0.0
+    at = bisect_left(table.steps, step - 1)
+    if at == len(table) or table.steps[at] != step - 1:
+        return None
+    numbers = table.line(at).numbers
+    return compute_of_line(numbers) if "compute/trained_tokens" in numbers else None
 
 
 def compute_of_line(numbers: Mapping[str, float]) -> float:
@@ -140,31 +133,49 @@ def compute_of_line(numbers: Mapping[str, float]) -> float:
 
 def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
     """The record of one directory; the first run without replays is the baseline, the first with replays is RLEP."""
-    notes: list[str] = []
-    config = _object(directory / "config.json", notes)
-    manifest = _object(directory / "manifest.json", notes)
-    lines = tuple(filter(None, map(_line, _lines(directory / "metrics.jsonl", notes))))
-    evaluations = tuple(filter(None, map(_evaluated, _lines(directory / "evaluations.jsonl", notes))))
-    happened = _lines(directory / "events.jsonl", notes)
-    collection = _collection(directory / "collection.json", notes)
-    replays = _integer(_at(config, "replay", "count")) or 0
+    place = RunPlace(directory.name, directory)
+    table, notes = read_steps(place)
+    config, config_notes = read_json(place, "config.json", MOST_BYTES)
+    manifest, manifest_notes = read_json(place, "manifest.json", MOST_BYTES)
+    evaluations, evaluation_notes = read_evaluations(place)
+    happened = read_tail(place, "events.jsonl", MOST_BYTES)
+    collection, collection_notes = _collection(place)
+    spans, span_notes = _spans(place)
+    run, rollout = section_of(config, "run"), section_of(config, "rollout")
+    replays = _integer(section_of(config, "replay").get("count")) or 0
     return RunRecord(
         directory=directory,
-        label=str(_at(config, "run", "name") or directory.name),
-        role=_role(manifest.get("command"), replays, taken, only_collection=bool(collection) and not lines),
-        fresh=_integer(_at(config, "rollout", "fresh")),
+        label=str(run.get("name") or directory.name),
+        role=_role(manifest.get("command"), replays, taken, only_collection=bool(collection) and not len(table)),
+        fresh=_integer(rollout.get("fresh")),
         replays=replays,
-        planned_steps=_integer(_at(config, "run", "steps")),
-        finished=any(event.get("event") == "run_finished" for event in happened),
-        lines=lines,
+        planned_steps=_integer(run.get("steps")),
+        finished=any(event.get("event") == "run_finished" for event in happened.lines),
+        table=table,
         evaluations=evaluations,
-        events=Counter(str(event.get("event")) for event in happened),
+        events=Counter(str(event.get("event")) for event in happened.lines),
         collection=collection,
         config=config,
         manifest=manifest,
-        spans=_spans(directory / "timeline.json", notes),
-        notes=tuple(notes),
-    )
+        spans=spans,
+        notes=(
+            *config_notes, *manifest_notes, *notes, *evaluation_notes, *happened.notes, *collection_notes, *span_notes
+        ),
+    )  # fmt: skip
+
+
+def read_evaluations(place: RunPlace) -> tuple[tuple[EvaluationPoint, ...], tuple[str, ...]]:
+    """The rows of ``evaluations.jsonl``, oldest first, and notes on what could not be read."""
+    read = read_tail(place, "evaluations.jsonl", MOST_BYTES)
+    return tuple(filter(None, map(evaluation_of, read.lines))), read.notes
+
+
+def headline_source(evaluations: Sequence[EvaluationPoint]) -> str | None:
+    """``all`` where that is there, else the data source evaluated most often; None without evaluations."""
+    counts = Counter(row.data_source for row in evaluations)
+    if ALL in counts:
+        return ALL
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _role(command: object, replays: int, taken: set[Role], *, only_collection: bool) -> Role:
@@ -174,70 +185,57 @@ def _role(command: object, replays: int, taken: set[Role], *, only_collection: b
     return "control" if command == "sft" or role in taken else role
 
 
-def _line(raw: Mapping[str, Any]) -> MetricsRow | None:
-    step, wall_s, metrics = _integer(raw.get("step")), _number(raw.get("wall_s")), raw.get("metrics")
-    if step is None or not isinstance(metrics, Mapping):
-        return None
-    numbers = {name: number for name, v in metrics.items() if (number := _number(v)) is not None}
-    lists = {
-        name: tuple(_number(v) or 0.0 for v in values) for name, values in metrics.items() if isinstance(values, list)
-    }
-    return MetricsRow(step, wall_s or 0.0, numbers, lists)
-
-
-def _evaluated(raw: Mapping[str, Any]) -> EvaluationPoint | None:
-    step, avg = _integer(raw.get("step")), _number(raw.get("avg"))
+def evaluation_of(raw: Mapping[str, Any]) -> EvaluationPoint | None:
+    """A line of ``evaluations.jsonl``; None where it has no step or no accuracy."""
+    step, avg = _integer(raw.get("step")), number_of(raw.get("avg"))
     if step is None or avg is None:
         return None
     interval = raw.get("ci")
-    low, high = map(_number, interval) if isinstance(interval, list) and len(interval) == 2 else (None, None)
+    low, high = map(number_of, interval) if isinstance(interval, list) and len(interval) == 2 else (None, None)
     passes = raw.get("pass")
     return EvaluationPoint(
         step=step,
-        wall_s=_number(raw.get("wall_s")) or 0.0,
+        wall_s=number_of(raw.get("wall_s")) or 0.0,
         data_source=str(raw.get("data_source") or "held-out"),
         samples=_integer(raw.get("n")) or 1,
         avg=avg,
         low=low,
         high=high,
-        maj=_number(raw.get("maj")),
-        best=_number(raw.get("best")),
+        maj=number_of(raw.get("maj")),
+        best=number_of(raw.get("best")),
         passes=_passes(passes) if isinstance(passes, Mapping) else {},
     )
 
 
 def _passes(raw: Mapping[str, Any]) -> dict[int, float]:
-    return {int(k): share for k, v in raw.items() if k.isdecimal() and (share := _number(v)) is not None}
+    return {int(k): share for k, v in raw.items() if k.isdecimal() and (share := number_of(v)) is not None}
 
 
-def _spans(path: Path, notes: list[str]) -> tuple[Span, ...]:
-    if not path.exists():
-        return ()
-    raw = _object(path, notes)
+def _spans(place: RunPlace) -> tuple[tuple[Span, ...], tuple[str, ...]]:
+    tree, notes = read_json(place, "timeline.json", MOST_BYTES)
+    if not tree:
+        return (), tuple(note for note in notes if not note.endswith(" is missing"))
     try:
-        return tuple(spans_of(raw)) if raw else ()
+        return tuple(spans_of(tree)), ()
     except ValueError as error:
-        notes.append(f"{path.name}: {error}")
-        return ()
+        return (), (f"timeline.json: {error}",)
 
 
-def _collection(path: Path, notes: list[str]) -> CollectionFiles | None:
-    if not path.exists():
-        return None
-    raw = _object(path, notes)
+def _collection(place: RunPlace) -> tuple[CollectionFiles | None, tuple[str, ...]]:
+    raw, notes = read_json(place, "collection.json", MOST_BYTES)
     questions = _integer(raw.get("questions"))
     if not questions:
-        return None
-    buckets = raw.get("buckets")
-    return CollectionFiles(
+        return None, tuple(note for note in notes if not note.endswith(" is missing"))
+    found = CollectionFiles(
         questions=questions,
         covered=_integer(raw.get("covered")),
         eligible=_integer(raw.get("eligible")),
         admitted=_integer(raw.get("admitted")),
         minimum=_integer(raw.get("minimum")) or 1,
-        buckets=tuple(_buckets(buckets)) if isinstance(buckets, Mapping) else (),
-        wall_s=_number(raw.get("wall_s")),
+        buckets=tuple(_buckets(section_of(raw, "buckets"))),
+        wall_s=number_of(raw.get("wall_s")),
     )
+    return found, ()
 
 
 def _buckets(raw: Mapping[str, Any]) -> Iterator[Bucket]:
@@ -247,42 +245,5 @@ def _buckets(raw: Mapping[str, Any]) -> Iterator[Bucket]:
             yield Bucket(label, int(fewest[0]), questions)
 
 
-def _object(path: Path, notes: list[str]) -> Mapping[str, Any]:
-    try:
-        raw = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
-        return {}
-    except ValueError as error:
-        notes.append(f"{path.name} is not JSON: {error}")
-        return {}
-    if not isinstance(raw, dict):
-        notes.append(f"{path.name} is not a JSON object")
-        return {}
-    return raw
-
-
-def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    try:
-        return read_lines(path)
-    except FileNotFoundError:
-        notes.append(f"{path.name} is missing")
-    except DataError as error:
-        notes.append(f"{path.name} cannot be read: {error}")
-    return []
-
-
-def _at(config: Mapping[str, Any], section: str, key: str) -> object:
-    found = config.get(section)
-    return found.get(key) if isinstance(found, Mapping) else None
-
-
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: object) -> float | None:
-    """Of what is no finite number: None."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
-        return None
-    return float(value)

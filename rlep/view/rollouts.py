@@ -24,9 +24,9 @@ ROW_COLUMNS = (
     *("group", "member", "prompt_id", "content_id", "replayed", "status", "extracted", "finish_reason", "tokens"),
     *("reward", "advantage", "trained", "update", "policy_version", "oldest_version", "policy"),
     *("logprob", "sampler_logprob", "gap_max", "verifier_path", "verifier_s"),
-    *("score", "parts"),
+    *("score", "parts", "reason"),
 )
-OPTIONAL = ("score", "parts")
+OPTIONAL = ("score", "parts", "reason", "prompt")
 """Columns that files of older versions, or of verifiers without scores, lack."""
 KINDS: Mapping[str, str] = (
     dict.fromkeys(("group", "member", "tokens", "update", "policy_version", "oldest_version", "sample"), "integers")
@@ -37,7 +37,7 @@ KINDS: Mapping[str, str] = (
 """What a column must hold; those that are not named hold strings."""
 WHOLE = ("group", "member", "prompt_id", "tokens", "reward", "advantage")
 """Columns without a null."""
-TEXT_COLUMNS = ("group", "member", "question", "reference", "text", "token_ids", "logprobs")
+TEXT_COLUMNS = ("group", "member", "question", "reference", "prompt", "text", "token_ids", "logprobs")
 SAMPLE_COLUMNS = (
     "prompt_id",
     "data_source",
@@ -48,7 +48,7 @@ SAMPLE_COLUMNS = (
     "extracted",
     "status",
     "tokens",
-    *OPTIONAL,
+    *("score", "parts", "reason"),
 )
 
 Row = Mapping[str, Any]
@@ -136,6 +136,12 @@ def read_questions(run: RunPlace, step: int) -> dict[int, str]:
     return {row["group"]: str(row["question"]) for row in read_rows(run, parts, ("group", "question"), ("member", 0))}
 
 
+def groups_with(run: RunPlace, step: int, words: str) -> set[int]:
+    """Groups of a step that have ``words`` in a written question or response, in any case. Raises ``DataError``."""
+    rows = read_rows(run, ("rollouts", f"step-{step:06d}.tokens.parquet"), ("group", "question", "text"))
+    return {row["group"] for row in rows if words.lower() in f"{row['question']}\n{row['text']}".lower()}
+
+
 def read_known(run: RunPlace, most: int = 5) -> tuple[dict[str, str], dict[str, str]]:
     """Prompt id → question and content id → response, of the texts that the newest ``most`` steps with files have."""
     questions, responses, found = dict[str, str](), dict[str, str](), 0
@@ -168,7 +174,7 @@ def read_written(
         if not run.directory.joinpath(*name).exists():  # the oldest are removed
             continue
         try:
-            rows = read_rows(run, name, ("member", "question", "text"), only=("prompt_id", prompt))
+            rows = read_rows(run, name, ("member", "question", "prompt", "text"), only=("prompt_id", prompt))
         except DataError as error:
             notes.append(str(error))
             continue

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
-from rlep.view.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail
+from rlep.view.record import EvaluationPoint, evaluation_of
+from rlep.view.run_files import MOST_RUNS, RunPlace, read_json, read_tail
 from rlep.view.steps import last_step
 
 LATEST_S = 120.0
@@ -37,8 +38,8 @@ class RunLine:
     state: str
     steps: int
     planned: int | None
-    held_out: float | None
-    """avg of the last evaluation, of all data sources where there are several."""
+    held_out: EvaluationPoint | None
+    """The last evaluation, of all data sources where there are several."""
     accuracy: float | None
     reward: float | None
     changed: float
@@ -126,7 +127,7 @@ def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _K
         state=_state(read_tail(place, "events.jsonl").lines),
         steps=last.step + 1 if last else 0,
         planned=planned if type(planned) is int else None,
-        held_out=_held_out(read_tail(place, "evaluations.jsonl").lines),
+        held_out=next(filter(None, map(evaluation_of, reversed(read_tail(place, "evaluations.jsonl").lines))), None),
         accuracy=last.numbers.get("rollout/accuracy") if last else None,
         reward=last.numbers.get("rollout/reward") if last else None,
         changed=max((held[1] / 1e9 for held in files[:2] if held), default=0.0),
@@ -151,11 +152,6 @@ def _state(events: Sequence[Mapping[str, Any]]) -> str:
     if last == "collection_finished":
         return "finished"
     return ends.get(str(last), "running")
-
-
-def _held_out(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """The last row of an evaluation is that of all its data sources."""
-    return number_of(rows[-1].get("avg")) if rows else None
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -18,6 +18,8 @@ from rlep.view.run_files import LONGEST_LINE, MOST_BYTES, TAIL_BYTES, RunPlace, 
 
 MOST_CELLS = 16 * 2**20
 """Numbers of all files that are kept, 8 bytes each; the files that were not asked for longest go first."""
+MOST_ENTRIES = 64
+"""Entries of a list that are read; each is a column, ``NAME[0]`` and on."""
 _CHECKED = 256
 """Bytes before the end of what was read that must still be there: else the file was cut and written anew."""
 
@@ -42,6 +44,10 @@ class StepTable:
         found = zip(self.steps, self.columns.get(name, ()), strict=False)
         return tuple((step, value) for step, value in found if value == value)  # noqa: PLR0124 -- not NaN
 
+    def entries(self, name: str) -> list[str]:
+        """The columns of a list, in order."""
+        return [column for at in range(MOST_ENTRIES) if (column := f"{name}[{at}]") in self.columns]
+
     def line(self, at: int) -> StepLine:
         """One step's numbers."""
         found = {name: column[at] for name, column in list(self.columns.items())}
@@ -56,15 +62,24 @@ class StepTable:
         """Add a step; what is no finite number is left out."""
         step, wall_s, metrics = fields
         held, columns, added = len(self.steps), self.columns, 0
+        lists: dict[str, list[Any]] = {}
         for name, value in metrics.items():
             number = value if type(value) is float and value - value == 0.0 else number_of(value)  # finite
             if number is None:
+                if type(value) is list:
+                    lists[name] = value
                 continue
             column = columns.get(name)
             if column is None:
                 column = columns[name] = array("d", [math.nan]) * held
             column.append(number)
             added += 1
+        for name, values in lists.items():
+            for at, entry in enumerate(values[:MOST_ENTRIES]):
+                column = columns.setdefault(f"{name}[{at}]", array("d"))
+                column.extend([math.nan] * (held - len(column)))
+                column.append(number_of(entry) or 0.0)
+                added += 1
         if added < len(columns):
             for column in columns.values():
                 if len(column) == held:

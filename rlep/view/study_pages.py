@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlep.view.charts import Curve, Picture, picture
+from rlep.view.charts import Axis, Curve, Drawing, line_chart
 from rlep.view.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
 from rlep.view.state import summary_of
-from rlep.view.study_tables import arm_rows, comparison_rows, single_seed
-from rlep.view.templating import rendered
+from rlep.view.study_tables import arm_rows, comparison_rows, notes_of
+from rlep.view.templating import as_file, rendered
 
 MOST_PHASES = 200
 OVER = (("compute, million tokens", 0, 1e6), ("steps", 1, 1.0), ("minutes of work", 2, 60.0))
@@ -42,6 +42,23 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
     notes = [*missing]
     if missing == ("study.json is missing",):
         notes = ["study.json is missing: rlep study report writes it from the runs that are complete"]
+    phases = [one for one in runs if one.directory.is_relative_to(place.directory)]
+    return rendered(
+        "study.html",
+        study=place.name,
+        runs=[summary_of(one) for one in phases[:MOST_PHASES]],
+        more=max(0, len(phases) - MOST_PHASES),
+        **body_of(whole, plan, place.name, notes),
+    )
+
+
+def study_file(whole: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """The same as a page that is one file."""
+    return as_file("study_file.html", **body_of(whole, plan, "study", []))
+
+
+def body_of(whole: Mapping[str, Any], plan: Mapping[str, Any], name: str, notes: list[str]) -> dict[str, object]:
+    """Values of the template; parts that ``whole`` does not hold as a study's file does become notes."""
 
     def table(rows: Callable[[], Sequence[Any]], what: str) -> Sequence[Any]:
         try:
@@ -50,23 +67,19 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
             notes.append(f"study.json does not say its {what}: {error!r:.200}")
             return []
 
-    phases = [one for one in runs if one.directory.is_relative_to(place.directory)]
-    return rendered(
-        "study.html",
-        study=place.name,
-        title=str(whole.get("name", section_of(plan, "study").get("name", place.name))),
-        budget=number_of(whole.get("budget", section_of(plan, "study").get("budget"))),
-        control=whole.get("best_control"),
-        planned=_planned(plan),
-        arms=table(lambda: arm_rows(whole), "arms"),
-        seeds=table(lambda: seed_rows(whole), "seeds"),
-        differences=table(lambda: comparison_rows(whole), "differences"),
-        pictures=table(lambda: curves_of(whole), "curves"),
-        remarks=table(lambda: [*map(str, whole["notes"]), *single_seed(whole)], "notes"),
-        runs=[summary_of(one) for one in phases[:MOST_PHASES]],
-        more=max(0, len(phases) - MOST_PHASES),
-        notes=notes,
-    )
+    return {
+        "title": str(whole.get("name", section_of(plan, "study").get("name", name))),
+        "budget": number_of(whole.get("budget", section_of(plan, "study").get("budget"))),
+        "control": whole.get("best_control"),
+        "several": min(len(list_of(whole.get("seeds", section_of(plan, "study").get("seeds")))), 1000),
+        "planned": _planned(plan),
+        "arms": table(lambda: arm_rows(whole), "arms"),
+        "seeds": table(lambda: seed_rows(whole), "seeds"),
+        "differences": table(lambda: comparison_rows(whole), "differences"),
+        "pictures": table(lambda: curves_of(whole), "curves"),
+        "remarks": table(lambda: notes_of(whole), "notes"),
+        "notes": notes,
+    }
 
 
 def seed_rows(whole: Mapping[str, Any]) -> Sequence[Cells]:
@@ -88,14 +101,21 @@ def seed_rows(whole: Mapping[str, Any]) -> Sequence[Cells]:
     return rows
 
 
-def curves_of(whole: Mapping[str, Any]) -> list[Picture]:
+def curves_of(whole: Mapping[str, Any]) -> list[Drawing]:
     """Held-out accuracy over compute, steps and time, and pass@n over compute; each evaluation holds until the next one.
 
     Raises like ``seed_rows``.
     """
-    drawn = [picture(f"Held-out accuracy over {name}", _curves(whole, at, scale, 3)) for name, at, scale in OVER]
+    caption = "Means over questions and seeds; dashed lines are controls. Earlier phases and collections count."
+    correct, solved = Axis("correct responses", "share"), Axis("questions with a correct response", "share")
+    drawn = [
+        line_chart(f"Held-out accuracy over {name}", _curves(whole, at, scale, 3), Axis(name), correct, caption=caption)
+        for name, at, scale in OVER
+    ]
     name, at, scale = OVER[0]
-    drawn.append(picture(f"Held-out pass@n over {name}", _curves(whole, at, scale, 4)))
+    drawn.append(
+        line_chart(f"Held-out pass@n over {name}", _curves(whole, at, scale, 4), Axis(name), solved, caption=caption)
+    )
     return [one for one in drawn if one is not None]
 
 
@@ -114,9 +134,12 @@ def _curves(whole: Mapping[str, Any], at: int, scale: float, of: int) -> list[Cu
         if len(lengths) == 1:
             columns = zip(*several.values(), strict=True)
             means = [tuple(sum(one[i] for one in column) / len(column) for i in (0, 1)) for column in columns]
-            found.append(Curve(str(arm["name"]), _held([(x, y) for x, y in means])))
+            found.append(Curve(str(arm["name"]), _held([(x, y) for x, y in means]), dashed=bool(arm["control"])))
         else:
-            found += [Curve(f"{arm['name']}, seed {seed}", _held(points)) for seed, points in several.items()]
+            found += [
+                Curve(f"{arm['name']}, seed {seed}", _held(points), dashed=bool(arm["control"]))
+                for seed, points in several.items()
+            ]
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from rlep.view.paired import PairedDifference, area, paired_difference
-from rlep.view.record import ALL, EvaluationPoint, Role, RunRecord, load_runs, method_of
+from rlep.view.record import EvaluationPoint, Role, RunRecord, headline_source, load_runs, method_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def summary(run_directories: Sequence[Path]) -> Summary:
 
 def summary_of(records: Sequence[RunRecord]) -> Summary:
     """As ``summary``, of runs already read."""
-    source = headline_source(records)
+    source = headline_source([row for record in records for row in record.evaluations])
     trained = [record for record in records if record.role != "collection"]
     mains = {record.role: (record, curve(record, source)) for record in reversed(trained)}
     base, other = mains.get("baseline"), mains.get("rlep")
@@ -166,14 +166,6 @@ def _compared(
     return at, means, paired_difference(left, right, source)
 
 
-def headline_source(records: Sequence[RunRecord]) -> str | None:
-    """``all`` where a run has it, else the data source evaluated most often; None without evaluations."""
-    counts = Counter(row.data_source for record in records for row in record.evaluations)
-    if ALL in counts:
-        return ALL
-    return counts.most_common(1)[0][0] if counts else None
-
-
 def curve(record: RunRecord, source: str | None) -> list[EvaluationPoint]:
     """One evaluation per step, by step: where a step has several, the one with the usual number of samples."""
     rows = [row for row in record.evaluations if row.data_source == source]
@@ -191,13 +183,13 @@ def run_summary(record: RunRecord, source: str | None) -> RunSummary:
     peak = max(points, key=lambda row: row.avg, default=None)
     ends = [row for row in record.evaluations if points and row.data_source == source and row.step == points[-1].step]
     final = max(ends, key=lambda row: row.samples, default=None)
-    seconds = [line.numbers["time/step"] for line in record.lines if "time/step" in line.numbers]
-    walls = [line.wall_s for line in record.lines] + [row.wall_s for row in points]
+    seconds = [value for _, value in record.table.points("time/step")]
+    walls = [*record.table.wall_s, *(row.wall_s for row in points)]
     return RunSummary(
         label=record.label,
         role=record.role,
         group="" if record.fresh is None else f"{record.fresh} + {record.replays}",
-        steps=len(record.lines),
+        steps=len(record.table),
         planned_steps=record.planned_steps,
         finished=record.finished,
         start=points[0].avg if points else None,

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
-import time
 from functools import cache
+from importlib import resources
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from rlep.core.printable import marked
+from rlep.view import words
+from rlep.view.mathematics import typeset
 
 MOST_TEXT = 65536
 """Characters of one text that a page shows."""
+STATIC = ("view.css", "view.js")
 SHADES = (0.01, 0.1, 0.7, 2.0, 4.0)
 """Negative log-probs in nats at which a token's shade changes."""
 
 
 def rendered(name: str, **values: object) -> str:
-    """A page."""
+    """Render a page."""
     return _environment().get_template(name).render(**values)
+
+
+def as_file(name: str, **values: object) -> str:
+    """Render a page that is one file: style and script stand in it, and its policy allows these two alone."""
+    digests = [base64.b64encode(hashlib.sha256(static(one).encode()).digest()).decode() for one in STATIC]
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'; form-action 'none'"
+    )
+    return rendered(name, policy=policy, **values)
 
 
 def shown(value: object) -> str:
@@ -29,22 +44,11 @@ def shown(value: object) -> str:
     return marked(text[:MOST_TEXT]) + more
 
 
-def figure(value: object, digits: int = 4) -> str:
-    """A number with so many significant digits, a whole one with all; a dash where there is none."""
+def figure(value: object, unit: str = "") -> str:
+    """A number as a person would write it; a dash where there is none."""
     if value is None:
         return "–"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    if isinstance(value, float):
-        return f"{value:.{digits}g}"
-    return shown(value)
-
-
-def clock(seconds: float) -> str:
-    """Seconds since the epoch as local date and time; a dash for 0."""
-    if not seconds:
-        return "–"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(max(seconds, 0.0), 2**33)))
+    return words.number(float(value), unit) if isinstance(value, int | float) else shown(value)
 
 
 def shade(logprob: float | None) -> str:
@@ -52,6 +56,17 @@ def shade(logprob: float | None) -> str:
     if logprob is None or math.isnan(logprob):
         return "s0"
     return f"s{sum(-logprob > bound for bound in SHADES)}"
+
+
+def formulas(value: object) -> Markup | None:
+    """A text with its formulas typeset; None where it has none."""
+    return typeset(shown(value))
+
+
+@cache
+def static(name: str) -> Markup:
+    """A file of ``static/``, to stand in a page that is a file itself."""
+    return Markup(resources.files("rlep.view").joinpath("static", name).read_text("utf-8"))  # noqa: S704 -- of the package
 
 
 @cache
@@ -63,6 +78,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"shown": shown, "figure": figure, "shade": shade, "clock": clock}
+    made.filters |= {"shown": shown, "figure": figure, "shade": shade, "formulas": formulas}
+    made.filters |= {"clock": words.clock, "ago": words.ago, "duration": words.duration, "short": words.short}
+    made.filters |= {"metric": words.label_of, "help": words.help_of, "unit": words.unit_of}
     made.filters |= {"part": lambda text: quote(str(text), safe="~"), "link": lambda text: quote(str(text), safe="~/")}
+    made.globals |= {"static": static}
     return made

@@ -65,7 +65,7 @@ def opened(context: BrowserContext, address: str) -> Page:
 
 def steps_of(page: Page) -> list[str]:
     """First cells of the table of steps."""
-    return page.locator("h2:text-is('Steps') ~ .wide").first.locator("tbody tr td:first-child").all_inner_texts()
+    return page.locator("#steps .wide tbody tr td:first-child").all_inner_texts()
 
 
 def points(page: Page, title: str) -> int:
@@ -77,28 +77,28 @@ def points(page: Page, title: str) -> int:
 def test_a_run_grows_while_it_is_watched(context: BrowserContext, served: Served, working: RunDirectory) -> None:
     page = opened(context, f"{served.address}/runs/runs~{working.path.name}")
     assert steps_of(page) == ["1", "0"]
-    assert points(page, "Accuracy and reward") == 2
-    page.locator("summary").click()
-    link = page.get_by_role("link", name="actors")
+    assert points(page, "Correct responses") == 2
+    page.locator("#steps summary").click()
+    link = page.get_by_role("link", name="Actors")
     link.focus()
     for step in (2, 3):
         log(working, step)
-        expect(page.locator("p").filter(has_text=f"{step + 1} of")).to_be_visible()
+        expect(page.locator(".big").filter(has_text=f"{step + 1} of")).to_be_visible()
         assert steps_of(page) == [str(one) for one in range(step, -1, -1)]
-        assert points(page, "Accuracy and reward") == step + 1
+        assert points(page, "Correct responses") == step + 1
     assert page.evaluate("document.watched")
-    expect(page.locator("details")).to_have_attribute("open", "")  # what the reader opened stays so
+    expect(page.locator("#steps")).to_have_attribute("open", "")  # what the reader opened stays so
     expect(link).to_be_focused()
     working.events.log("run_finished", 4)
-    expect(page.locator("p span.finished")).to_be_visible()
+    expect(page.locator("h1 .finished")).to_be_visible()
     page.close()
 
 
 def test_the_page_of_actors_grows_too(context: BrowserContext, served: Served, working: RunDirectory) -> None:
     page = opened(context, f"{served.address}/runs/runs~{working.path.name}/actors")
-    expect(page.get_by_role("row", name=re.compile("^step 3 2.5 "))).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile("^step 3 s 2.5 s "))).to_be_visible()
     log(working, 2)
-    expect(page.get_by_role("row", name=re.compile("^step 4 3 "))).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile("^step 4 s 3 s "))).to_be_visible()
     working.events.log("actor_started", actor="generator-7")
     expect(page.get_by_role("row", name=re.compile("^generator-7 at work "))).to_be_visible()
     assert page.evaluate("document.watched")
@@ -118,7 +118,7 @@ def test_a_page_that_nobody_sees_gives_its_connection_back(
     log(working, 2)
     for page in pages[1:5]:
         page.evaluate(hide, False)
-        expect(page.locator("p").filter(has_text="3 of")).to_be_visible()
+        expect(page.locator(".big").filter(has_text="3 of")).to_be_visible()
         page.evaluate(hide, True)
     for page in pages:
         page.close()
@@ -167,10 +167,10 @@ def test_a_run_whose_driver_is_killed_is_said_to_be_dead(
             assert driver.stdout is not None
             assert driver.stdout.readline() == "begun\n"
             page = opened(context, f"{served.address}/runs/runs~{run.name}")
-            expect(page.locator("p span.running")).to_be_visible()
+            expect(page.locator("h1 .running")).to_be_visible()
             driver.send_signal(signal.SIGKILL)
             driver.wait(timeout=60)
-            expect(page.locator("p span.dead")).to_be_visible()
+            expect(page.locator("h1 .dead")).to_be_visible()
         finally:
             driver.kill()
     expect(page.get_by_text("it was killed")).to_be_visible()

@@ -18,8 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"methods"},
     "data": set(),
     "metrics": set(),
-    "report": {"algorithms", "metrics", "view"},
-    "study": {"algorithms", "config", "report", "view"},
+    "study": {"algorithms", "config", "view"},
     "view": {"algorithms", "config", "metrics", "services/pool", "services/pool/rpc"},
     "algorithms": set(),
     "services": set(),
@@ -61,7 +60,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engines",
         "engines/",
         "metrics",
-        "report",
         "services/",
     },
     "quickstart": {"data"},
@@ -100,7 +98,7 @@ HEAVY = {
     "sympy",
     "reasoning_gym",
     "transformers",
-    "matplotlib",
+    "latex2mathml",
     "pyarrow",
 }
 

@@ -281,6 +281,7 @@ def tokens_table(groups: Sequence[WrittenGroup], decode: Decode) -> pa.Table:
             "data_source": pa.array([prompt.data_source for prompt, _, _, _ in held], pa.string()),
             "question": pa.array([prompt.question for prompt, _, _, _ in held], pa.string()),
             "reference": pa.array([prompt.reference for prompt, _, _, _ in held], pa.string()),
+            "prompt": pa.array([decode(prompt.tokens) for prompt, _, _, _ in held], pa.string()),
             "text": pa.array([decode(member.tokens) for _, _, member, _ in held], pa.string()),
             "token_ids": pa.array([member.tokens for _, _, member, _ in held], pa.list_(pa.int32())),
             "logprobs": pa.array([_half(logprobs) for _, _, _, logprobs in held], half),

@@ -90,7 +90,7 @@ def test_stopped_and_continued_it_is_the_same_study(tmp_path: Path, after: int) 
         conducted(study_file(tmp_path / "stopped"), run)
     assert run.stopped
     page = write_report(conducted(tmp_path / "stopped" / "study.toml", MadeUp()))
-    for name in ("study.json", "study.html", "study.png"):
+    for name in ("study.json", "study.html"):
         assert page.with_name(name).read_bytes() == whole.with_name(name).read_bytes()
 
 

@@ -45,7 +45,7 @@ def assert_harmless(text: str) -> None:
     names = Found(text).names
     assert not {name for name in names if name.startswith("on")}
     assert names & {"img", "iframe", "object", "style"} == set()
-    assert re.findall("<script[^>]*>", text) == ['<script src="/static/console.js" defer>']
+    assert re.findall("<script[^>]*>", text) == ['<script src="/static/view.js" defer>']
     assert not re.search("[\x00\x1b\u202e\u2066\u200b\ufeff]", text)
     assert "49\n" not in text
     for link in re.findall('href="([^"]*)"', text):

@@ -1,4 +1,4 @@
-"""Small run directories for the tests of ``rlep.report``."""
+"""Small run directories for the tests of ``rlep.view.report``."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.unit.view.console_scene import TOKEN, client_of
 
 def addresses() -> list[str]:
     """One of every route."""
-    values = {"{run}": "runs~a", "{step:int}": "1", "{group:int}": "0", "{prompt}": "x", "{name}": "console.js"}
+    values = {"{run}": "runs~a", "{step:int}": "1", "{group:int}": "0", "{prompt}": "x", "{name}": "view.js"}
     values |= {"{number:int}": "0", "{pool}": "pool", "{study}": "runs~s"}
     paths = []
     for route in Console([]).routes():
@@ -108,7 +108,7 @@ def test_no_path_leads_out_of_the_runs(client: TestClient, path: str) -> None:
 
 
 def test_every_answer_has_the_policy(client: TestClient, runs: Path) -> None:
-    answers = [client.get(path) for path in ("/", "/static/console.js", "/nowhere")]
+    answers = [client.get(path) for path in ("/", "/static/view.js", "/nowhere")]
     answers += [client_of(runs, logged_in=False).get("/"), client.get("/", headers={"host": "evil.example"})]
     for answer in answers:
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS

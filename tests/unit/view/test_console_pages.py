@@ -17,10 +17,11 @@ from starlette.testclient import TestClient
 from rlep.config.settings import load_config
 from rlep.core.jsonl import read_lines
 from rlep.view.app import Console
-from rlep.view.charts import Curve, picture, thinned
+from rlep.view.charts import STEP, Axis, Curve, line_chart, thinned
 from rlep.view.compare_page import AXES, evaluation_points, positions
 from rlep.view.pages import histogram
-from rlep.view.run_files import RunPlace, read_tail
+from rlep.view.record import read_evaluations
+from rlep.view.run_files import RunPlace
 from rlep.view.state import mark_of
 from rlep.view.steps import read_steps
 from rlep.view.templating import figure, shade
@@ -51,11 +52,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_curves_table_has_the_numbers_of_metrics_jsonl(client: TestClient, runs: Path) -> None:
     found = Found(page(client, "/runs/runs~a")).rows
-    head = next(row for row in found if row[0] == "Step" and "rollout/accuracy" in row)
-    at = head.index("rollout/accuracy")
+    head = next(row for row in found if row[:1] == ["Step ↓"])
+    at = head.index("Correct fresh responses")
     shown = {row[0]: row[at] for row in found if len(row) == len(head) and row[0].isdecimal()}
     lines = read_lines(runs / "a" / "metrics.jsonl")
-    assert shown == {str(line["step"]): figure(line["metrics"]["rollout/accuracy"]) for line in lines}
+    assert shown == {str(line["step"]): figure(line["metrics"]["rollout/accuracy"], "share") for line in lines}
 
 
 def test_a_step_shows_its_groups_and_filters_them(client: TestClient, runs: Path) -> None:
@@ -78,7 +79,7 @@ def test_a_group_shows_fresh_responses_beside_replays(client: TestClient, runs: 
     assert "Fresh responses (3)" in text
     assert "Replays (2)" in text
     for row in rows:
-        assert f"advantage {figure(row['advantage'])}" in text
+        assert f"advantage <b>{figure(row['advantage'])}</b>" in text
         assert f"{row['tokens']} tokens, {row['finish_reason']}" in text
     path = f"/runs/runs~a/prompts/{rows[0]['prompt_id']}"
     assert path in text
@@ -131,7 +132,7 @@ def test_what_is_damaged_is_named_and_the_rest_shown(runs: Path, tmp_path: Path)
     assert "metrics.jsonl: the last line is unfinished" in text
     assert "events.jsonl: 2 damaged or overlong lines are left out" in text
     assert "config.json is missing" in text
-    assert "4 steps, last line" in text
+    assert "4 steps are done" in text
     assert "rollouts/step-000001.parquet is damaged" in page(client, "/runs/runs~a/steps/1")
     group = page(client, "/runs/runs~a/steps/2/groups/0")
     assert "rollouts/step-000002.tokens.parquet is missing" in group
@@ -185,13 +186,13 @@ def test_curves_keep_their_peaks_and_histograms_count_all() -> None:
 
 def test_the_labels_of_a_narrow_range_differ() -> None:
     def labels(*values: float) -> list[str]:
-        drawn = picture("ratio/mean", [Curve("run", tuple(enumerate(values)))])
+        drawn = line_chart("ratio/mean", [Curve("run", tuple(enumerate(values)))], STEP, Axis("ratio"))
         assert drawn
-        return [label for _, label in drawn.ticks]
+        return [label for _, label in drawn.y_ticks]
 
-    assert labels(0.0, 0.705) == ["0", "0.352", "0.705"]
-    assert labels(0.9996, 1.0004) == ["0.9996", "1", "1.0004"]
-    assert labels(2.5) == ["2.5", "3", "3.5"]
+    assert labels(0.0, 0.705) == ["0", "0.2", "0.4", "0.6", "0.8"]
+    assert labels(0.9996, 1.0004) == ["0.9996", "0.9998", "1", "1.0002", "1.0004"]
+    assert labels(2.5) == ["1", "1.5", "2", "2.5", "3", "3.5", "4"]
 
 
 @pytest.mark.parametrize(
@@ -305,16 +306,16 @@ def test_runs_are_drawn_over_steps_time_or_compute(tmp_path: Path) -> None:
     evaluated.append({"step": 9, "data_source": "aime", "avg": 0.5})  # of a line that is lost
     (run / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evaluated))
     place = RunPlace("runs~a", run)
-    table, read = read_steps(place)[0], read_tail(place, "evaluations.jsonl").lines
+    table, read = read_steps(place)[0], read_evaluations(place)[0]
     assert list(positions(table, "time")) == [1.0, 2.0]
     assert list(positions(table, "compute")) == [12.0, 27.0]  # 1 + 2 + 3 × 3, 4 + 5 + 3 × 6 million
-    found = {over: evaluation_points(read, "aime", table, over) for over in AXES}
-    assert found["steps"] == ((0, 0.0), (1, 0.25), (2, 0.5), (9, 0.5))
-    assert found["time"] == ((0.5, 0.0), (2.0, 0.25), (3.5, 0.5))
-    assert found["compute"] == ((0.0, 0.0), (12.0, 0.25), (27.0, 0.5))
+    found = {over: [(at, row.avg) for at, row in evaluation_points(read, table, over)] for over in AXES}
+    assert found["steps"] == [(0, 0.0), (1, 0.25), (2, 0.5), (9, 0.5)]
+    assert found["time"][:3] == [(0.5, 0.0), (2.0, 0.25), (3.5, 0.5)]
+    assert found["compute"] == [(0.0, 0.0), (12.0, 0.25), (27.0, 0.5)]
     client = client_of(tmp_path / "runs")
-    assert ["aime: avg", "runs~a: 0.5"] in Found(page(client, "/compare?run=runs~a&over=compute")).rows
-    assert 'over=time" aria-current="true"' in page(client, "/compare?run=runs~a&over=time")
-    assert "<figcaption>Evaluations: avg</figcaption>" in page(client, "/runs/runs~a")
+    assert ["aime: held-out accuracy", "50 %"] in Found(page(client, "/compare?run=runs~a&over=compute")).rows
+    assert '<option value="time" selected>' in page(client, "/compare?run=runs~a&over=time")
+    assert "<h3>Evaluations: accuracy</h3>" in page(client, "/runs/runs~a")
     for path in ("/compare?run=runs~a&over=%3Cscript%3E", "/compare?over=time"):
         assert_harmless(page(client, path))

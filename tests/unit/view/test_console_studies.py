@@ -37,12 +37,12 @@ def test_a_study_has_its_arms_seeds_differences_and_curves(home: Path) -> None:
     assert ["rlep", "collect → sft"] in rows
     assert [row[:3] for row in rows if row[0].startswith("runs~")] == [["runs~s~phases~train-0-1", "–", "finished"]]
     assert text.count("<figure>") == 4
-    assert "rlep: 0.8</li>" in text  # pass@n, which the other arm was written without
-    assert text.count("none: 0.4</li>") == 3  # the mean of the last accuracies, over compute, steps and time
-    assert "All arms at 2 million tokens" in text
+    assert "rlep <b>80 %</b>" in text  # pass@n, which the other arm was written without
+    assert text.count("none <b>40 %</b>") == 3  # the mean of the last accuracies, over compute, steps and time
+    assert "All arms at 2M tokens" in text
     assert_harmless(text)
     assert_harmless(page(client, "/studies"))
-    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 3  # title, note, reason
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 4  # title, note, reason as a note and in the table
 
 
 def test_a_study_that_works_has_its_plan(home: Path) -> None:

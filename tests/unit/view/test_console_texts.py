@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from rlep.view.pages import evaluation, group, step
+from rlep.view.pages import Query, evaluation, group, step
 from rlep.view.pool_pages import pool_of
 from rlep.view.pool_places import PoolPlaces
 from rlep.view.run_files import RunPlace
@@ -30,7 +30,7 @@ from tests.unit.view.page_checks import Found
                 "selection/accuracy": 0.34,
             },
             "Of 192 groups that were sampled, 160 were dropped by dynamic sampling and have no rows here. "
-            "Correct fresh responses: 0.0625 of all, 0.34 of those below.",
+            "Correct fresh responses: 6.2 % of all, 34 % of those below.",
         ),
         (
             {"rollout/prompts": 8, "selection/discarded": 8, "rollout/accuracy": 0.0},
@@ -42,7 +42,7 @@ from tests.unit.view.page_checks import Found
 def test_a_step_says_what_dynamic_sampling_dropped(tmp_path: Path, metrics: Mapping[str, float], text: str) -> None:
     line = {"step": 3, "wall_s": 1.0, "metrics": metrics}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    shown = step(RunPlace("a", tmp_path), 3, "all", 0)
+    shown = step(RunPlace("a", tmp_path), 3, Query())
     assert text in shown
     assert ("dynamic sampling" in shown) is bool(text)
 
@@ -52,12 +52,15 @@ def test_a_group_shows_scores_and_their_parts_and_does_without(runs: Path, tmp_p
     file, place = tmp_path / "a" / "rollouts" / "step-000001.parquet", RunPlace("a", tmp_path / "a")
     table = pq.read_table(file).drop_columns(["score", "parts"])
     pq.write_table(table, file)
-    assert ", score " not in group(place, 1, 0)
+    assert "<span>score <b>" not in group(place, 1, 0, Query())
     parts = [json.dumps({"format": 1.0, "<b>": 0.5})] * len(table)
     table = table.append_column("score", pa.array([0.25] * len(table), pa.float32()))
     pq.write_table(table.append_column("parts", pa.array(parts)), file)
-    text = group(place, 1, 0)
-    assert ", score 0.25 <code>{&#34;format&#34;: 1.0, &#34;&lt;b&gt;&#34;: 0.5}</code>" in text
+    text = group(place, 1, 0, Query())
+    assert (
+        "<span>score <b>0.25</b></span><span>parts <code>{&#34;format&#34;: 1.0, &#34;&lt;b&gt;&#34;: 0.5}</code></span>"
+        in text
+    )
 
 
 def test_the_pool_of_a_run_shows_the_texts_of_what_was_drawn(runs: Path, tmp_path: Path) -> None:
@@ -104,20 +107,20 @@ def test_evaluations_of_different_n_are_compared_over_the_samples_that_both_have
     evaluated(
         tmp_path, 8, {"same": [True, False] + 6 * [True], "better": [True, False] + 6 * [False], "new": [True] * 8}
     )
-    text = evaluation(RunPlace("a", tmp_path), 8, None, 0)
+    text = evaluation(RunPlace("a", tmp_path), 8, None, Query())
     assert "1 of 3 questions changed since step 0, in the 2 samples of each that both evaluations have" in text
     rows = Found(text).rows
-    assert ["what is better?", "1 of 8", "0 of 2", "+1"] in rows
-    assert ["what is same?", "7 of 8", "1 of 2", ""] in rows
-    assert ["what is new?", "8 of 8", "–", ""] in rows
+    assert ["what is better? samples", "1 of 8", "0 of 2", "+1"] in rows
+    assert ["what is same? samples", "7 of 8", "1 of 2", ""] in rows
+    assert ["what is new? samples", "8 of 8", "–", ""] in rows
 
 
 def test_an_evaluation_without_any_extracted_answer_is_shown(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").touch()
     evaluated(tmp_path, 0, {"a": [True, False]}, extracted=None)
-    text = evaluation(RunPlace("a", tmp_path), 0, "a", 0)
-    assert ["what is a?", "1 of 2", "–", ""] in Found(text).rows
-    assert "extracted <code>–</code>" in text
+    text = evaluation(RunPlace("a", tmp_path), 0, "a", Query())
+    assert ["what is a? samples", "1 of 2", "–", ""] in Found(text).rows
+    assert "answer <code>–</code>" in text
     assert "does not hold" not in text
 
 

@@ -106,7 +106,7 @@ def test_a_small_file_with_large_texts_is_refused_before_they_are_made(copied: P
     pq.write_table(many, copied / TEXTS, compression="zstd")
     assert (copied / TEXTS).stat().st_size < bound
     assert pq.read_metadata(copied / TEXTS).row_group(0).total_byte_size < bound
-    whole = rows * (2**14 + sum(len(row[name].encode()) for name in ("question", "reference")))
+    whole = rows * (2**14 + sum(len(row[name].encode()) for name in ("question", "reference", "prompt")))
     text = page(client_of(copied.parent), f"/runs/runs~a/steps/1/groups/{row['group']}")
     assert f"{TEXTS}: a row group has {whole} bytes; at most {bound}" in text
 

@@ -12,7 +12,8 @@ import pytest
 
 from rlep.algorithms.evaluation import RESAMPLES, paired
 from rlep.core.seeds import generator_for
-from rlep.report import build_report, summary
+from rlep.view.report import build_report
+from rlep.view.summary import summary
 from tests.unit.view.report_values import write_run
 
 N = 10

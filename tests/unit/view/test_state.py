@@ -12,8 +12,8 @@ import pytest
 
 from rlep.metrics.logs import EventLog
 from rlep.view import state
-from rlep.view.pages import overview
 from rlep.view.run_files import RunPlace, find_runs
+from rlep.view.run_page import overview
 from rlep.view.state import LATEST_S, STEPS_A_CHANGE, complete_mark, mark_of, summary_of
 
 
@@ -62,8 +62,10 @@ def test_the_line_has_the_last_held_out_accuracy(tmp_path: Path) -> None:
     assert summary_of(place).held_out is None
     rows = [{"step": 8, "data_source": name, "avg": avg} for name, avg in (("easy", 0.5), ("hard", 0.1), ("all", 0.25))]
     written(tmp_path, "evaluations.jsonl", {"step": 0, "data_source": "all", "avg": 0.125}, *rows)
-    assert summary_of(place).held_out == 0.25
-    assert "<td>0.25</td>" in overview([place])
+    held_out = summary_of(place).held_out
+    assert held_out is not None
+    assert held_out.avg == 0.25
+    assert "<b>25 %</b>" in overview([place])
 
 
 def test_a_model_directory_is_no_run(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_only_what_was_appended_is_read(place: RunPlace, monkeypatch: pytest.Mon
     assert table.points("a") == ((0, 0.0), (1, 1.0), (2, 2.0))
     assert table.points("b") == ((1, 0.5), (2, 0.5))
     assert table.points("c") == ((0, 0.5),)
-    assert table.line(0).numbers == {"a": 0.0, "c": 0.5}
-    assert table.line(2).numbers == {"a": 2.0, "b": 0.5}
+    assert table.line(0).numbers == {"a": 0.0, "c": 0.5, "list[0]": 1.0}
+    assert table.line(2).numbers == {"a": 2.0, "b": 0.5, "list[0]": 1.0}
     assert list(table.wall_s) == [0.0, 2.0, 4.0]
 
 
