@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup as RayPlacementGroup
@@ -97,8 +98,7 @@ def crowded(roles: Mapping[str, ActorConfig]) -> str:
 def _infeasible(role: ActorConfig) -> str:
     """Say why no node could ever hold such an actor; an empty string where one could."""
     labels = role.label_selector
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    labelled = [n for n in nodes if all(n.get("Labels", {}).get(key) == value for key, value in labels.items())]
+    labelled = [node for node in ray.nodes() if node["Alive"] and _is_labelled(node, labels)]
     if not labelled:
         return f"no node has the labels{_labels(labels)}"
     for key, amount in _wanted(role).items():
@@ -106,6 +106,18 @@ def _infeasible(role: ActorConfig) -> str:
         if amount > most:
             return f"needs {amount:g} {key}, the largest node{_labels(labels)} has {most:g}"
     return ""
+
+
+def may_hold(node: Mapping[str, Any], role: ActorConfig) -> bool:
+    """Return True if a node has the labels of a role, and ever room for one of its actors."""
+    resources = node["Resources"]
+    return _is_labelled(node, role.label_selector) and all(
+        amount <= resources.get(key, 0.0) for key, amount in _wanted(role).items()
+    )
+
+
+def _is_labelled(node: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    return all(node.get("Labels", {}).get(key) == value for key, value in labels.items())
 
 
 def _wanted(role: ActorConfig) -> dict[str, float]:

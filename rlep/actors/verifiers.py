@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlep.actors.cluster import Cluster, call
+from rlep.actors.cluster import SENT_AGAIN, Cluster, call
+from rlep.actors.placement import may_hold
 from rlep.actors.replicas import ActorStatus, Changes, Replica, ReplicaSet, RoleStatus, State
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import VerifierConfig
-from rlep.core.errors import ActorLost
+from rlep.core.errors import ActorLost, ConfigError
+from rlep.core.plural import counted
 from rlep.core.types import Completion, Prompt, Verdict
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.user_function import source_version
 
 BATCH = 64
 """Responses in one call: enough to make the call itself cheap, few enough to spread one prompt's responses."""
@@ -53,6 +58,50 @@ class VerifierActor:
 def limits_of(config: VerifierConfig) -> Limits:
     """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
     return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
+
+
+@ray.remote(num_cpus=0, max_retries=SENT_AGAIN)
+def try_verifier(config: VerifierConfig) -> tuple[str, str]:
+    """Return the version of the verifier on this node, and why it cannot serve; one of them is empty."""
+    try:
+        with build_verifier(config.profile, limits=limits_of(config), correct_at=config.correct_at) as verifier:
+            verifier.check()
+            return verifier.version, ""
+    except ConfigError as error:
+        return "", str(error)
+
+
+async def check_nodes(cluster: Cluster, config: VerifierConfig) -> str:
+    """Try the verifier on each node of a joined cluster that may have one; return how many nodes they are, as a sentence.
+
+    Raises ``ConfigError`` naming the first node where it cannot serve, as where the user's function cannot be imported,
+    or where that function is another than here.
+    """
+    if cluster.home is not None:
+        return ""
+    nodes = [node for node in ray.nodes() if node["Alive"] and may_hold(node, config)]
+    faults = await asyncio.gather(*(_fault_on(node, config) for node in nodes))
+    for node, fault in zip(nodes, faults, strict=True):
+        if fault:
+            raise ConfigError(
+                f"verifier.profile = {config.profile} on node {node['NodeManagerAddress']}: {fault}. Install it on every node "
+                "that may have a verifier, submit the run with `rlep submit`, or choose nodes by verifier.label_selector"
+            )
+    return f"{config.profile} serves on {counted(len(nodes), 'node')}"
+
+
+async def _fault_on(node: Mapping[str, Any], config: VerifierConfig) -> str:
+    where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    reference = try_verifier.options(scheduling_strategy=where).remote(config)
+    what = f"trying a verifier on node {node['NodeManagerAddress']}"
+    try:
+        version, fault = await call(reference, what, config.start_deadline_s)
+    except RayTaskError as error:  # of a node without rlep
+        return str(error).strip().rpartition("\n")[2]
+    own = config.profile.removeprefix("python:") if config.profile.startswith("python:") else ""
+    if own and not fault and not version.startswith(source_version(own)):
+        return "the function's file there is not the one here"
+    return str(fault)
 
 
 class VerifierReplica(Replica):

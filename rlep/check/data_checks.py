@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from rlep.actors.verifiers import limits_of
 from rlep.check.engine_options import check_options
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
@@ -13,13 +15,20 @@ from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, RlepError
 from rlep.core.plural import counted, named
 from rlep.data.prompts import NAMED_CHARACTERS, PromptOrder, PromptSet
-from rlep.driver.model_shape import linear_layers, read_shape, same_weights, undivided
+from rlep.driver.crashes import LEAST_QUESTIONS, UNDECIDED, is_function, undecided_text
+from rlep.driver.model_shape import has_weight, linear_layers, read_shape, same_weights, undivided
 from rlep.driver.replays import choose_method
 from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
-from rlep.services.verifier import answers
+from rlep.engines.weights.weight_update import ties_head
+from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.verifier import PROFILES
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+TIED = "tie_word_embeddings"
+EXAMPLES = 3
+"""References that are named."""
 
 
 def options(subject: Subject) -> Iterator[Finding]:
@@ -68,35 +77,67 @@ def evaluation_data(subject: Subject) -> Iterator[Finding]:
 
 
 def verifier(subject: Subject) -> Iterator[Finding]:
-    """Check that the verifier serves, and that it can grade against every reference.
+    """Check that the verifier passes its self-test, and that it would pay every reference given as the answer.
 
-    A math profile grades against a text without an answer, too: every response to it is wrong. Others refuse.
+    A reference of a math profile that says nothing is only told of: every response to it is wrong. Others refuse it.
     """
-    config = subject.config
-    profile = config.verifier.profile
-    references = _references(subject)
-    faults: dict[str, str] = {}
-    if profile in PROFILES:
-        faults = _faults(references, answers.reference_fault) if profile != "dapo" else {}
+    profile, references = subject.config.verifier.profile, _references(subject)
+    try:
+        with _configured_verifier(subject.config) as built:
+            built.check()
+            faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
+            unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
+            undecided = _undecided(built, references) if is_function(profile) else ""
+    except ConfigError as error:
+        raise ConfigError(f"verifier.profile = {profile}: {error}") from None
+    if faults and profile not in PROFILES:
+        raise DataError(_told(profile, faults, len(references)))
+    if undecided:
+        remedy = "try it with `rlep grade`; training ends where a step's responses have no verdict at all"
+        yield Finding("verifier", "wrong", f"the references as responses: {undecided}", remedy)
+    elif unpaid := faults | unpaid:
+        remedy = "no response to these questions is ever correct: mend the references, or leave the rows out"
+        yield Finding("references", "wrong", _told(profile, unpaid, len(references)), remedy)
     else:
-        try:
-            with build_verifier(profile, correct_at=config.verifier.correct_at) as built:
-                built.check()
-                faults = _faults(references, built.reference_fault)
-        except ConfigError as error:
-            raise ConfigError(f"verifier.profile = {profile}: {error}") from None
-    if not faults:
         graded = f", which can grade against {counted(len(references), 'reference')}" if references else ""
         yield Finding("verifier", "ok", f"{profile}{graded}")
-        return
-    reference, reason = next(iter(faults.items()))
-    detail = (
-        f"{len(faults):,} of {counted(len(references), 'reference')} cannot be graded against with verifier.profile = "
-        f"{profile}, e.g. {reference[:NAMED_CHARACTERS]!r}: {reason}"
+
+
+def _configured_verifier(config: Config) -> BaseVerifier:
+    options = config.verifier
+    return build_verifier(options.profile, limits=limits_of(options), correct_at=options.correct_at)
+
+
+def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:
+    """Map each reference that is not paid for although it is given as the answer itself, in any known form, to the reason."""
+    pairs = [(reference, text, False) for reference in references for text in verifier.stated(reference)]
+    reasons: dict[str, str] = {}
+    paid: set[str] = set()
+    for (reference, *_), verdict in zip(pairs, verifier.grade_pairs(pairs), strict=True):
+        reasons.setdefault(reference, f"given as the answer itself, it is {verdict.status}")
+        if verdict.status == "correct":
+            paid.add(reference)
+    return {reference: reason for reference, reason in reasons.items() if reference not in paid}
+
+
+def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:
+    """Say so if the user's function decides on none of the first references, given as responses; else an empty string."""
+    shown = references[:LEAST_QUESTIONS]
+    verdicts = verifier.grade_pairs([(reference, reference, False) for reference in shown])
+    counts = Counter[str](verdict.status for verdict in verdicts)
+    if not counts or {*counts} - {*UNDECIDED}:
+        return ""
+    return undecided_text(verifier.name, counts, verdicts[0].reason.partition("\n")[0])
+
+
+def _told(profile: str, faults: Mapping[str, str], references: int) -> str:
+    examples: dict[str, list[str]] = {}
+    for reference, reason in list(faults.items())[:EXAMPLES]:
+        examples.setdefault(reason, []).append(repr(reference[:NAMED_CHARACTERS]))
+    return (
+        f"{len(faults):,} of {counted(references, 'reference')} cannot be graded against with verifier.profile = {profile}, "
+        "e.g. " + "; ".join(f"{', '.join(shown)}: {reason}" for reason, shown in examples.items())
     )
-    if profile not in PROFILES:
-        raise DataError(detail)
-    yield Finding("references", "wrong", detail, "every response to these questions would be wrong")
 
 
 def input_notes(subject: Subject) -> list[str]:
@@ -142,16 +183,21 @@ def check_heads(subject: Subject) -> None:
 
 
 def check_output_head(config: Config) -> None:
-    """Raise ``ModelError`` where config.json ties the output head to the embedding, and the files hold another head."""
+    """Raise ``ModelError`` if the files hold another output head than config.json and the family say, or none at all."""
     model = config.model.path
     try:
-        tied = read_shape(model).tied
-    except ModelError:  # vLLM serves more families than have such a shape
+        tied = ties_head(model)
+    except ModelError:  # vLLM serves more families than transformers knows
         return
-    if tied and not same_weights(model, "lm_head.weight", "model.embed_tokens.weight"):
+    if tied and not same_weights(model, HEAD, EMBEDDING):
         raise ModelError(
-            f"{model}: config.json says tie_word_embeddings = true, and the safetensors hold an lm_head.weight that is not the "
-            "embedding: set it to false there to use that head, or remove the weight"
+            f"{model}: by config.json {TIED} is true, and the safetensors hold an {HEAD} that is not the embedding: set {TIED} "
+            "to false there to use that head, or remove the weight"
+        )
+    if not tied and has_weight(model, EMBEDDING) and not has_weight(model, HEAD):
+        raise ModelError(
+            f"{model}: by config.json {TIED} is false, and the safetensors hold no {HEAD}: set {TIED} to true there if the "
+            "embedding is the output head, or add the weight"
         )
 
 
@@ -188,8 +234,3 @@ def _references(subject: Subject) -> list[str]:
             prompts = subject.evaluation if evaluated else subject.train
             references |= dict.fromkeys(prompt.reference for prompt in prompts.prompts) if prompts else {}
     return list(references)
-
-
-def _faults(references: Sequence[str], fault_of: Callable[[str], str]) -> dict[str, str]:
-    """Map each reference that cannot be graded against to the reason."""
-    return {reference: fault for reference in references if (fault := fault_of(reference))}

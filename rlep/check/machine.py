@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
@@ -16,10 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from rlep.actors.cluster_address import joined_address, named_address, reachable
+from rlep.actors.cluster import Cluster
+from rlep.actors.cluster_address import joined_address, named_address
+from rlep.actors.verifiers import check_nodes
 from rlep.check.finding import Finding
 from rlep.check.inputs import Look, Subject
-from rlep.core.errors import PlacementError, WrongVersionError
+from rlep.core.errors import PlacementError, RlepError, WrongVersionError
 from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
 from rlep.driver.plan_learner import plan_learner
@@ -216,16 +219,17 @@ def cluster(subject: Subject) -> Iterator[Finding]:
     if os.environ.get("RAY_AUTH_MODE") != "token":
         remedy = "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE on all machines before ray start"
         yield Finding("Ray token", "ok", "the cluster's token authentication is not switched on here", remedy)
-    named, status = named_address(config.cluster.address), ""
+    joined = Cluster(config.cluster, f"{config.run.name}-check")
     try:
-        reachable(address, named)
-        words = ["status"] if address == "auto" else ["status", "--address", address]
-        status = _output([str(Path(sys.executable).with_name("ray")), *words])
+        joined.connect()
+        yield Finding("Ray cluster", "ok", named_address(config.cluster.address))
+        yield Finding("verifier on the cluster", "ok", asyncio.run(check_nodes(joined, config.verifier)))
     except PlacementError as error:
-        named = str(error)
-    answers = "Resources" in status
-    remedy = "" if answers else "ray start --head, or check the address"
-    yield Finding("Ray cluster", "ok" if answers else "wrong", named, remedy)
+        yield Finding("Ray cluster", "wrong", str(error), "ray start --head, or check the address")
+    except RlepError as error:
+        yield Finding("verifier on the cluster", "wrong", str(error))
+    finally:
+        joined.close()
 
 
 def secrets(_: Subject) -> Iterator[Finding]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import io
+import json
 import os
-import sys
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from rlep.cli.check import check
 from rlep.cli.configs import Files, Overrides, config_app
 from rlep.cli.console import console
+from rlep.cli.grade import grade
+from rlep.cli.live import AsJson, drain, scale, status, timeline
 from rlep.cli.pool import pool_app
 from rlep.cli.shell import command_errors
 from rlep.cli.study import study_app
 from rlep.cli.task_sets import tasks_app
-from rlep.core.printable import PrintableStream
+from rlep.cli.terminal import make_streams_printable
+from rlep.cli.top import top
 from rlep.core.versions import check_versions
 
 app = typer.Typer(
@@ -34,13 +37,8 @@ app.add_typer(tasks_app, name="tasks")
 app.add_typer(study_app, name="study")
 app.command()(command_errors(console))
 
-ActorKind = Literal["generators", "verifiers"]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print errors and the result only.")]
 JsonSteps = Annotated[bool, typer.Option("--json", help="Print a JSON object for each step on standard output.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
-Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
-Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor has to finish its work.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run directories.")]
 
 
@@ -134,24 +132,7 @@ def evaluate(
     show_evaluation(report, as_json=as_json)
 
 
-@app.command()
-@command_errors
-def grade(
-    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
-    profile: Annotated[
-        str,
-        typer.Option(
-            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN or python:module:function."
-        ),
-    ] = "math",
-    workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
-    correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
-) -> None:
-    """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
-    from rlep.cli.grade import grade_file
-
-    grade_file(file, profile, workers, out, correct_at=correct_at)
+app.command()(command_errors(grade))
 
 
 @app.command()
@@ -198,10 +179,24 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Print what a run will do, in numbers, before anything starts, and whether it fits into GPUs of this memory."""
-    from rlep.cli.plan import show_plan
+    from rlep.cli.plan import lines, read_known
+    from rlep.cli.tables import show_facts
     from rlep.config.settings import load_config
+    from rlep.driver.plan_memory import GIB
+    from rlep.driver.run_plan import make_plan
 
-    show_plan(load_config(files, overrides or ()), gpu_memory=gpu_memory, as_json=as_json)
+    config = load_config(files, overrides or ())
+    made = make_plan(config, read_known(config), int(gpu_memory * GIB))
+    if as_json:
+        typer.echo(json.dumps(asdict(made), indent=2))
+        return
+    show_facts("plan", config.run.name, lines(made, config))
+    if made.fits is not None:
+        typer.echo(f"fits: {made.reason}" if made.fits else f"does not fit, because {made.reason}")
+    for sentence in made.missing:
+        typer.echo(f"missing: {sentence}")
+    if made.missing_cpus:
+        typer.echo(f"does not fit this machine: {made.missing_cpus}")
 
 
 app.command()(check)
@@ -229,84 +224,12 @@ def submit(
     )
 
 
-@app.command()
-@command_errors
-def status(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
-    address: Address = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show every actor of a running run: state, policy version, requests in flight, speed, restarts, last error."""
-    from rlep.cli.live import show_status
-
-    show_status(run, address=address, as_json=as_json)
-
-
-@app.command()
-@command_errors
-def top(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
-    address: Address = None,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 1,
-) -> None:
-    """Show a running run continuously, until it ends, q or Ctrl-C: its actors, and the time of the last step.
-
-    If standard output is not a terminal, print one frame.
-    """
-    from rlep.cli.top import watch_run
-
-    watch_run(run, address=address, every_s=every)
-
-
-@app.command()
-@command_errors
-def timeline(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")],
-    address: Address = None,
-    out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
-) -> None:
-    """Write who did what in the last steps of a running run, as a Chrome trace for Perfetto; print the last step's times."""
-    from rlep.cli.live import save_timeline
-
-    save_timeline(run, out, address=address)
-
-
-@app.command()
-@command_errors
-def scale(
-    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="The role to scale.")],
-    count: Annotated[int, typer.Argument(metavar="N", min=1, help="The desired number.")],
-    run: RunName,
-    address: Address = None,
-    *,
-    grace: Grace = 60,
-) -> None:
-    """Set the number of generators or verifiers of a running run; the newest are drained first."""
-    from rlep.cli.live import change_count
-
-    change_count(run, role, count, address=address, grace_s=grace)
-
-
-@app.command()
-@command_errors
-def drain(
-    actor: Annotated[str, typer.Argument(metavar="ACTOR", help="A name from rlep status, e.g. generator-1.")],
-    run: RunName,
-    address: Address = None,
-    *,
-    grace: Grace = 60,
-) -> None:
-    """Drain one generator or verifier of a running run: it finishes its work, or returns it to the queue."""
-    from rlep.cli.live import drain_actor
-
-    drain_actor(run, actor, address=address, grace_s=grace)
+for watching in (status, top, timeline, scale, drain):
+    app.command()(command_errors(watching))
 
 
 def main() -> None:
     """Console entry: what commands print has no effect on a terminal but its own colours."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each attempt to connect; errors say what came of them
-    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
-        sys.stdout = PrintableStream(sys.stdout)
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = PrintableStream(sys.stderr)
+    make_streams_printable()
     app()

@@ -5,24 +5,34 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
-from rlep.cli.progress import TerminalProgress
+import typer
+
 from rlep.core.errors import DataError, UngradedRows, VerifierError
-from rlep.driver.crashes import UNDECIDED, is_function, undecided_text
-from rlep.services.verifier.grade_rows import grade_rows
-from rlep.services.verifier.grader import build_verifier
 
 NAMED = 10
 """Rows without a verdict that are named one by one."""
 
 
-def grade_file(file: Path, profile: str, workers: int, out: Path | None, *, correct_at: float = 1.0) -> None:
-    """Grade a JSONL file, or standard input for ``-``; a malformed row is reported in its place.
+def grade(
+    file: Annotated[Path, typer.Argument(metavar="FILE.jsonl", help='Rows {"gold": …, "response": …}.')],
+    profile: Annotated[
+        str,
+        typer.Option(
+            help="math, math-bare, strict-box, dapo, exact, reasoning-gym, code, regex:PATTERN or python:module:function."
+        ),
+    ] = "math",
+    workers: Annotated[int, typer.Option(min=1, help="Grading processes.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="File for the graded rows; standard output otherwise.")] = None,
+    correct_at: Annotated[float, typer.Option(help="Least score of your own function that is correct.")] = 1.0,
+) -> None:
+    """Grade responses: the same rows, in order, with status, extracted answer, path, seconds and any score."""
+    from rlep.cli.progress import TerminalProgress
+    from rlep.driver.crashes import UNDECIDED, is_function, undecided_text
+    from rlep.services.verifier.grade_rows import grade_rows
+    from rlep.services.verifier.grader import build_verifier
 
-    Raises DataError where the file cannot be read, or ``out`` cannot be written or is that very file, and, when all rows
-    are written, UngradedRows where one was malformed, VerifierError where the user's function decided on none.
-    """
     file = Path("/dev/stdin") if file == Path("-") else file
     unreadable: list[str] = []
     try:

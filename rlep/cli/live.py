@@ -1,4 +1,4 @@
-"""``rlep status``, ``rlep scale`` and ``rlep drain``: a running run, looked at and changed from another process."""
+"""``rlep status``, ``timeline``, ``scale`` and ``drain``: a running run, looked at and changed from another process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rlep.actors.contact import CONTACT, check_private, read_contact
 from rlep.actors.timeline import write_trace
 from rlep.cli.shell import say_stopping
-from rlep.cli.status import actor_rows, backlog, errors, heading, path_rows, phases, share_rows
-from rlep.cli.tables import show_table
+from rlep.cli.status import path_rows, share_rows, view
+from rlep.cli.tables import WIDEST, show_table
+from rlep.cli.terminal import Terminal
 from rlep.core.errors import ConfigError
 from rlep.core.plural import counted
 from rlep.launch.event_loop import run_async
@@ -25,6 +26,13 @@ from rlep.metrics.spans import busy_shares
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
     from rlep.actors.control import Command, RunClient, RunStatus
+
+ActorKind = Literal["generators", "verifiers"]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
+RunName = Annotated[str, typer.Option("--run", metavar="RUN", help="Run directory, or the name of a run on a cluster.")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster of a run given by name; RAY_ADDRESS or auto otherwise.")]
+Grace = Annotated[float, typer.Option(min=0, help="Seconds that a drained actor has to finish its work.")]
 
 LOOK_S = 20.0
 """Deadline of a driver's status."""
@@ -37,50 +45,65 @@ KEEP_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """A private cluster listens on 127.0.0.1, where Ray on Linux would otherwise put the machine's address."""
 
 
-def show_status(run: str, *, address: str | None, as_json: bool) -> None:
-    """Print what every actor of a run does."""
+def status(run: Run, address: Address = None, as_json: AsJson = False) -> None:
+    """Show every actor of a running run: state, policy version, requests in flight, speed, restarts, last error."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Look
 
-    status = run_async(_asked(cluster, Look()), say_stopping)
+    found = run_async(_asked(cluster, Look()), say_stopping)
     if as_json:
-        shown = asdict(status)
+        shown = asdict(found)
         del shown["spans"]
         typer.echo(json.dumps(shown, indent=2))
     else:
-        _show(status)
+        Terminal(width=WIDEST).print(view(found))
 
 
-def save_timeline(run: str, out: Path, *, address: str | None) -> None:
-    """Write the trace of the last steps; print who had work how long, and what the last whole step waited for."""
+def timeline(
+    run: Run,
+    address: Address = None,
+    out: Annotated[Path, typer.Option(help="Chrome trace file.")] = Path("timeline.json"),
+) -> None:
+    """Write who did what in the last steps of a running run, as a Chrome trace for Perfetto; print the last step's times."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Look
 
-    status = run_async(_asked(cluster, Look(spans=True)), say_stopping)
-    write_trace(out, status.spans)
-    show_table(share_rows(busy_shares(status.spans), "actor", "busy"))
-    if status.last_step is not None:
-        show_table(path_rows(status.last_step), "critical path")
-        show_table(share_rows(status.last_step.idle, "role", "idle"))
-    typer.echo(f"timeline: {out} ({counted(len(status.spans), 'span')}; https://ui.perfetto.dev opens it)")
+    found = run_async(_asked(cluster, Look(spans=True)), say_stopping)
+    write_trace(out, found.spans)
+    show_table(share_rows(busy_shares(found.spans), "actor", "busy"))
+    if found.last_step is not None:
+        show_table(path_rows(found.last_step), "critical path")
+        show_table(share_rows(found.last_step.idle, "role", "idle"))
+    typer.echo(f"timeline: {out} ({counted(len(found.spans), 'span')}; https://ui.perfetto.dev opens it)")
 
 
-def change_count(
-    run: str, role: Literal["generators", "verifiers"], count: int, *, address: str | None, grace_s: float
+def scale(
+    role: Annotated[ActorKind, typer.Argument(metavar="generators|verifiers", help="The role to scale.")],
+    count: Annotated[int, typer.Argument(metavar="N", min=1, help="The desired number.")],
+    run: RunName,
+    address: Address = None,
+    *,
+    grace: Grace = 60,
 ) -> None:
-    """Bring a role of a run to ``count`` actors, and print the status afterwards."""
+    """Set the number of generators or verifiers of a running run; the newest are drained first."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Scale
 
-    _show(run_async(_asked(cluster, Scale(role, count, grace_s)), say_stopping))
+    Terminal(width=WIDEST).print(view(run_async(_asked(cluster, Scale(role, count, grace)), say_stopping)))
 
 
-def drain_actor(run: str, actor: str, *, address: str | None, grace_s: float) -> None:
-    """Drain one actor of a run, and print the status afterwards."""
+def drain(
+    actor: Annotated[str, typer.Argument(metavar="ACTOR", help="A name from rlep status, e.g. generator-1.")],
+    run: RunName,
+    address: Address = None,
+    *,
+    grace: Grace = 60,
+) -> None:
+    """Drain one generator or verifier of a running run: it finishes its work, or returns it to the queue."""
     cluster = run_cluster(run, address)
     from rlep.actors.control import Drain
 
-    _show(run_async(_asked(cluster, Drain(actor, grace_s)), say_stopping))
+    Terminal(width=WIDEST).print(view(run_async(_asked(cluster, Drain(actor, grace)), say_stopping)))
 
 
 async def _asked(cluster: Cluster, command: Command) -> RunStatus:
@@ -163,12 +186,3 @@ def _started_here() -> bool:
         return path.lstat().st_uid in (os.geteuid(), 0)
     except OSError:
         return False
-
-
-def _show(status: RunStatus) -> None:
-    typer.echo(heading(status))
-    if status.progress.phases:
-        typer.echo(phases(status.progress))
-    show_table(actor_rows(status))
-    for line in (*backlog(status), *errors(status)):
-        typer.echo(line)

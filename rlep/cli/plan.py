@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import typer
 
 from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject
 from rlep.check.pool_checks import pool_exists
-from rlep.cli.tables import show_facts
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.model_shape import read_shape
-from rlep.driver.plan_memory import GIB
-from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, make_plan, read_collection
+from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
-
-
-def show_plan(config: Config, *, gpu_memory: float, as_json: bool) -> None:
-    """Print the plan, for GPUs of ``gpu_memory`` GiB; ``rlep check`` says what a run would refuse."""
-    plan = make_plan(config, read_known(config), int(gpu_memory * GIB))
-    if as_json:
-        typer.echo(json.dumps(asdict(plan), indent=2))
-        return
-    show_facts("plan", config.run.name, lines(plan, config))
-    if plan.fits is not None:
-        typer.echo(f"fits: {plan.reason}" if plan.fits else f"does not fit, because {plan.reason}")
-    for sentence in plan.missing:
-        typer.echo(f"missing: {sentence}")
-    if plan.missing_cpus:
-        typer.echo(f"does not fit this machine: {plan.missing_cpus}")
 
 
 def read_known(config: Config) -> Known:

@@ -1,16 +1,28 @@
-"""A run's status as text: the lines and the table of ``rlep status``, ``rlep top`` and ``rlep timeline``."""
+"""A run's status as ``rlep status`` and ``rlep top`` show it, and the tables of ``rlep timeline``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.text import Text
+
+from rlep.cli.tables import table_of
 from rlep.core.plural import counted
 from rlep.metrics.spans import StepBreakdown
 
 if TYPE_CHECKING:
     from rlep.actors.control import RunStatus
     from rlep.actors.run_progress import RunProgress
+
+
+def view(status: RunStatus, *, step: bool = False) -> Group:
+    """Lines and a table of all actors, with ``step`` also of the last whole step."""
+    above = [heading(status), *([phases(status.progress)] if step or status.progress.phases else [])]
+    above += last_step(status) if step else []
+    below = [*backlog(status), *errors(status)]
+    return Group(*map(Text, above), table_of(actor_rows(status)), *map(Text, below))
 
 
 def heading(status: RunStatus) -> str:

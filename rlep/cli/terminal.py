@@ -1,7 +1,8 @@
-"""The only console that commands draw on: text of any origin comes out as text, without effects on the terminal."""
+"""Streams and the console of commands: text of any origin comes out as text, without effects on the terminal."""
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterable
 
@@ -27,3 +28,32 @@ class Terminal(Console):
         """The segments of a renderable, their text printable."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+class PrintableStream(io.TextIOWrapper):
+    """A text stream for a command's output: what is not printable is shown as ``�``, what the encoding lacks as ``?``."""
+
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        """Write where ``stream`` writes, which stays open beside it."""
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors="replace",
+            line_buffering=stream.line_buffering,
+            write_through=True,  # nothing of one of the two streams overtakes what the other wrote before
+        )
+        stream.reconfigure(errors="replace")
+        self.rich_proxied_file = stream
+        """The stream that rich writes to instead of this: its colours and cursor movements are its own (``Terminal``)."""
+
+    def write(self, text: str) -> int:
+        """Write text from anywhere."""
+        return super().write(printable(text))
+
+
+def make_streams_printable() -> None:
+    """Let standard output and error show what is printed as text, whoever prints it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None where it was closed
+        sys.stdout = PrintableStream(sys.stdout)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = PrintableStream(sys.stderr)

@@ -8,41 +8,37 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Group
 from rich.live import Live
-from rich.text import Text
 
 from rlep.actors.contact import read_contact
-from rlep.cli.live import LOOK_S, run_cluster
-from rlep.cli.status import actor_rows, backlog, errors, heading, last_step, phases
-from rlep.cli.tables import WIDEST, table_of
+from rlep.cli.live import LOOK_S, Address, Run, run_cluster
+from rlep.cli.status import view
+from rlep.cli.tables import WIDEST
 from rlep.cli.terminal import Terminal
 from rlep.core.errors import ActorLost, ConfigError, RlepError
 from rlep.launch.event_loop import ending_signals
 
 if TYPE_CHECKING:
     from rlep.actors.cluster import Cluster
-    from rlep.actors.control import RunStatus
 
 QUIT = ("q", "Q")
 
 
-def watch_run(run: str, *, address: str | None, every_s: float) -> None:
-    """Show a run until it ends, ``q`` or Ctrl-C; where standard output is no terminal, show it once."""
-    cluster = run_cluster(run, address)
-    last = asyncio.run(_watch(cluster, run, every_s))
+def top(
+    run: Run,
+    address: Address = None,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two frames.")] = 1,
+) -> None:
+    """Show a running run continuously, until it ends, q or Ctrl-C: its actors, and the time of the last step.
+
+    If standard output is not a terminal, print one frame.
+    """
+    last = asyncio.run(_watch(run_cluster(run, address), run, every))
     if last:
         typer.echo(last)
-
-
-def frame(status: RunStatus) -> Group:
-    """Rows that the terminal shows."""
-    lines = [heading(status), phases(status.progress), *last_step(status)]
-    below = [*backlog(status), *errors(status)]
-    return Group(*map(Text, lines), table_of(actor_rows(status)), *map(Text, below))
 
 
 async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
@@ -56,7 +52,7 @@ async def _watch(cluster: Cluster, run: str, every_s: float) -> str:
         console = Terminal()
         if not console.is_terminal:
             status = await RunClient(cluster).ask(Look(), deadline_s=LOOK_S)
-            Terminal(width=WIDEST).print(frame(status))
+            Terminal(width=WIDEST).print(view(status, step=True))
             return ""
         for number in ending_signals():
             loop.add_signal_handler(number, stop.set)
@@ -96,7 +92,7 @@ async def _live(cluster: Cluster, run: str, console: Terminal, every_s: float, s
                         return f"{run} has ended"
                     continue
                 seen = True
-                live.update(frame(status), refresh=True)
+                live.update(view(status, step=True), refresh=True)
                 await asyncio.wait({stopped}, timeout=every_s)
     finally:
         stopped.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from unicodedata import category
 
@@ -21,24 +20,3 @@ def marked(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one in "\n\t" or one.isprintable() else f"⟨U+{ord(one):04X}⟩" for one in text)
-
-
-class PrintableStream(io.TextIOWrapper):
-    """A text stream for a command's output: what is not printable is shown as ``�``, what the encoding lacks as ``?``."""
-
-    def __init__(self, stream: io.TextIOWrapper) -> None:
-        """Write where ``stream`` writes, which stays open beside it."""
-        super().__init__(
-            stream.buffer,
-            encoding=stream.encoding,
-            errors="replace",
-            line_buffering=stream.line_buffering,
-            write_through=True,  # nothing of one of the two streams overtakes what the other wrote before
-        )
-        stream.reconfigure(errors="replace")
-        self.rich_proxied_file = stream
-        """The stream that rich writes to instead of this: its colours and cursor movements are its own (``Terminal``)."""
-
-    def write(self, text: str) -> int:
-        """Write text from anywhere."""
-        return super().write(printable(text))

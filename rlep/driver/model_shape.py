@@ -16,6 +16,9 @@ READ_BYTES = 2**24
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Of a decoder layer."""
 
+TIED_UNLESS_STATED = frozenset({"gemma", "gemma3_text", "smollm3", "starcoder2"})
+"""Families whose output head is the embedding where ``config.json`` says nothing of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
@@ -83,7 +86,7 @@ def read_shape(model: Path) -> ModelShape:
             heads=heads,
             kv_heads=int(stated.get("num_key_value_heads") or heads),
             head_dim=int(stated.get("head_dim") or int(stated["hidden_size"]) // heads),
-            tied=bool(stated.get("tie_word_embeddings", False)),
+            tied=bool(stated.get("tie_word_embeddings", kind in TIED_UNLESS_STATED)),
             attention_bias=bool(stated.get("attention_bias", kind == "qwen2")),
             head_norms=kind == "qwen3",
         )
@@ -144,6 +147,11 @@ def same_weights(model: Path, name: str, other: str) -> bool:
             )
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error}") from error
+
+
+def has_weight(model: Path, name: str) -> bool:
+    """True if a model directory's files hold a weight of this name. Raises ``ModelError`` if one cannot be read."""
+    return _place_of(model, name) is not None
 
 
 def _place_of(model: Path, name: str) -> tuple[Path, int, int] | None:

@@ -23,7 +23,7 @@ from rlep.actors.ray_watch import ended_by, watch_node
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import keep_trace, write_trace
-from rlep.actors.verifiers import VerifierPool
+from rlep.actors.verifiers import VerifierPool, check_nodes
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.check.engine_options import (
     PROBES,
@@ -211,6 +211,7 @@ async def run_actors(config: Config, report: Report = unreported) -> AsyncIterat
     logs: Path | None = config.run.directory / "logs"
     try:
         await asyncio.shield(connecting)
+        await check_nodes(cluster, config.verifier)
         with watch_node(config.cluster.head_deadline_s):
             async with RunActors(config, cluster) as entered, ended_by(cluster.watch()):
                 yield entered

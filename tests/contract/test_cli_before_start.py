@@ -22,6 +22,8 @@ from rlep.driver.run_state import RunState
 from rlep.metrics.logs import EventLog
 from rlep.services.pool.opening import open_pool
 from rlep.services.pool.values import PoolOptions
+from rlep.services.verifier.grader import build_verifier
+from rlep.services.verifier.verifier import Verifier
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
 from tests.unit.driver.driver_fakes import FakeLearner, World
 
@@ -326,9 +328,60 @@ def test_references_without_an_answer_are_counted_by_check_and_noted_by_a_run(
     assert f"check: references: {sentence}" in refused.stderr
 
 
+def test_references_that_are_not_paid_as_their_own_answer_are_counted_and_named(
+    config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    answers = [r"\frac{1}{", "a}b", "12 </think> 5", r"Their sum is \boxed{4}", r"\frac{1}{2}", "28%"]
+    rows = [{"problem": f"{number} + 2", "answer": answer} for number, answer in enumerate(answers)]
+    jsonl(tmp_path / "train.jsonl", [*ROWS, *rows])
+    checked = invoke("check", config, overrides)
+    assert checked.exit_code == 1
+    assert (
+        "wrong   references: 3 of 10 references cannot be graded against with verifier.profile = math, e.g. "
+        r"'\\frac{1}{', '12 </think> 5': given as the answer itself, it is no_answer; 'a}b': given as the answer itself, "
+        "it is wrong\n        → no response to these questions is ever correct"
+    ) in checked.stdout
+
+
+def test_a_verifier_that_fails_its_self_test_is_refused_with_the_response(
+    config: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Verifier, "self_test", (("1", r"\boxed{1}", "correct"), ("1", r"\boxed{2}", "correct")))
+    result = invoke("train", config, overrides)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        r"error: verifier.profile = math: its self-test fails: for the reference '1', the response '\\boxed{2}' is wrong, "
+        "it should be correct\n"
+    )
+
+
+@pytest.mark.parametrize("profile", ["math", "math-bare", "strict-box", "dapo", "code"])
+def test_every_verifier_of_rlep_passes_its_self_test(profile: str) -> None:
+    with build_verifier(profile) as verifier:
+        assert {status for *_, status in verifier.self_test} == {"correct", "wrong"}
+        verifier.check()
+
+
+def test_a_function_that_raises_on_every_reference_is_told_of(
+    config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "always_raises.py").write_text("def grade(reference, response):\n    raise KeyError('boxed')\n")
+    checked = invoke("check", config, [*overrides, "verifier.profile=python:always_raises:grade"])
+    assert checked.exit_code == 1
+    assert (
+        "wrong   verifier: the references as responses: python:always_raises:grade decided on none of 2 responses "
+        "(2 crashed); the first: KeyError: 'boxed'\n        → try it with `rlep grade`"
+    ) in checked.stdout
+
+
 def test_references_that_are_no_programs_tests_end_a_run_of_the_code_verifier(
     config: str, overrides: list[str]
 ) -> None:
     result = invoke("train", config, [*overrides, "verifier.profile=code"])
     assert result.exit_code == 2
-    assert "4 of 4 references cannot be graded against with verifier.profile = code, e.g. '1': " in result.stderr
+    assert (
+        "4 of 4 references cannot be graded against with verifier.profile = code, e.g. '1', '2', '3': gold is"
+        in result.stderr
+    )

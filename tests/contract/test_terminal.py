@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlep.cli.terminal import Terminal
-from rlep.core.printable import PrintableStream, printable
+from rlep.cli.terminal import PrintableStream, Terminal
+from rlep.core.printable import printable
 
 ROOT = Path(__file__).parents[2]
 CLEAR = "\x1b[2J"

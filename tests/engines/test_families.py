@@ -18,6 +18,7 @@ from rlep.check.parts.transfer_checks import weights
 from rlep.config.settings import load_config
 from rlep.core.errors import ModelError
 from rlep.core.types import Float32Array, SequenceBatch
+from rlep.driver.model_shape import TIED_UNLESS_STATED
 from rlep.engines.families import FAMILIES
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import UpdateReport
@@ -121,9 +122,14 @@ def test_a_tied_head_that_the_files_hold_too_is_published_once(family: str, acce
     check_output_head(config)
     assert "of the learner's" in weights(Rig(config, *places), Compared)
     save_file(held | {"lm_head.weight": -head}, file, metadata={"format": "pt"})
-    if family == "qwen3":
-        with pytest.raises(ModelError, match="tie_word_embeddings = true, and the safetensors hold"):
-            check_output_head(config)
+    with pytest.raises(ModelError, match="tie_word_embeddings is true, and the safetensors hold"):
+        check_output_head(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_knows_which_heads_are_tied_unless_stated(family: str) -> None:
+    tied = AutoConfig.for_model(family).get_text_config().tie_word_embeddings
+    assert (family in TIED_UNLESS_STATED) == tied
 
 
 @pytest.mark.parametrize("family", ["qwen2", "phi3"])  # layers of their own, and fused ones

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from rlep.cli.pool.which import LOOK, Data, Json, about_a_pool, pool_app
 
@@ -143,7 +144,7 @@ def browse(
             raise PoolError(f"pool {pool.name} has no question of this kind")
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         for place in places(len(prompts), iter(typer.getchar, None)) if interactive else range(len(prompts)):
-            typer.echo(_page(pool, prompts[place], rows.get(prompts[place]), tokenizer))
+            Terminal(soft_wrap=True).print(_page(pool, prompts[place], rows.get(prompts[place]), tokenizer))
             if interactive:
                 keys = f"{place + 1} of {len(prompts)}: space or n next, p previous, q quit"
                 Terminal(stderr=True).print(keys, style="dim")
@@ -164,18 +165,17 @@ def places(count: int, keys: Iterator[str]) -> Iterator[int]:
             return
 
 
-def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> str:
+def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> Text:
     """A question and all its responses."""
     from rlep.core.plural import counted
-    from rlep.core.printable import printable
     from rlep.services.pool.files.export_rows import line_of
     from rlep.services.pool.storage.scan import scan
 
     answers = [line_of(held).trajectory for held in scan(pool.store, [prompt_id])]
-    parts = [typer.style(f"question {prompt_id}, {counted(len(answers), 'answer')}", bold=True)]
+    parts = [Text(f"question {prompt_id}, {counted(len(answers), 'answer')}", "bold")]
     if row is not None:
-        parts.append(printable(f"{row.question}\nreference: {row.reference}"))
-    return "\n".join([*parts, *(described(answer, tokenizer) for answer in answers), 80 * "─"])
+        parts.append(Text(f"{row.question}\nreference: {row.reference}"))
+    return Text("\n").join([*parts, *(described(answer, tokenizer) for answer in answers), Text(80 * "─")])
 
 
 @pool_app.command(rich_help_panel=LOOK)
@@ -188,6 +188,7 @@ def show(
 ) -> None:
     """Print one question's responses, or one response, decoded where model.path has the tokenizer."""
     from rlep.cli.pool.open import reading, tokenizer_of
+    from rlep.cli.terminal import Terminal
     from rlep.core.errors import PoolError
     from rlep.services.pool.files.export_rows import json_of, line_of
     from rlep.services.pool.storage.scan import find
@@ -202,7 +203,8 @@ def show(
             if as_json:
                 typer.echo(json_of(line))
             else:
-                typer.echo(described(line.trajectory, tokenizer, ["quarantined"] if line.quarantined else ()))
+                marks = ["quarantined"] if line.quarantined else ()
+                Terminal(soft_wrap=True).print(described(line.trajectory, tokenizer, marks))
 
 
 @pool_app.command(rich_help_panel=LOOK)
@@ -233,9 +235,10 @@ def sample(
                 if as_json:
                     typer.echo(json.dumps({"prompt_id": prompt_id, "drawn": [_drawn(t, tokenizer) for t in drawn]}))
                     continue
-                Terminal(soft_wrap=True).print(f"prompt {prompt_id}: {len(drawn)} drawn", style="bold")
+                console = Terminal(soft_wrap=True)
+                console.print(f"prompt {prompt_id}: {len(drawn)} drawn", style="bold")
                 for trajectory in drawn:
-                    typer.echo(described(trajectory, tokenizer))
+                    console.print(described(trajectory, tokenizer))
 
 
 def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -244,10 +247,9 @@ def _drawn(trajectory: Trajectory, tokenizer: Tokenizer | None) -> dict[str, Any
     return {"content_id": trajectory.content_id, "tokens": tokens.tolist()} | text
 
 
-def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> str:
+def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequence[str] = ()) -> Text:
     """One response for a reader: where it comes from, and its text or, without its tokenizer, its token ids."""
     from rlep.core.plural import counted
-    from rlep.core.printable import printable
 
     verdict, origin = trajectory.verdict, trajectory.provenance
     lines = [
@@ -260,5 +262,5 @@ def described(trajectory: Trajectory, tokenizer: Tokenizer | None, marks: Sequen
         lines.append(f"token ids {trajectory.tokens.tolist()} (model.path has no or another tokenizer)")
     else:
         lines.append(tokenizer.decode(trajectory.tokens))
-    head = typer.style(trajectory.content_id, bold=True) + f"  (prompt {trajectory.prompt_id})"
-    return "\n  ".join([" ".join([head, *marks]), *printable("\n".join(lines)).split("\n")])
+    head = Text.assemble((trajectory.content_id, "bold"), " ".join([f"  (prompt {trajectory.prompt_id})", *marks]))
+    return Text("\n  ").join([head, *map(Text, "\n".join(lines).split("\n"))])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from rlep.core.errors import ConfigError, VerifierError
-from rlep.core.types import Verdict
+from rlep.core.types import Status, Verdict
 from rlep.services.verifier.stats import GradingStats, StatsRecorder
 from rlep.services.verifier.worker_pool import WorkerPool
 
@@ -20,6 +20,9 @@ Pair = tuple[str, str, bool]
 
 class BaseVerifier(ABC):
     """Reads responses against a reference and says what it found. Thread-safe; close it or use it as a context manager."""
+
+    self_test: tuple[tuple[str, str, Status], ...] = ()
+    """Reference, response, and the status that ``check`` expects."""
 
     def __init__(self, name: str, version: str = VERSION, pool: WorkerPool | None = None) -> None:
         self.name = name
@@ -43,13 +46,29 @@ class BaseVerifier(ABC):
         """Why this verifier cannot grade against ``reference``; empty where it can, as most can against any text."""
         return ""
 
+    def stated(self, reference: str) -> Sequence[str]:
+        """Responses that give ``reference`` itself as the answer, of which one should be paid; none if its form is unknown."""
+        return ()
+
     def check(self) -> None:
-        """Raise ConfigError where its processes cannot serve, as where the user's function cannot be imported."""
+        """Raise ConfigError if its processes cannot serve, or if a response of ``self_test`` gets another status.
+
+        Its processes cannot serve, for instance, if the user's function cannot be imported.
+        """
         try:
             if self._pool is not None:
                 self._pool.grade(())
+            verdicts = self.grade_pairs([(reference, response, False) for reference, response, _ in self.self_test])
         except VerifierError as error:
             raise ConfigError(str(error)) from None
+        for (reference, response, status), verdict in zip(self.self_test, verdicts, strict=True):
+            if verdict.status != status:
+                reason = f": {verdict.reason}" if verdict.reason else ""
+                remedy = "; raise verifier.cpu_seconds" if verdict.status == "timeout" else ""
+                raise ConfigError(
+                    f"its self-test fails: for the reference {reference!r}, the response {response!r} is "
+                    f"{verdict.status}{reason}, it should be {status}{remedy}"
+                )
 
     @abstractmethod
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:

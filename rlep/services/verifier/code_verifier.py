@@ -18,6 +18,7 @@ from rlep.services.verifier.jail import Limits
 NAME = "code"
 MAX_PROGRAM_CHARS = 65_536
 """Longer programs are never run (``unparsable``)."""
+_TEST = '{"tests": ["assert double(3) == 6"]}'
 _LANGUAGES = frozenset({"py", "python", "python3"})
 
 
@@ -27,6 +28,11 @@ class CodeVerifier(BaseVerifier):
     References are JSON, see ``read_tests``; ``grade`` raises DataError for any other. ``cpu_seconds`` of the limits is for
     each process: one for all ``tests`` of a program, one for each ``io``.
     """
+
+    self_test = (
+        (_TEST, "```python\ndef double(n):\n    return 2 * n\n```", "correct"),
+        (_TEST, "```python\ndef double(n):\n    return n\n```", "wrong"),
+    )
 
     def __init__(self, *, workers: int = 1, limits: Limits | None = None) -> None:
         """``workers`` programs run at once. Raises ConfigError where this machine cannot confine them."""

@@ -63,6 +63,10 @@ class GymVerifier(BaseVerifier):
         """Why ``reference`` is no entry that can be graded; empty where it is one."""
         return _task_of(reference)[1]
 
+    def stated(self, reference: str) -> Sequence[str]:
+        """The entry's own answer."""
+        return [f"{_OPEN}{json.loads(reference)['answer']}{_CLOSED}"]
+
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         assert self._pool is not None
         verdicts: list[Verdict | None] = []

@@ -28,6 +28,12 @@ class Verifier(BaseVerifier):
     per call.
     """
 
+    self_test = (
+        ("12", r"\boxed{12} Answer: 12", "correct"),
+        (r"\sqrt{2}+1", r"\boxed{1+\sqrt{2}} Answer: \sqrt{2}+1", "correct"),  # the math profiles ask a worker
+        (r"\sqrt{2}+1", r"\boxed{2+\sqrt{2}} Answer: \sqrt{2}+2", "wrong"),
+    )
+
     def __init__(self, profile: Profile = "math", *, workers: int = 1, limits: Limits | None = None) -> None:
         """``workers`` processes are started at once and are ready a second or two later; ``dapo`` needs none."""
         if profile not in PROFILES:
@@ -39,6 +45,12 @@ class Verifier(BaseVerifier):
     def reference_fault(self, reference: str) -> str:
         """Why a reference is a solution without a stated answer; empty where it has one."""
         return "" if self._profile == "dapo" else answers.reference_fault(reference)
+
+    def stated(self, reference: str) -> Sequence[str]:
+        """The reference's answer in the form of the profile; also the reference whole, which may have a box itself."""
+        if self._profile == "dapo":
+            return [f"Answer: {reference}"]
+        return [f"\\boxed{{{answers.reference_of(reference)}}}", reference]
 
     def _verdicts(self, pairs: Sequence[Pair]) -> list[Verdict]:
         verdicts: list[Verdict | None] = []

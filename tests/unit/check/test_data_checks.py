@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlep.check.data_checks import check_lora_targets, check_watched
+from rlep.check.data_checks import check_lora_targets, check_output_head, check_watched
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError, ModelError
@@ -50,6 +51,37 @@ def test_a_torn_file_is_named(model: Path) -> None:
     (model / "b.safetensors").write_bytes(b"torn")
     with pytest.raises(ModelError, match=r"b\.safetensors cannot be read"):
         check_lora_targets(config_of(model, '["q_proj"]'))
+
+
+@pytest.mark.parametrize(
+    ("family", "stated", "refused"),
+    [
+        ("llama", None, "false, and the safetensors hold no lm_head.weight: set tie_word_embeddings to true"),
+        ("llama", False, "false, and the safetensors hold no lm_head.weight: set tie_word_embeddings to true"),
+        ("llama", True, ""),
+        ("gemma", None, ""),  # tied by its family
+        ("gemma", False, "false, and the safetensors hold no lm_head.weight: set tie_word_embeddings to true"),
+        ("of another library", False, ""),
+    ],
+)
+def test_a_model_without_an_output_head_is_one_whose_head_is_tied(
+    family: str, stated: bool | None, refused: str, model: Path
+) -> None:
+    said = {} if stated is None else {"tie_word_embeddings": stated}
+    (model / "config.json").write_text(json.dumps({"model_type": family, **said}))
+    with pytest.raises(ModelError, match=refused) if refused else nullcontext():
+        check_output_head(config_of(model, '["q_proj"]'))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_another_head_beside_a_tied_one_is_refused_an_equal_one_is_not(family: str, model: Path) -> None:
+    said = {"tie_word_embeddings": True} if family == "llama" else {}
+    (model / "config.json").write_text(json.dumps({"model_type": family, **said}))
+    save_file({"lm_head.weight": np.zeros((10, 4))}, model / "c.safetensors")
+    check_output_head(config_of(model, '["q_proj"]'))
+    save_file({"lm_head.weight": np.ones((10, 4))}, model / "c.safetensors")
+    with pytest.raises(ModelError, match="is true, and the safetensors hold an lm_head"):
+        check_output_head(config_of(model, '["q_proj"]'))
 
 
 def watching(*names: str) -> Config:

@@ -10,8 +10,7 @@ from rlep.actors.control import RunStatus
 from rlep.actors.replicas import ActorStatus, RoleStatus
 from rlep.actors.run_progress import Phase, RunProgress, StepReport
 from rlep.actors.timeline import Timeline
-from rlep.cli.status import last_step
-from rlep.cli.top import frame
+from rlep.cli.status import last_step, view
 from rlep.core.types import Reissued
 from rlep.driver.context import Step
 from rlep.driver.step import StepOutcome
@@ -92,7 +91,7 @@ def test_a_frame_shows_every_actor_and_where_the_last_step_went() -> None:
     step = breakdown_of(Span("driver", "step", 0, 10, 40), spans, ["generator-0", "generator-1"])
     console = Console(width=120, highlight=False)
     with console.capture() as captured:
-        console.print(frame(RunStatus("name", ROLES, progress, step)))
+        console.print(view(RunStatus("name", ROLES, progress, step), step=True))
     lines = [line.rstrip() for line in captured.get().splitlines() if line.strip()]
     assert lines[:5] == [
         "name: 41 of 200 steps done, policy version 41",
@@ -135,5 +134,5 @@ def test_the_last_steps_replays_and_the_live_pool() -> None:
 def test_a_run_without_a_step_yet_says_what_there_is() -> None:
     console = Console(width=120, highlight=False)
     with console.capture() as captured:
-        console.print(frame(RunStatus("name", ROLES[2:4])))
+        console.print(view(RunStatus("name", ROLES[2:4]), step=True))
     assert captured.get().splitlines()[:2] == ["name: policy version none yet", "now: between two phases"]

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rlep.cli import app
-from rlep.cli.grade import grade_file
+from rlep.cli.grade import grade
 from rlep.core.errors import ConfigError, DataError
 from rlep.core.types import LATENCY_BOUNDS, Verdict
 from rlep.services.verifier import dapo
@@ -166,16 +166,16 @@ def test_the_graded_file_is_never_written_over(tmp_path: Path) -> None:
     (tmp_path / "same.jsonl").symlink_to(file)
     for out in (file, tmp_path / "same.jsonl"):
         with pytest.raises(DataError, match="is the file that is graded"):
-            grade_file(file, "dapo", 1, out)
+            grade(file, "dapo", 1, out)
     assert file.read_text() == row + "\n"
     older = tmp_path / "older.jsonl"
     older.write_text("kept")
     with pytest.raises(ConfigError):
-        grade_file(file, "maths", 1, older)
+        grade(file, "maths", 1, older)
     assert older.read_text() == "kept"
     with pytest.raises(DataError, match=r"no/rows.jsonl cannot be written: No such file or directory"):
-        grade_file(file, "dapo", 1, tmp_path / "no" / "rows.jsonl")
-    grade_file(file, "dapo", 1, older)
+        grade(file, "dapo", 1, tmp_path / "no" / "rows.jsonl")
+    grade(file, "dapo", 1, older)
     assert json.loads(older.read_text())["status"] == "correct"
 
 
