@@ -93,7 +93,7 @@ async def test_a_commit_that_stands_still_ends_the_wait_and_is_whole_once_it_goe
 ) -> None:
     commit = module._commit
     await saved(tmp_path, 1)
-    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=3), deadline_s=0.05)  # for the one that stands still alone
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=3), deadline_s=0.05)
     with gate() as closed:
 
         def still(*arguments: Any) -> None:
