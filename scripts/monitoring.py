@@ -18,8 +18,6 @@ from rlep.metrics.series import LAST_PROGRESS, STEP, label_names, series_name
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "deploy" / "monitoring"
-DOCUMENT = ROOT / "docs" / "how-to" / "monitor-a-run.md"
-BEGIN, END = "<!-- alerts: written by scripts/monitoring.py -->", "<!-- end of alerts -->"
 HEADER = "# Written by scripts/monitoring.py.\n"
 
 
@@ -292,7 +290,7 @@ def _metric(name: str) -> Metric:
 
 
 def alert_table() -> str:
-    """The table of docs/how-to/monitor-a-run.md."""
+    """Return the table of alerts, which the site shows on the page *Monitor runs*."""
     rows = []
     for alert in ALERTS:
         when = alert.summary.replace("{{ $labels.", "*").replace(" }}", "*")
@@ -328,19 +326,12 @@ def kubernetes() -> list[dict[str, Any]]:
     ]
 
 
-def document(text: str) -> str:
-    """The page with its table replaced by the current one."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{alert_table()}\n\n{END}{rest.partition(END)[2]}"
-
-
 def files() -> dict[Path, str]:
     """Everything that is written, by path."""
     return {
         HOME / "rules.yml": HEADER + yaml.safe_dump(rules(), sort_keys=False, width=120),
         HOME / "kubernetes.yaml": HEADER + yaml.safe_dump_all(kubernetes(), sort_keys=False, width=120),
         HOME / "dashboard.json": json.dumps(dashboard(), indent=1) + "\n",
-        DOCUMENT: document(DOCUMENT.read_text(encoding="utf-8")),
     }
 
 

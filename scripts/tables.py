@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from typer.main import get_command
+
+from rlep.cli import app
+from rlep.config.shipped import shipped, title_of
 from rlep.driver.run_directory import CHANGEABLE
 from rlep.engines.families import FAMILIES
 from rlep.metrics.catalogue import EVENTS, METRICS
 from scripts.config_table import table as keys
+from scripts.monitoring import alert_table as alerts
 
 MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 
@@ -36,11 +42,34 @@ def families() -> str:
     return "\n".join(["| `model_type` in `config.json` | Models |", "|---|---|", *rows])
 
 
+def presets() -> str:
+    """Return the table of the configurations that rlep ships."""
+    rows = [f"| `configs/{name}.toml` | {title_of(file)} |" for name, file in shipped().items()]
+    return "\n".join(["| File | What it is |", "|---|---|", *rows])
+
+
+def commands() -> str:
+    """Return the table of all commands, with the first sentence of their help texts."""
+    rows = [f"| `{name}` | {text} |" for name, text in _commands("rlep", get_command(app))]
+    return "\n".join(["| Command | What it does |", "|---|---|", *rows])
+
+
+def _commands(name: str, command: Any) -> Iterator[tuple[str, str]]:
+    for word, inner in getattr(command, "commands", {}).items():
+        if hasattr(inner, "commands"):
+            yield from _commands(f"{name} {word}", inner)
+        else:
+            yield f"{name} {word}", inner.help.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "keys": keys,
     "names": names,
     "changeable": changeable,
     "families": families,
+    "presets": presets,
+    "commands": commands,
+    "alerts": alerts,
 }
 
 

@@ -49,10 +49,11 @@ def test_defaults_and_bounds_stand_as_written_in_toml() -> None:
         assert row in table
 
 
-def test_every_preset_is_listed() -> None:
-    text = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"`(configs/[a-z0-9-]+\.toml)`", text))
-    assert listed == {str(file.relative_to(ROOT)) for file in (ROOT / "configs").glob("*.toml")}
+def test_every_preset_and_command_and_alert_stands_in_its_table() -> None:
+    listed = re.findall(r"^\| `(configs/[a-z0-9/-]+\.toml)` \| \w", GENERATED["presets"](), re.M)
+    assert set(listed) == {str(file.relative_to(ROOT)) for file in (ROOT / "configs").glob("**/*.toml")}
+    assert "| `rlep pool stats` | " in GENERATED["commands"]()
+    assert "| `RlepNoStep` | page | " in GENERATED["alerts"]()
 
 
 def test_every_metric_and_event_is_recorded_somewhere() -> None:
