@@ -19,6 +19,8 @@ MOST_POINTS = 1000
 MOST_HOVERED = 240
 COLUMNS = 48
 """Most columns of a stack over steps: more are noise at this size."""
+LETTER = 7.5
+"""Width of a character of a label."""
 COLOURS = 8
 """Different colours of lines, ``c0`` to ``c7`` of the style sheet."""
 
@@ -216,7 +218,7 @@ def bar_chart(
         marks.append(Mark("area", f"{begin},{bottom} {begin},{top} {end},{top} {end},{bottom}", style))
         labels.append((middle, label))
         points.append([middle, top, marked(label), number(value, y.unit)])
-    every = -(-len(labels) // 12)
+    every = math.ceil(LETTER * max(len(label) for label, _, _ in bars) / wide)
     hover = json.dumps([{"label": marked(y.label), "style": "c0", "points": points}])
     y_ticks = [(up(value), text) for value, text in _labelled(values, y.unit)]
     return Drawing(title, marks, labels[::every], y_ticks, x.label, y.label, (), caption, hover)
@@ -263,7 +265,7 @@ def ticks(low: float, high: float, *, log: bool = False, inside: bool = False) -
         every = max(1, (last - first) // 6)
         return 10.0**first, 10.0**last, [10.0**power for power in range(first, last + 1, every)]
     if high <= low:
-        low, high = (low, low + 1.0) if inside else (low - (abs(low) or 1.0) / 2, low + (abs(low) or 1.0) / 2)
+        low, high = (low, low + 1.0) if inside else (min(low, 0.0), max(low, 0.0) or (1.0 if low == 0 else 0.0))
     step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     values = [at * step for at in range(first, last + 1)]

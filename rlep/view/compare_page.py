@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from rlep.view.charts import Axis, ChartLook, Curve, line_chart
 from rlep.view.record import EvaluationPoint, compute_at, compute_of_line, read_evaluations
+from rlep.view.run_charts import axis_of
 from rlep.view.run_files import RunPlace, read_json
 from rlep.view.run_page import SECTIONS
 from rlep.view.state import flat
 from rlep.view.steps import StepTable, read_steps
 from rlep.view.templating import rendered
-from rlep.view.words import label_of, unit_of
+from rlep.view.words import label_of
 
 AXES: Mapping[str, str] = {
     "steps": "steps",
@@ -45,9 +46,7 @@ def compare(
     usual = [name for charts in SECTIONS.values() for _, several in charts for name in several]
     for metric in dict.fromkeys([*(one for one in metrics if one in known), *usual, "time/step"]):
         curves = [Curve(name, points(table, metric, over)) for name, table in tables.items()]
-        drawn.append(
-            line_chart(label_of(metric), curves, x, Axis(unit_of(metric) or "value", unit_of(metric)), look=look)
-        )
+        drawn.append(line_chart(label_of(metric), curves, x, axis_of(metric), look=look))
     configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
     keys = sorted({key for one in configs for key in one})
     return rendered(

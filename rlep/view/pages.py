@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -224,13 +225,12 @@ def word_difference(before: str, after: str) -> list[tuple[str, str]]:
 
 
 def histogram(values: Sequence[float], bins: int = 10) -> list[tuple[float, float, int]]:
-    """(from, to, how many) of equal widths; the last one has its end in it."""
-    if not values:
-        return []
+    """(from, to, how many): each value where they are few, else of equal widths, the last one with its end in it."""
+    counted = Counter(values)
+    if len(counted) <= bins:
+        return [(value, value, counted[value]) for value in sorted(counted)]
     low, high = min(values), max(values)
     width = (high - low) / bins
-    if not width:
-        return [(low, high, len(values))]
     counts = [0] * bins
     for value in values:
         counts[min(bins - 1, int((value - low) / width))] += 1

@@ -45,6 +45,8 @@ SECTIONS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     ),
 }
 """Section → title and metrics of each chart."""
+FOLDED = ("Update", "Time")
+"""Sections that a reader opens."""
 COLUMNS = (
     "rollout/accuracy", "rollout/reward", "rollout/length_mean", "group/informative", "group/solved_by_replay",
     "replay/age", "loss/tokens/fresh", "loss/tokens/replay", "update/entropy/fresh", "update/grad_norm", "time/step",
@@ -124,6 +126,7 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
         now=now_of(line, table, evaluations),
         look=query.look,
         sections=_sections(table, evaluations, query),
+        folded=FOLDED,
         names=names,
         chosen=[name for name in query.metrics if name in table.columns],
         columns=[name for name in COLUMNS if name in table.columns] + [name for name in names if is_own(name)][:8],
@@ -211,8 +214,9 @@ def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
     last, best = rows[-1], max(rows, key=lambda one: one.avg)
     k = max(last.passes, default=1)
     return number(last.avg, "share"), [
-        f"step {last.step}{_interval(last)}, {source}",
+        f"step {last.step}, {source}{_interval(last)}",
         f"best {number(best.avg, 'share')} at step {best.step}{_interval(best)}",
+        "in brackets: 95 % interval over questions" if last.low is not None else "",
         f"pass@{k} {number(last.passes[k], 'share')}" if k > 1 else "",
     ]
 
@@ -220,7 +224,8 @@ def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
 def _interval(point: EvaluationPoint) -> str:
     if point.low is None or point.high is None:
         return ""
-    return f", 95 %: {number(point.low, 'share')} to {number(point.high, 'share')}"
+    words = f"({number(point.low, 'share')} to {number(point.high, 'share')})"
+    return " " + words.replace(" ", "\u00a0")  # in one line
 
 
 def _sections(
@@ -293,5 +298,5 @@ def _event(line: Mapping[str, Any]) -> EventLine:
 
 def _pairs(line: Mapping[str, Any]) -> Iterator[str]:
     for key, value in line.items():
-        if key not in ("time", "event", "step"):
-            yield f"{key}: {value}"
+        if key not in ("time", "event", "step") and value is not None:
+            yield f"{key.replace('_', ' ')}: {number(value) if isinstance(value, float) else value}"

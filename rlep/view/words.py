@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 
@@ -27,6 +28,9 @@ LABELS: Mapping[str, str] = {
     "loss/policy": "Policy loss",
     "loss/tokens/fresh": "Tokens in the loss, fresh",
     "loss/tokens/replay": "Tokens in the loss, replays",
+    "logprob/fresh": "Log-prob, fresh",
+    "logprob/replay": "Log-prob of replays",
+    "logprob/replay_behaviour": "Log-prob of replays, their sampler's",
     "update/entropy/fresh": "Entropy, fresh",
     "update/entropy/replay": "Entropy, replays",
     "update/approx_kl/fresh": "KL to the step's policy, fresh",
@@ -40,7 +44,8 @@ LABELS: Mapping[str, str] = {
     "advantage/mass/replay": "Advantage mass, replays",
     "pool/hit": "Questions that got a replay",
     "verifier/seconds": "Seconds a verdict",
-    "time/step": "Whole step",
+    "time/step": "Time of a step",
+    "update/tokens_per_second": "Trained tokens per second",
 }
 """Metric → a few words; others are called by ``label_of``."""
 SEVERITY: Mapping[str, str] = {
@@ -56,6 +61,7 @@ SEVERITY: Mapping[str, str] = {
     "settings_changed": "warning",
 }
 """Event → how much it matters; others are information."""
+_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{5,}\b")
 _SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
@@ -76,7 +82,7 @@ def unit_of(name: str) -> str:
         unit = metric_for(name.partition("[")[0]).unit
     except ValueError:
         return ""
-    return "" if unit in ("as given", "reward", "score", "loss", "ratio", "norm", "rate", "version") else unit
+    return "" if unit == "as given" else unit
 
 
 def help_of(name: str) -> str:
@@ -130,7 +136,10 @@ def _significant(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.42 s``, ``12.3 s``, ``4 min 5 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """``7.8 µs``, ``9.4 ms``, ``0.42 s``, ``12.3 s``, ``4 min 5 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    for size, unit in ((1e-3, "µs"), (0.1, "ms")):
+        if 0 < abs(seconds) < size:
+            return f"{seconds * {'µs': 1e6, 'ms': 1e3}[unit]:.2g} {unit}"
     if abs(seconds) < 60:
         return f"{_significant(seconds)} s"
     whole = round(seconds)
@@ -156,5 +165,5 @@ def ago(seconds: float) -> str:
 
 
 def short(name: str) -> str:
-    """An id of hexadecimal digits by its first eight; other names whole."""
-    return f"{name[:8]}…" if len(name) > 12 and set(name) <= set("0123456789abcdef") else name
+    """Ids of hexadecimal digits by their first eight; other words whole."""
+    return _ID.sub(r"\1…", name)
