@@ -50,7 +50,7 @@ from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.streamed import stream_step
 from rlep.launch.roles import run_actors
 from rlep.quickstart.task import build_task
 
@@ -119,7 +119,7 @@ class Cast:
         order = PromptOrder(len(self.inputs.train), config.rollout.prompts, config.run.seed)
         prompts = [self.inputs.train.prompts[index] for index in order.step(number)]
         step = Step(run, trainers, number, replays, lambda *_: ())
-        outcome = await (streamed_step if stream else run_step)(step, prompts)
+        outcome = await (stream_step if stream else run_step)(step, prompts)
         return Made(outcome, step_metrics(outcome))
 
     async def begin(self, home: Path) -> None:

@@ -36,7 +36,7 @@ _STATES = {
 
 @dataclass(slots=True)
 class ActorLine:
-    """What the events say of one actor."""
+    """Events of one actor."""
 
     name: str
     state: str = ""

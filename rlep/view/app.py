@@ -209,7 +209,7 @@ def run_query_of(request: Request) -> RunQuery:
 
 
 def look_of(request: Request) -> ChartLook:
-    """How charts are drawn."""
+    """Options with which charts are drawn."""
     asked = request.query_params
     smooth = real_in(asked.get("smooth", "")) or 0.0
     low, high = real_in(asked.get("low", "")), real_in(asked.get("high", ""))

@@ -54,7 +54,7 @@ STEP = Axis("step")
 
 @dataclass(frozen=True, slots=True)
 class ChartLook:
-    """How a reader wants charts drawn."""
+    """Options with which a reader wants charts drawn."""
 
     smooth: float = 0.0
     """Weight of the past in an exponential moving average, as in TensorBoard; 0: none."""
@@ -89,7 +89,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What the template draws."""
+    """Contents of a chart for the template."""
 
     title: str
     marks: Sequence[Mark]

@@ -35,7 +35,7 @@ ORDERS: Mapping[str, Callable[[GroupView], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the address of such a page asks for."""
+    """Query of the address of such a page."""
 
     page: int = 0
     show: str = "all"

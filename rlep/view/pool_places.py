@@ -1,4 +1,4 @@
-"""Which pools the console may look into: those named when it started, and embedded ones that runs serve now."""
+"""Pools the console may look into: those named when it started, and embedded ones that runs serve now."""
 
 from __future__ import annotations
 

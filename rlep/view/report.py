@@ -31,7 +31,7 @@ ACCURACY = Axis("correct samples, mean over questions", "share")
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """Where the report lies."""
+    """Paths of the report."""
 
     html: Path
     svg: Path
@@ -206,7 +206,7 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """What the last whole step of each run waited for, and who was idle, where the run left a timeline."""
+    """Describe what the last whole step of each run waited for, and who was idle, where the run left a timeline."""
     found = [(run, last_breakdown(run.spans)) for run in records]
     return [
         {
@@ -224,7 +224,7 @@ def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def facts(run: RunRecord) -> list[Mapping[str, str]]:
-    """Where a run lies, and what made it."""
+    """List where a run lies, and what made it."""
     known = {"directory": str(run.directory)}
     known |= {key: value if isinstance(value, str) else json.dumps(value) for key, value in run.manifest.items()}
     return [{"fact": key, "value": value} for key, value in known.items()]

@@ -55,7 +55,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """What the address of a run's page asks for."""
+    """Query of the address of a run's page."""
 
     page: int = 0
     sort: str = "step"
@@ -65,7 +65,7 @@ class RunQuery:
     events: str = "all"
     """A severity, or all."""
     unfolded: bool = False
-    """Whether the table of steps is open."""
+    """The table of steps is open."""
     look: ChartLook = field(default_factory=ChartLook)
 
 

@@ -90,11 +90,11 @@ class StepTable:
 
 @dataclass(slots=True)
 class _Kept:
-    """What was read of one file."""
+    """Lines read of one file."""
 
     inode: int
     begin: int
-    """Where its first line begins."""
+    """Position of its first line."""
     end: int
     """Behind its last complete line."""
     last: bytes = b""
@@ -167,7 +167,7 @@ def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
 
 
 def _goes_on(kept: _Kept, file: BinaryIO, size: int, inode: int) -> bool:
-    """Whether the file is the one that was read, with lines appended or none."""
+    """Tell whether the file is the one that was read, with lines appended or none."""
     if kept.inode != inode or size < kept.end or size - kept.begin > 2 * MOST_BYTES:
         return False
     file.seek(kept.end - len(kept.last))

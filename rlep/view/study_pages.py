@@ -14,7 +14,7 @@ from rlep.view.templating import as_file, rendered
 
 MOST_PHASES = 200
 OVER = (("compute, million tokens", 0, 1e6), ("steps", 1, 1.0), ("minutes of work", 2, 60.0))
-"""What the curves are over, its place in a point of a curve, and what it is divided by."""
+"""Axis of the curves, its place in a point of a curve, and what it is divided by."""
 
 Cells = Mapping[str, str]
 """Column → text."""

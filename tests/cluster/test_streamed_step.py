@@ -20,12 +20,12 @@ from rlep.data.prompts import PromptSet
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.streamed import stream_step
 from rlep.launch.roles import run_actors
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2
-MAKERS = {"plain": run_step, "streamed": streamed_step}
+MAKERS = {"plain": run_step, "streamed": stream_step}
 
 
 @dataclass(eq=False)

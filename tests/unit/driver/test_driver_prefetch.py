@@ -19,7 +19,7 @@ from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.streamed import stream_step
 from tests.unit.driver.driver_fakes import FakeGenerators, FakeLearner, Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import G, M, P, config_of, prompt_set, prompts_of
 
@@ -94,7 +94,7 @@ async def run_into(outcomes: list[StepOutcome], directory: Path, scene: Scene) -
     """A whole run, step by step into ``outcomes``."""
 
     async def train(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
-        make = streamed_step if scene.config.update.stream else run_step
+        make = stream_step if scene.config.update.stream else run_step
         outcomes.append(await make(step, prompts))
         return outcomes[-1]
 
