@@ -31,6 +31,16 @@ ORDERS: Mapping[str, Callable[[GroupView], float]] = {
     "long": lambda one: -one.tokens,
     "gap": lambda one: -one.gap,
 }
+CHOICES: Mapping[str, str] = {
+    "all": "all",
+    "taught": "with a gradient",
+    "rescued": "rescued by a replay",
+    "wrong": "all wrong",
+    "short": "shortest first",
+    "long": "longest first",
+    "gap": "largest gap first",
+}
+"""Filter or order → its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,7 @@ def step(place: RunPlace, number: int, query: Query) -> str:
         step=number,
         steps=_beside(number, rollouts.steps_with(place, "rollouts")),
         show=show if show in FILTERS or show in ORDERS else "all",
-        choices=[*FILTERS, *ORDERS],
+        choices=CHOICES,
         q=query.q,
         status=query.status,
         statuses=sorted({str(row["status"]) for one in groups for row in one.rows}),
