@@ -23,6 +23,7 @@ from rlep.actors.supervised import close_actor, watch_call
 from rlep.config.roles import ActorConfig, LearnerConfig
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
+from rlep.core.waiting import until
 from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, SharedMemoryWeights, WeightUpdate
 
@@ -167,11 +168,13 @@ class Learners:
 
     async def written(self) -> None:
         """Wait until the checkpoint is complete. Raises ``LearnerLost`` when a rank is lost or the deadline passes."""
-        deadline = time.monotonic() + self._config.deadline_s
-        while not all(await self._each("written")):
-            if time.monotonic() > deadline:
-                raise LearnerLost(f"a checkpoint was not written within {self._config.deadline_s:.0f} s")
-            await asyncio.sleep(WRITTEN_POLL_S)
+
+        async def complete() -> bool:
+            return all(await self._each("written"))
+
+        deadline_s = self._config.deadline_s
+        late = LearnerLost(f"a checkpoint was not written within {deadline_s:.0f} s")
+        await until(complete, late, deadline_s=deadline_s, poll_s=WRITTEN_POLL_S)
 
     async def load(self, directory: Path) -> None:
         """Continue from a checkpoint."""

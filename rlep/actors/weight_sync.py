@@ -15,13 +15,13 @@ take part in a transfer at the same time, and a generator that starts later join
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, replace
 
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.learners import Learners
 from rlep.core.errors import LearnerLost, WeightSyncError
+from rlep.core.waiting import until
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 ATTEMPTS = 3
@@ -71,12 +71,9 @@ class GroupSession:
         raise WeightSyncError(f"policy version {version} was not transferred: " + "; ".join(errors))
 
     async def _members_now(self, version: int, deadline_s: float) -> tuple[str, ...]:
-        until = time.monotonic() + deadline_s
-        while not (members := self._generators.living()):
-            if time.monotonic() > until:
-                raise WeightSyncError(f"no generator was there for policy version {version} within {deadline_s:.0f} s")
-            await asyncio.sleep(_POLL_S)
-        return members
+        late = WeightSyncError(f"no generator was there for policy version {version} within {deadline_s:.0f} s")
+        await until(self._generators.living, late, deadline_s=deadline_s, poll_s=_POLL_S)
+        return self._generators.living()
 
     async def _attempt(self, version: int, members: tuple[str, ...]) -> float:
         options = self._options

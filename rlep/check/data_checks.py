@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from rlep.actors.verifiers import limits_of
+from rlep.actors.verifiers import configured_verifier
 from rlep.check.engine_options import check_options
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
@@ -22,7 +22,6 @@ from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -83,7 +82,7 @@ def verifier(subject: Subject) -> Iterator[Finding]:
     """
     profile, references = subject.config.verifier.profile, _references(subject)
     try:
-        with _configured_verifier(subject.config) as built:
+        with configured_verifier(subject.config.verifier) as built:
             built.check()
             faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
             unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
@@ -101,11 +100,6 @@ def verifier(subject: Subject) -> Iterator[Finding]:
     else:
         graded = f", which can grade against {counted(len(references), 'reference')}" if references else ""
         yield Finding("verifier", "ok", f"{profile}{graded}")
-
-
-def _configured_verifier(config: Config) -> BaseVerifier:
-    options = config.verifier
-    return build_verifier(options.profile, limits=limits_of(options), correct_at=options.correct_at)
 
 
 def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:

@@ -151,7 +151,7 @@ def browse(
 
 
 def places(count: int, keys: Iterator[str]) -> Iterator[int]:
-    """Which of ``count`` pages is shown, first to last, as a reader's keys say."""
+    """Yield the numbers of the pages that a reader's keys ask for, of ``count``."""
     place = 0
     yield place
     for key in keys:
