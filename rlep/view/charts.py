@@ -15,7 +15,7 @@ from rlep.core.printable import marked
 from rlep.view.words import number
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BELOW = 720, 320, 66, 14, 12, 46
-MOST_POINTS = 1000
+MOST_POINTS = 640
 MOST_HOVERED = 240
 COLUMNS = 48
 """Most columns of a stack over steps: more are noise at this size."""
@@ -25,6 +25,8 @@ COLOURS = 8
 """Different colours of lines, ``c0`` to ``c7`` of the style sheet."""
 
 Points = Sequence[tuple[float, float]]
+_Place = Callable[[float], float]
+"""Number → place along an axis, in units of the drawing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +110,13 @@ class Drawing:
     """Points with a ring around them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Numbers to places along an axis."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    log: bool = False
-
-    def __call__(self, value: float) -> float:
-        low, high, value = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
-        return round(self.begin + (value - low) / ((high - low) or 1.0) * (self.end - self.begin), 1)
+def _scale(low: float, high: float, begin: float, end: float, *, log: bool = False) -> _Place:
+    """Numbers from ``low`` to ``high`` to places along an axis."""
+    first, last = (math.log10(low), math.log10(high)) if log else (low, high)
+    factor = (end - begin) / ((last - first) or 1.0)
+    if log:
+        return lambda value: round(begin + (math.log10(value) - first) * factor, 1)
+    return lambda value: round(begin + (value - first) * factor, 1)
 
 
 def line_chart(
@@ -145,9 +141,9 @@ def line_chart(
     ys += [edge for _, one, _ in inside for at, low, high in one.band if _within(at, look) for edge in (low, high)]
     if look.log:
         ys = [value for value in ys if value > 0] or [1.0]
-    across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    across = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     y_low, y_high, values = ticks(min(ys), max(ys), log=look.log)
-    up = _Scale(y_low, y_high, HEIGHT - BELOW, TOP, look.log)
+    up = _scale(y_low, y_high, HEIGHT - BELOW, TOP, log=look.log)
     marks, keys, hover = [], [], []
     for colour, one, points in inside:
         style = f"c{colour % COLOURS}{' dashed' if one.dashed else ''}"
@@ -178,8 +174,8 @@ def stack_chart(
     high = 1.0 if y.unit == "share" else max(tops)
     x = STEP
     y_low, y_high, values = ticks(0.0, high)
-    across = _Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
-    up = _Scale(y_low, y_high, HEIGHT - BELOW, TOP)
+    across = _scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
+    up = _scale(y_low, y_high, HEIGHT - BELOW, TOP)
     marks, hover, floor = [], [], [0.0] * len(tops)
     for (key, _), row in zip(bands, heights, strict=True):
         roof = [low + height for low, height in zip(floor, row, strict=True)]
@@ -209,7 +205,7 @@ def bar_chart(
     if not bars:
         return None
     _, high, values = ticks(0.0, max(value for _, value, _ in bars) or 1.0)
-    up = _Scale(0.0, high, HEIGHT - BELOW, TOP)
+    up = _scale(0.0, high, HEIGHT - BELOW, TOP)
     wide = (WIDTH - LEFT - RIGHT) / len(bars)
     marks, labels, points = [], [], []
     for at, (label, value, style) in enumerate(bars):
@@ -313,11 +309,11 @@ def _inside(points: Points, look: ChartLook) -> Points:
     return [point for point in points if _within(point[0], look)]
 
 
-def _path(points: Points, across: _Scale, up: _Scale) -> str:
+def _path(points: Points, across: _Place, up: _Place) -> str:
     return " ".join(f"{across(x)},{up(y)}" for x, y in points)
 
 
-def _band(curve: Curve, look: ChartLook, across: _Scale, up: _Scale, style: str) -> list[Mark]:
+def _band(curve: Curve, look: ChartLook, across: _Place, up: _Place, style: str) -> list[Mark]:
     band = [(at, low, high) for at, low, high in curve.band if _within(at, look) and (low > 0 or not look.log)]
     if len(band) < 2:
         return []
@@ -326,7 +322,7 @@ def _band(curve: Curve, look: ChartLook, across: _Scale, up: _Scale, style: str)
 
 
 def _hover(
-    label: str, style: str, points: Points, scales: tuple[_Scale, _Scale], units: tuple[str, str]
+    label: str, style: str, points: Points, scales: tuple[_Place, _Place], units: tuple[str, str]
 ) -> dict[str, object]:
     (across, up), (x_unit, y_unit) = scales, units
     texts = [

@@ -23,6 +23,8 @@ A_PAGE = 100
 EVENTS_SHOWN = 200
 RECENT = 20
 """Newest steps over which a summary takes its means."""
+MOST_OWN = 24
+"""Of the user's metrics that are drawn unasked."""
 STATES = ("running", "silent", "dead", "failed", "interrupted", "finished")
 SEVERITIES = ("error", "warning", "information")
 SECTIONS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
@@ -129,7 +131,7 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
         folded=FOLDED,
         names=names,
         chosen=[name for name in query.metrics if name in table.columns],
-        columns=[name for name in COLUMNS if name in table.columns] + [name for name in names if is_own(name)][:8],
+        columns=[name for name in COLUMNS if name in table.columns] + own_names(table)[:8],
         lines=[table.line(at) for at in order[first : first + A_PAGE]],
         count=len(table),
         page=query.page,
@@ -234,7 +236,7 @@ def _sections(
     """The charts by section; the chosen metrics first, the user's own after those of rlep."""
     look = query.look
     chosen = [metric_chart(name, table, [name], look) for name in query.metrics if name in table.columns]
-    own = [metric_chart(name, table, [name], look) for name in sorted(table.columns) if is_own(name)]
+    own = [metric_chart(name, table, [name], look) for name in own_names(table)[:MOST_OWN]]
     found: dict[str, list[Drawing | None]] = {
         "Chosen": chosen,
         "Held-out questions": held_out_charts(evaluations, look),
@@ -274,6 +276,11 @@ def held_out_charts(evaluations: Sequence[EvaluationPoint], look: ChartLook) -> 
         if len(ks) > 1
         else None,
     ]  # fmt: skip
+
+
+def own_names(table: StepTable) -> list[str]:
+    """The user's metrics, and the parts of rewards and scores."""
+    return sorted(name for name in [*table.columns] if "[" not in name and is_own(name))
 
 
 def _order(table: StepTable, query: RunQuery) -> list[int]:
