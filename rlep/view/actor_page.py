@@ -36,7 +36,7 @@ _STATES = {
 
 @dataclass(slots=True)
 class ActorLine:
-    """What the events say of one actor."""
+    """One actor's state by the events."""
 
     name: str
     state: str = ""

@@ -56,7 +56,7 @@ STEP = Axis("step")
 
 @dataclass(frozen=True, slots=True)
 class ChartLook:
-    """How a reader wants charts drawn."""
+    """A reader's wishes for the charts."""
 
     smooth: float = 0.0
     """Weight of the past in an exponential moving average, as in TensorBoard; 0: none."""
@@ -91,7 +91,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What the template draws."""
+    """A chart in the coordinates of its template."""
 
     title: str
     marks: Sequence[Mark]

@@ -45,7 +45,7 @@ CHOICES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What the address of such a page asks for."""
+    """Filters, search and page in an address."""
 
     page: int = 0
     show: str = "all"

@@ -28,7 +28,7 @@ class PairedDifference:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """True where the interval leaves 0 out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def text(self) -> str:

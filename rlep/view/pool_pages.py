@@ -1,4 +1,4 @@
-"""What the pages of pools show: counters of the pool, some of its questions, and what a run's steps drew from it."""
+"""Pages of pools: counters of the pool, some of its questions, and what a run's steps drew from it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SomeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class StepDraws:
-    """What the newest steps of a run drew."""
+    """Replays that the newest steps of a run drew."""
 
     steps: tuple[int, ...]
     replays: int

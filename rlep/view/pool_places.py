@@ -1,4 +1,4 @@
-"""Which pools the console may look into: those named when it started, and embedded ones that runs serve now."""
+"""Pools that the console may look into: those named when it started, and embedded ones that runs serve now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlep.view.run_files import RunPlace, or_note, read_json
 
 
 class PoolPlaces:
-    """They, by number and name. An address or a token file that only a run's configuration names is never used."""
+    """Such pools, by number and name. An address or a token file that only a run's configuration names is never used."""
 
     def __init__(self, named: Sequence[PoolPlace], directories: Sequence[Path]) -> None:
         self._named, self._directories = tuple(named), tuple(directories)

@@ -206,7 +206,7 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """What the last whole step of each run waited for, and who was idle, where the run left a timeline."""
+    """Critical path and idle roles of the last whole step of each run that left a timeline."""
     found = [(run, last_breakdown(run.spans)) for run in records]
     return [
         {

@@ -34,7 +34,7 @@ KINDS: Mapping[str, str] = (
     | dict.fromkeys(("replayed", "trained"), "booleans")
     | {"token_ids": "lists of integers", "logprobs": "lists of numbers"}
 )
-"""What a column must hold; those that are not named hold strings."""
+"""Kind of values of a column; those that are not named hold strings."""
 WHOLE = ("group", "member", "prompt_id", "tokens", "reward", "advantage")
 """Columns without a null."""
 TEXT_COLUMNS = ("group", "member", "question", "reference", "prompt", "text", "token_ids", "logprobs")
@@ -309,7 +309,7 @@ def _texts_in(column: ChunkedArray) -> int:
 
 
 def _holds(kind: DataType, wanted: str | None) -> bool:
-    """Whether a column of this type holds what ``KINDS`` says of it."""
+    """True for a type that ``KINDS`` allows the column."""
     from pyarrow import types
 
     if wanted is not None and wanted.startswith("lists of "):

@@ -57,7 +57,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """What the address of a run's page asks for."""
+    """Order, metrics and range in the address of a run's page."""
 
     page: int = 0
     sort: str = "step"
@@ -67,7 +67,7 @@ class RunQuery:
     events: str = "all"
     """A severity, or all."""
     unfolded: bool = False
-    """Whether the table of steps is open."""
+    """True opens the table of steps."""
     look: ChartLook = field(default_factory=ChartLook)
 
 

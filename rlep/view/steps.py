@@ -90,7 +90,7 @@ class StepTable:
 
 @dataclass(slots=True)
 class _Kept:
-    """What was read of one file."""
+    """The part of a file that was read."""
 
     inode: int
     begin: int
@@ -167,7 +167,7 @@ def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
 
 
 def _goes_on(kept: _Kept, file: BinaryIO, size: int, inode: int) -> bool:
-    """Whether the file is the one that was read, with lines appended or none."""
+    """True for the file that was read, with lines appended or none."""
     if kept.inode != inode or size < kept.end or size - kept.begin > 2 * MOST_BYTES:
         return False
     file.seek(kept.end - len(kept.last))

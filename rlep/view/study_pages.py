@@ -14,7 +14,7 @@ from rlep.view.templating import as_file, rendered
 
 MOST_PHASES = 200
 OVER = (("compute, million tokens", 0, 1e6), ("steps", 1, 1.0), ("minutes of work", 2, 60.0))
-"""What the curves are over, its place in a point of a curve, and what it is divided by."""
+"""X axis of the curves, its place in a point of a curve, and its divisor."""
 
 Cells = Mapping[str, str]
 """Column → text."""
@@ -53,7 +53,7 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
 
 
 def study_file(whole: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """The same as a page that is one file."""
+    """Render the study's page as one file."""
     return as_file("study_file.html", **body_of(whole, plan, "study", []))
 
 

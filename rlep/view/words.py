@@ -99,7 +99,7 @@ def help_of(name: str) -> str:
 
 
 def is_own(name: str) -> bool:
-    """Whether a metric is the user's: a part of a reward or score, or a name that the catalogue lacks."""
+    """True for a metric of the user's: a part of a reward or score, or a name that the catalogue lacks."""
     if "/part/" in name and not name.startswith("loss/"):
         return True
     return _known(name) is None
@@ -159,7 +159,7 @@ def clock(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago a time was, by this machine's clock."""
+    """Age of a time, by this machine's clock."""
     if not seconds:
         return "–"
     return f"{duration(round(max(0.0, time.time() - seconds)))} ago"
