@@ -131,31 +131,31 @@ def line_chart(
 ) -> Drawing | None:
     """Series over common axes, with rings around some points of theirs; None without points."""
     look = look or ChartLook()
-    drawn = [(at if one.colour is None else one.colour, one) for at, one in enumerate(curves)]
-    inside = [(colour, one, thinned(_inside(one.points, look))) for colour, one in drawn]
-    inside = [(colour, one, points) for colour, one, points in inside if points]
+    drawn = [(at if curve.colour is None else curve.colour, curve) for at, curve in enumerate(curves)]
+    inside = [(colour, curve, thinned(_inside(curve.points, look))) for colour, curve in drawn]
+    inside = [(colour, curve, points) for colour, curve, points in inside if points]
     if not inside:
         return None
     xs = [at for _, _, points in inside for at, _ in points]
     ys = [value for _, _, points in inside for _, value in points]
-    ys += [edge for _, one, _ in inside for at, low, high in one.band if _within(at, look) for edge in (low, high)]
+    ys += [edge for _, curve, _ in inside for at, low, high in curve.band if _within(at, look) for edge in (low, high)]
     if look.log:
         ys = [value for value in ys if value > 0] or [1.0]
     across = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     y_low, y_high, values = ticks(min(ys), max(ys), log=look.log)
     up = _scale(y_low, y_high, HEIGHT - BELOW, TOP, log=look.log)
     marks, keys, hover = [], [], []
-    for colour, one, points in inside:
-        style = f"c{colour % COLOURS}{' dashed' if one.dashed else ''}"
-        marks += _band(one, look, across, up, style)
+    for colour, curve, points in inside:
+        style = f"c{colour % COLOURS}{' dashed' if curve.dashed else ''}"
+        marks += _band(curve, look, across, up, style)
         shown = [(at, value) for at, value in points if value > 0 or not look.log]
         smooth = smoothed(shown, look.smooth)
         if look.smooth:
             marks.append(Mark("raw", _path(shown, across, up), style))
         dots = [(across(at), up(value)) for at, value in smooth] if len(smooth) <= 40 else []
         marks.append(Mark("line", _path(smooth, across, up), style, dots=dots))
-        keys.append(Key(one.label, style, last=number(points[-1][1], y.unit)))
-        hover.append(_hover(one.label, style, smooth, (across, up), (x.unit, y.unit)))
+        keys.append(Key(curve.label, style, last=number(points[-1][1], y.unit)))
+        hover.append(_hover(curve.label, style, smooth, (across, up), (x.unit, y.unit)))
     x_ticks = [(across(value), text) for value, text in _labelled(ticks(min(xs), max(xs), inside=True)[2], x.unit)]
     return Drawing(
         title, marks, x_ticks, [(up(value), text) for value, text in _labelled(values, y.unit)],
@@ -228,7 +228,7 @@ def thinned(points: Points, most: int = MOST_POINTS) -> tuple[tuple[float, float
     kept = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
-        kept += sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
+        kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
     return tuple(kept)
 
 

@@ -54,9 +54,9 @@ class PoolPlaces:
 
     def _found(self, url: str | None, directory: Path) -> PoolPlace:
         """The place that was named, or an embedded pool that is served. Raises ``DataError`` saying what to do."""
-        for one in self._named:
-            if one.url == url and (url is not None or one.directory.resolve() == directory.resolve()):
-                return one
+        for place in self._named:
+            if place.url == url and (url is not None or place.directory.resolve() == directory.resolve()):
+                return place
         if url is not None:
             raise DataError(f"its pool is at {_shown(url)}: rlep console --pool with that address shows it")
         if not any(directory.resolve().is_relative_to(top.resolve()) for top in self._directories):

@@ -93,7 +93,7 @@ def charts_of(records: Sequence[RunRecord], found: Summary) -> list[Drawing]:
         coverage(collection),
         *_retention(trained),
     ]
-    return [one for one in drawn if one is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def accuracy_charts(

@@ -161,7 +161,7 @@ def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
     file.seek(max(kept.begin, kept.end - _CHECKED))
     kept.last = file.read(kept.end - file.tell())
     _KEPT.move_to_end(path)
-    while len(_KEPT) > 1 and sum(one.cells for one in _KEPT.values()) > MOST_CELLS:
+    while len(_KEPT) > 1 and sum(kept.cells for kept in _KEPT.values()) > MOST_CELLS:
         _KEPT.popitem(last=False)
     return kept.table, tuple(_notes(path.name, kept, torn=bool(torn)))
 
