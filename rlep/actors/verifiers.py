@@ -43,7 +43,7 @@ class VerifierActor:
         """Start the grading processes, once."""
         if hasattr(self, "_verifier"):
             return
-        self._verifier = configured_verifier(config)
+        self._verifier = configured_verifier(config, workers=config.workers)
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
         """Return one verdict per text, in order."""
@@ -54,10 +54,9 @@ class VerifierActor:
         self._verifier.close()
 
 
-def configured_verifier(config: VerifierConfig) -> BaseVerifier:
+def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVerifier:
     """Start the verifier of a configuration, to be closed. Raises ``ConfigError``."""
-    limits = limits_of(config)
-    return build_verifier(config.profile, workers=config.workers, limits=limits, correct_at=config.correct_at)
+    return build_verifier(config.profile, workers=workers, limits=limits_of(config), correct_at=config.correct_at)
 
 
 def limits_of(config: VerifierConfig) -> Limits:

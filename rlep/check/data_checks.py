@@ -104,14 +104,21 @@ def verifier(subject: Subject) -> Iterator[Finding]:
 
 def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:
     """Map each reference that is not paid for although it is given as the answer itself, in any known form, to the reason."""
-    pairs = [(reference, text, False) for reference in references for text in verifier.stated(reference)]
-    reasons: dict[str, str] = {}
-    paid: set[str] = set()
-    for (reference, *_), verdict in zip(pairs, verifier.grade_pairs(pairs), strict=True):
-        reasons.setdefault(reference, f"given as the answer itself, it is {verdict.status}")
-        if verdict.status == "correct":
-            paid.add(reference)
-    return {reference: reason for reference, reason in reasons.items() if reference not in paid}
+    forms = {reference: verifier.stated(reference) for reference in references}
+    unpaid = _unpaid_pairs(verifier, [(reference, texts[0]) for reference, texts in forms.items() if texts])
+    others = _unpaid_pairs(verifier, [(reference, text) for reference in unpaid for text in forms[reference][1:]])
+    return {
+        reference: f"given as the answer itself, it is {status}"
+        for reference, status in unpaid.items()
+        if reference in others or len(forms[reference]) == 1
+    }
+
+
+def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Map each reference whose response is not correct to the response's status."""
+    verdicts = verifier.grade_pairs([(*pair, False) for pair in pairs])
+    graded = zip(pairs, verdicts, strict=True)
+    return {reference: verdict.status for (reference, _), verdict in graded if verdict.status != "correct"}
 
 
 def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:
