@@ -93,7 +93,7 @@ def charts_of(records: Sequence[RunRecord], found: Summary) -> list[Drawing]:
         coverage(collection),
         *_retention(trained),
     ]
-    return [one for one in drawn if one is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def accuracy_charts(
@@ -206,7 +206,7 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """What the last whole step of each run waited for, and who was idle, where the run left a timeline."""
+    """Critical path and idle roles of the last whole step of each run that left a timeline."""
     found = [(run, last_breakdown(run.spans)) for run in records]
     return [
         {
