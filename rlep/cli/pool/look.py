@@ -41,7 +41,7 @@ def stats(
     questions: Annotated[int, typer.Option(min=0, help="Questions measured for the quantiles; 0 takes all.")] = 1024,
     as_json: Json = False,
 ) -> None:
-    """What a pool holds: coverage, lengths, distinctness, memory, by policy and by verifier."""
+    """Contents of a pool: coverage, lengths, distinctness, memory, by policy and by verifier."""
     from rlep.cli.pool.open import question_rows, reading
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.shell import say_stopping

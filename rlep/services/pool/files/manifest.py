@@ -146,7 +146,7 @@ def check_plain(path: Path, limit: int) -> int:
 
 
 def archive_kind(path: Path) -> str | None:
-    """Which archive or compressed file this is by its first bytes, or None."""
+    """Return the kind of archive or compressed file by its first bytes, or None."""
     with path.open("rb") as file:
         head = file.read(_TAR_AT + 5)
     if head[_TAR_AT:] == b"ustar":

@@ -1,4 +1,4 @@
-"""How long a pool's responses are and how much they differ, measured on some of its questions."""
+"""Length and difference of a pool's responses, measured on some of its questions."""
 
 from __future__ import annotations
 
