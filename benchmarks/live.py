@@ -5,7 +5,7 @@ embedded Redis; synthetic responses of 830 tokens on average with float32 log-pr
 A step has 512 prompts × 16 responses, half of them correct, of which each is new; it replays 2 a prompt.
 
 * ``insert_seconds``: ``learn`` of a step, after its updates: what is correct is stored, what it displaces is trimmed;
-* ``draw_seconds``: ``drawn_replays`` with ``selection = "most-probable"`` (ExGRPO's lowest entropy): all 16 of each prompt are
+* ``draw_seconds``: ``draw_replays`` with ``selection = "most-probable"`` (ExGRPO's lowest entropy): all 16 of each prompt are
   fetched and ranked. The learner's scoring takes no time here;
 * ``draw_uniform_seconds``: the same with ``"uniform"``, which fetches 2;
 * ``memory_bytes_per_answer``: what Redis uses over the responses in it; ``index_bytes_per_answer``: of ``live.npz``;
@@ -48,7 +48,7 @@ from rlep.core.types import (
 )
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.live_replay import FILE, LiveReplay
-from rlep.driver.replays import drawn_replays
+from rlep.driver.replays import draw_replays
 from rlep.driver.step import StepOutcome
 from rlep.driver.values import ScoredMiniBatch
 from rlep.methods.replay_method import Visit
@@ -150,7 +150,7 @@ class Bench:
         chosen = self.config.replay.model_copy(update={"selection": selection})
         step = step_of(self.config.model_copy(update={"replay": chosen}), self.live, self.step_number)
         begun = time.perf_counter()
-        drawn = await drawn_replays(step, prompts := self.some())
+        drawn = await draw_replays(step, prompts := self.some())
         taken = time.perf_counter() - begun
         if any(len(drawn[prompt.id]) != 2 for prompt in prompts):
             raise RuntimeError("a prompt of the draw has fewer than 2 replays")

@@ -39,7 +39,6 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.engine_options import generator_dtype
 from rlep.check.inputs import Inputs, read_inputs
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
@@ -50,7 +49,7 @@ from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.streamed import stream_step
 from rlep.launch.roles import run_actors
 from rlep.quickstart.task import build_task
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
@@ -111,14 +110,16 @@ class Cast:
         """One step and what it took."""
         rule = self.config.replay.model_copy(update={"count": replays})
         config = self.config.model_copy(update={"replay": rule})
-        run = Run(config, Roles(self.generators, self.verifiers), TerminalProgress(), "", "", generator_dtype(config))
+        run = Run(
+            config, Roles(self.generators, self.verifiers), TerminalProgress(), "", "", config.generator.compute_dtype
+        )
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
         trainers = Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)
         assert self.inputs.train is not None
         order = PromptOrder(len(self.inputs.train), config.rollout.prompts, config.run.seed)
         prompts = [self.inputs.train.prompts[index] for index in order.step(number)]
         step = Step(run, trainers, number, replays, lambda *_: ())
-        outcome = await (streamed_step if stream else run_step)(step, prompts)
+        outcome = await (stream_step if stream else run_step)(step, prompts)
         return Made(outcome, step_metrics(outcome))
 
     async def begin(self, home: Path) -> None:

@@ -84,7 +84,7 @@ class RunStatus:
     roles: tuple[RoleStatus, ...]
     progress: RunProgress = RunProgress()  # noqa: RUF009 - it is frozen
     last_step: StepBreakdown | None = None
-    """Where the last whole step's time went."""
+    """Return the time of the last whole step by who used it."""
     spans: tuple[Span, ...] = ()
     """The newest of the timeline, where it was asked for."""
 

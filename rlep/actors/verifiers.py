@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlep.actors.cluster import SENT_AGAIN, Cluster, call
@@ -21,6 +21,7 @@ from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost, ConfigError
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Prompt, Verdict
+from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
 from rlep.services.verifier.user_function import source_version
@@ -42,9 +43,7 @@ class VerifierActor:
         """Start the grading processes, once."""
         if hasattr(self, "_verifier"):
             return
-        self._verifier = build_verifier(
-            config.profile, workers=config.workers, limits=limits_of(config), correct_at=config.correct_at
-        )
+        self._verifier = configured_verifier(config, workers=config.workers)
 
     def grade(self, reference: str, texts: Sequence[str], truncated: Sequence[bool]) -> list[Verdict]:
         """Return one verdict per text, in order."""
@@ -53,6 +52,11 @@ class VerifierActor:
     def close(self) -> None:
         """End the grading processes."""
         self._verifier.close()
+
+
+def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVerifier:
+    """Start the verifier of a configuration, to be closed. Raises ``ConfigError``."""
+    return build_verifier(config.profile, workers=workers, limits=limits_of(config), correct_at=config.correct_at)
 
 
 def limits_of(config: VerifierConfig) -> Limits:
@@ -64,7 +68,7 @@ def limits_of(config: VerifierConfig) -> Limits:
 def try_verifier(config: VerifierConfig) -> tuple[str, str]:
     """Return the version of the verifier on this node, and why it cannot serve; one of them is empty."""
     try:
-        with build_verifier(config.profile, limits=limits_of(config), correct_at=config.correct_at) as verifier:
+        with configured_verifier(config) as verifier:
             verifier.check()
             return verifier.version, ""
     except ConfigError as error:
@@ -96,7 +100,7 @@ async def _fault_on(node: Mapping[str, Any], config: VerifierConfig) -> str:
     what = f"trying a verifier on node {node['NodeManagerAddress']}"
     try:
         version, fault = await call(reference, what, config.start_deadline_s)
-    except RayTaskError as error:  # of a node without rlep
+    except RayError as error:  # of a node without rlep, or whose memory is full
         return str(error).strip().rpartition("\n")[2]
     own = config.profile.removeprefix("python:") if config.profile.startswith("python:") else ""
     if own and not fault and not version.startswith(source_version(own)):

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from rlep.actors.verifiers import limits_of
-from rlep.check.engine_options import check_options
+from rlep.actors.verifiers import configured_verifier
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
@@ -22,7 +21,6 @@ from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
 from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -32,9 +30,8 @@ EXAMPLES = 3
 
 
 def options(subject: Subject) -> Iterator[Finding]:
-    """Check that generators, learners and the replay method take their options."""
+    """Choose the replay method, which checks its options; sections that contradict each other are refused when read."""
     config = subject.config
-    check_options(config)
     choose_method(config)
     steps = counted(config.run.steps, "step")
     yield Finding("configuration", "ok", f"{config.run.name}: {steps} of {counted(config.rollout.prompts, 'question')}")
@@ -83,7 +80,7 @@ def verifier(subject: Subject) -> Iterator[Finding]:
     """
     profile, references = subject.config.verifier.profile, _references(subject)
     try:
-        with _configured_verifier(subject.config) as built:
+        with configured_verifier(subject.config.verifier) as built:
             built.check()
             faults = {reference: fault for reference in references if (fault := built.reference_fault(reference))}
             unpaid = _unpaid(built, [reference for reference in references if reference not in faults])
@@ -103,21 +100,23 @@ def verifier(subject: Subject) -> Iterator[Finding]:
         yield Finding("verifier", "ok", f"{profile}{graded}")
 
 
-def _configured_verifier(config: Config) -> BaseVerifier:
-    options = config.verifier
-    return build_verifier(options.profile, limits=limits_of(options), correct_at=options.correct_at)
-
-
 def _unpaid(verifier: BaseVerifier, references: Sequence[str]) -> dict[str, str]:
     """Map each reference that is not paid for although it is given as the answer itself, in any known form, to the reason."""
-    pairs = [(reference, text, False) for reference in references for text in verifier.stated(reference)]
-    reasons: dict[str, str] = {}
-    paid: set[str] = set()
-    for (reference, *_), verdict in zip(pairs, verifier.grade_pairs(pairs), strict=True):
-        reasons.setdefault(reference, f"given as the answer itself, it is {verdict.status}")
-        if verdict.status == "correct":
-            paid.add(reference)
-    return {reference: reason for reference, reason in reasons.items() if reference not in paid}
+    forms = {reference: verifier.stated(reference) for reference in references}
+    unpaid = _unpaid_pairs(verifier, [(reference, texts[0]) for reference, texts in forms.items() if texts])
+    others = _unpaid_pairs(verifier, [(reference, text) for reference in unpaid for text in forms[reference][1:]])
+    return {
+        reference: f"given as the answer itself, it is {status}"
+        for reference, status in unpaid.items()
+        if reference in others or len(forms[reference]) == 1
+    }
+
+
+def _unpaid_pairs(verifier: BaseVerifier, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Map each reference whose response is not correct to the response's status."""
+    verdicts = verifier.grade_pairs([(*pair, False) for pair in pairs])
+    graded = zip(pairs, verdicts, strict=True)
+    return {reference: verdict.status for (reference, _), verdict in graded if verdict.status != "correct"}
 
 
 def _undecided(verifier: BaseVerifier, references: Sequence[str]) -> str:

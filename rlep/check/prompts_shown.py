@@ -44,7 +44,7 @@ def prompt_notes(tokenizer: Tokenizer, found: Sequence[PromptSet | None], *, cha
     lines = []
     if marks := tokenizer.thinking:
         lines.append(f"special tokens of the tokenizer: {', '.join(marks)}; verifier and reward function see them")
-    prompts = [prompt for one in found if one is not None for prompt in one.prompts]
+    prompts = [prompt for prompts in found if prompts is not None for prompt in prompts.prompts]
     openings = Counter(prompt.opening for prompt in prompts if prompt.opening)
     lines += [
         f"{count:,} of {counted(len(prompts), 'prompt')} end in {mark}: graded text begins with it, so that a response which "

@@ -76,11 +76,11 @@ def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], s
 
 
 def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolPlace:
-    """Where the pools are that ``--pool`` names. Raises ``ConfigError``, which repeats nothing of an address."""
+    """Return the place of the pools that ``--pool`` names. Raises ``ConfigError``, which repeats nothing of an address."""
     from pydantic import ValidationError
 
-    from rlep.config.refusals import reason
     from rlep.config.roles import PoolConfig
+    from rlep.config.settings import reason
     from rlep.core.errors import ConfigError
     from rlep.services.pool.rpc.places import on_server, private_socket
     from rlep.services.pool.values import PoolPlace

@@ -12,11 +12,11 @@ def printable(text: str) -> str:
     """Without control and formatting characters, which would steer a terminal: ``�`` instead; spaces and line ends stay."""
     if PLAIN.fullmatch(text):
         return text
-    return "".join(one if one in "\n\t" or one.isprintable() or category(one) == "Zs" else "�" for one in text)
+    return "".join(mark if mark in "\n\t" or mark.isprintable() or category(mark) == "Zs" else "�" for mark in text)
 
 
 def marked(text: str) -> str:
     """The same with each such character named, e.g. ``⟨U+202E⟩``."""
     if text.isprintable():
         return text
-    return "".join(one if one in "\n\t" or one.isprintable() else f"⟨U+{ord(one):04X}⟩" for one in text)
+    return "".join(mark if mark in "\n\t" or mark.isprintable() else f"⟨U+{ord(mark):04X}⟩" for mark in text)

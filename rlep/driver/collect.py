@@ -21,7 +21,7 @@ from rlep.driver.checkpoint import write_json
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
 from rlep.driver.ports import ReplayPool, RolloutBars
-from rlep.driver.rollout import bars, requests_for, verified
+from rlep.driver.rollout import bars, requests_for, verify_rollout
 from rlep.driver.run_directory import RunDirectory
 from rlep.driver.tasks import together
 
@@ -94,7 +94,9 @@ class Collector:
         )
         admitted: dict[str, tuple[tuple[Trajectory, ...], dict[str, Any]]] = {}
         failed: list[Trajectory] = []
-        async with aclosing(verified(self._run, prompts, requests, sampling, bars=shown, clock=Clock())) as graded:
+        async with aclosing(
+            verify_rollout(self._run, prompts, requests, sampling, bars=shown, clock=Clock())
+        ) as graded:
             async for prompt, members in graded:
                 accepted, coverage = admit([prompt.id], members, self._admission)
                 if self._failures is not None:

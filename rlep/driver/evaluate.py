@@ -16,7 +16,7 @@ from rlep.core.files import replace_with
 from rlep.core.types import Int32Array, Prompt, Sampling, Trajectory
 from rlep.driver.clock import Clock
 from rlep.driver.context import Run
-from rlep.driver.rollout import bars, requests_for, verified
+from rlep.driver.rollout import bars, requests_for, verify_rollout
 
 Decode = Callable[[Int32Array], str]
 """Response tokens ``[T]`` to text."""
@@ -40,7 +40,7 @@ async def evaluate_policy(run: Run, prompts: Sequence[Prompt], samples: int) -> 
     requests = requests_for(prompts, samples, label="evaluate", seed=rule.seed, address=("evaluate",))
     graded: dict[str, tuple[Trajectory, ...]] = {}
     with bars(run.progress, len(requests), "evaluate") as shown:
-        async with aclosing(verified(run, prompts, requests, sampling, bars=shown, clock=Clock())) as finished:
+        async with aclosing(verify_rollout(run, prompts, requests, sampling, bars=shown, clock=Clock())) as finished:
             async for prompt, members in finished:
                 graded[prompt.id] = tuple(members)
     rows = tuple(graded[prompt.id] for prompt in prompts)

@@ -42,12 +42,12 @@ def replays_at(config: Config, step: int) -> int:
     return ReplaySchedule(config.replay.count, config.replay.schedule, steps=config.run.steps).at(step)
 
 
-def wanted_replays(step: Step) -> int:
+def count_wanted(step: Step) -> int:
     """Return the replays of a group whose prompt has enough stored responses: M and the failed ones."""
     return step.replays + step.run.config.replay.failed if step.replays else 0
 
 
-async def drawn_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
+async def draw_replays(step: Step, prompts: Sequence[Prompt]) -> Replays:
     """Draw up to M successes of each prompt, and up to ``replay.failed`` failures after them; with M = 0 the pool is not asked.
 
     A pure function of the pools' content, seed, step and prompt id; ``least-used`` also of what earlier steps replayed,

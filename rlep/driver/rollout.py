@@ -70,7 +70,7 @@ def trajectory(run: Run, completion: Completion, verdict: Verdict, sampling: Sam
     )
 
 
-def verified(
+def verify_rollout(
     run: Run,
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
@@ -139,7 +139,7 @@ class OnPolicyRollouts:
         """Begin the rollout."""
         rollout = self._run.config.rollout
         sampling = Sampling(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
-        return verified(self._run, prompts, requests, sampling, bars=shown, clock=clock)
+        return verify_rollout(self._run, prompts, requests, sampling, bars=shown, clock=clock)
 
     async def drop(self) -> None:
         """Do nothing: no rollout is begun before its step."""

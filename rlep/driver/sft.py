@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlep.algorithms.packing import answer_batch
 from rlep.core.types import Prompt, SequenceBatch, Trajectory
 from rlep.driver.context import Step
-from rlep.driver.replays import drawn_replays
+from rlep.driver.replays import draw_replays
 from rlep.driver.step import StepOutcome
 
 
@@ -35,7 +35,7 @@ async def sft_step(step: Step, prompts: Sequence[Prompt]) -> SupervisedOutcome:
     clock, size = step.clock, step.run.config.update.prompts
     with clock.phase("step"):
         with clock.phase("replay"):
-            drawn = await drawn_replays(step, prompts)
+            drawn = await draw_replays(step, prompts)
         updates, batches = [], []
         with clock.phase("update"), step.run.progress.phase("update", len(prompts) // size, "updates") as advance:
             for start in range(0, len(prompts), size):

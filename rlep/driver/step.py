@@ -17,7 +17,7 @@ from rlep.algorithms.mixing import mix
 from rlep.core.types import Group, Prompt, Request, SequenceBatch, Trajectory, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batch, with_old_logprobs
-from rlep.driver.replays import drawn_replays, wanted_replays
+from rlep.driver.replays import count_wanted, draw_replays
 from rlep.driver.rollout import bars, training_requests
 from rlep.driver.tasks import together
 from rlep.driver.values import ScoredMiniBatch
@@ -55,7 +55,7 @@ async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | 
     run, k, clock = step.run, step.number, step.clock
     learner, weights, size = step.trainers.learner, step.trainers.weights, run.config.update.prompts
     with clock.phase("step"):
-        groups = await (groups_of or mixed_groups)(step, prompts)
+        groups = await (groups_of or mix_groups)(step, prompts)
         batches = [mini_batch(run, groups[start : start + size]) for start in range(0, len(groups), size)]
         with clock.phase("score"):  # all at θ_k
             scored = [with_old_logprobs(run, ready, await learner.score(ready.batch)) for ready in batches]
@@ -69,14 +69,14 @@ async def run_step(step: Step, prompts: Sequence[Prompt], groups_of: GroupsOf | 
     return StepOutcome(step, tuple(scored), tuple(updates), difference)
 
 
-async def mixed_groups(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
+async def mix_groups(step: Step, prompts: Sequence[Prompt]) -> list[Group]:
     """Return each prompt's mixed group; replays are drawn during the rollout, and the first error of either ends both."""
     async with together() as tasks:
-        drawing = tasks.create_task(drawn_replays(step, prompts))
+        drawing = tasks.create_task(draw_replays(step, prompts))
         fresh = await rollout(step, prompts, training_requests(step.run.config, step.number, prompts))
         with step.clock.phase("replay"):
             replays = await drawing
-    return [mixed(step, prompt, fresh[prompt.id], replays.get(prompt.id, ())) for prompt in prompts]
+    return [mix_group(step, prompt, fresh[prompt.id], replays.get(prompt.id, ())) for prompt in prompts]
 
 
 async def rollout(step: Step, prompts: Sequence[Prompt], requests: Sequence[Request]) -> dict[str, list[Trajectory]]:
@@ -86,7 +86,7 @@ async def rollout(step: Step, prompts: Sequence[Prompt], requests: Sequence[Requ
             return {prompt.id: members async for prompt, members in verified}
 
 
-def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
+def mix_group(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequence[Trajectory]) -> Group:
     """Return the group of one prompt; without replays where the method or ``replay.only_below`` does not accept them."""
     config = step.run.config
     replaced = len(replays) if config.replay.group == "replace" else 0
@@ -99,7 +99,7 @@ def mixed(step: Step, prompt: Prompt, fresh: Sequence[Trajectory], replays: Sequ
     below = bound is None or correct / max(len(fresh), 1) < bound
     accepted = below and step.trainers.method.accepts(fresh)
     step.accepting += accepted
-    wanted = wanted_replays(step) if accepted else 0
+    wanted = count_wanted(step) if accepted else 0
     return mix(
         prompt,
         fresh,

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlep.algorithms.loss_stats import SOURCES
-from rlep.algorithms.rollout_stats import RolloutStats, part_means, rollout_stats
+from rlep.algorithms.loss_values import SOURCES
+from rlep.algorithms.rollout_stats import RolloutStats, importance_weights, part_means, rollout_stats, token_staleness
 from rlep.algorithms.shaping import rewards
-from rlep.algorithms.staleness import importance_weights, token_staleness
 from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, UpdateCost, UpdateOutcome, Verdict
 from rlep.driver.mini_batch import shaping_of
-from rlep.driver.replays import wanted_replays
+from rlep.driver.replays import count_wanted
 from rlep.driver.step import StepOutcome
 from rlep.metrics.catalogue import MetricValue
 
@@ -44,7 +43,7 @@ def step_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     if groups:
         scores = np.concatenate([ready.rewards.scores for ready in outcome.mini_batches])
         advantages = np.concatenate([ready.batch.advantages for ready in outcome.mini_batches])
-        stats = rollout_stats(groups, scores, advantages, max_replays=wanted_replays(outcome.step))
+        stats = rollout_stats(groups, scores, advantages, max_replays=count_wanted(outcome.step))
         values |= _groups(outcome, stats, groups) | _replays(outcome, stats, groups) | _logprobs(outcome)
         values |= _staleness(outcome, groups) | _correction(outcome)
         if outcome.step.refills.rounds:

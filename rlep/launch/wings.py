@@ -9,20 +9,20 @@ from rlep.data.prompts import PromptOrder, PromptSet
 from rlep.driver.context import Run
 from rlep.driver.ports import Rollouts
 from rlep.driver.rollout import OnPolicyRollouts
-from rlep.driver.step import GroupsOf, mixed_groups, run_step
+from rlep.driver.step import GroupsOf, mix_groups, run_step
 from rlep.driver.train import MakeStep
 from rlep.driver.wings.prefetch import PrefetchedRollouts
-from rlep.driver.wings.refill import refilled
-from rlep.driver.wings.replacing import replaced_groups
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.refill import refill
+from rlep.driver.wings.replacing import replace_groups
+from rlep.driver.wings.streamed import stream_step
 
 
 def choose_step(config: Config) -> MakeStep:
     """Return the step of phases 1 and 2: plain, streamed (``update.stream``), or with refills (``rollout.dynamic_sampling``)."""
     if config.update.stream:
-        return streamed_step
-    groups_of: GroupsOf = replaced_groups if config.replay.group == "replace" else mixed_groups
-    return partial(run_step, groups_of=refilled(groups_of) if config.rollout.dynamic_sampling else groups_of)
+        return stream_step
+    groups_of: GroupsOf = replace_groups if config.replay.group == "replace" else mix_groups
+    return partial(run_step, groups_of=refill(groups_of) if config.rollout.dynamic_sampling else groups_of)
 
 
 def rollouts(run: Run, train: PromptSet) -> Rollouts:

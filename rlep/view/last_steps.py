@@ -76,7 +76,7 @@ def last_breakdown(spans: Sequence[Span]) -> StepBreakdown | None:
 
 
 def bars_of(spans: Sequence[Span], begin: float, end: float) -> Bars:
-    """What each track shows between ``begin`` and ``end``, from ``begin`` on; bars that nearly touch become one."""
+    """Bars of each track between ``begin`` and ``end``, from ``begin`` on; bars that nearly touch become one."""
     bars: Bars = {}
     for span in sorted(spans, key=lambda span: span.begin):
         start, stop = max(span.begin, begin) - begin, min(span.end, end) - begin

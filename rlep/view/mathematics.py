@@ -31,6 +31,7 @@ _VALUE = re.compile(r"[A-Za-z0-9. %-]{1,30}")
 _FORMULA = re.compile(
     r"\$\$(?P<a>[^$]{1,1500})\$\$|\\\[(?P<b>[^$]{1,1500}?)\\\]|\\\((?P<c>[^$]{1,1500}?)\\\)"
     r"|(?<![\\$\w])\$(?P<d>[^\s$](?:[^$\n]{0,1500}[^\s$\\])?)\$(?![\d$])"
+    r"|(?P<e>\\boxed\{(?:[^{}$\n]|\{[^{}$\n]{0,100}\}){1,200}\})"
 )
 _NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
 CONVERT_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
@@ -43,7 +44,7 @@ def typeset(text: str) -> Markup | None:
     for found in _FORMULA.finditer(text):
         if made == MOST:
             break
-        kind = next(name for name in "abcd" if found[name] is not None)
+        kind = next(name for name in "abcde" if found[name] is not None)
         formula = mathml(found[kind], block=kind in "ab")
         if formula is None:
             continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from rlep.view.charts import STEP, Axis, Curve, Drawing, bar_chart, line_chart
+from rlep.view.charts import STEP, Axis, Curve, Drawing, Points, bar_chart, line_chart
 from rlep.view.last_steps import end_of, last_breakdown
 from rlep.view.record import (
     LIVE,
@@ -93,7 +93,7 @@ def charts_of(records: Sequence[RunRecord], found: Summary) -> list[Drawing]:
         coverage(collection),
         *_retention(trained),
     ]
-    return [one for one in drawn if one is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def accuracy_charts(
@@ -206,7 +206,7 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """What the last whole step of each run waited for, and who was idle, where the run left a timeline."""
+    """Critical path and idle roles of the last whole step of each run that left a timeline."""
     found = [(run, last_breakdown(run.spans)) for run in records]
     return [
         {
@@ -239,8 +239,13 @@ def _curve(run: RunRecord, source: str | None, over: int) -> Curve:
     placed = [(at, row) for row in curve(run, source) if (at := position(row)) is not None]
     main = run.role in ("baseline", "rlep")
     band = [(at, row.low, row.high) for at, row in placed if main and row.low is not None and row.high is not None]
+    return _of_role(run, [(at, row.avg) for at, row in placed], band)
+
+
+def _of_role(run: RunRecord, points: Points, band: Sequence[tuple[float, float, float]] = ()) -> Curve:
+    """A run's curve: baseline and the run with replays have their own colours, controls are dashed."""
     colour = {"baseline": 7, "rlep": 1}.get(run.role)
-    return Curve(run.label, [(at, row.avg) for at, row in placed], band, dashed=not main, colour=colour)
+    return Curve(run.label, points, band, dashed=run.role not in ("baseline", "rlep"), colour=colour)
 
 
 def _rings(found: Summary, over: int) -> list[tuple[float, float]]:
@@ -256,8 +261,8 @@ def _rings(found: Summary, over: int) -> list[tuple[float, float]]:
 
 def _retention(runs: Sequence[RunRecord]) -> list[Drawing | None]:
     """Questions solved so far; of each step's questions, those that were solved before and are not now."""
-    solved = [Curve(run.label, run.table.points("prompts/solved")) for run in runs]
-    lost = [Curve(run.label, lost_share(run.table)) for run in runs]
+    solved = [_of_role(run, run.table.points("prompts/solved")) for run in runs]
+    lost = [_of_role(run, lost_share(run.table)) for run in runs]
     return [
         line_chart("Questions solved so far", solved, STEP, Axis("questions")),
         line_chart(

@@ -16,11 +16,15 @@ def metric_chart(title: str, table: StepTable, names: Sequence[str], look: Chart
     known = [name for name in names if name in table.columns]
     if not known:
         return None
-    unit = unit_of(known[0])
-    words = {"share": "share", "s": "seconds"}.get(unit, unit)
     heading = label_of(title) if title in table.columns else title
     curves = [Curve(label_of(name), table.points(name)) for name in known]
-    return line_chart(heading, curves, STEP, Axis(words or "value", unit), look=look)
+    return line_chart(heading, curves, STEP, axis_of(known[0]), look=look)
+
+
+def axis_of(name: str) -> Axis:
+    """The axis on which a metric's values stand."""
+    unit = unit_of(name)
+    return Axis({"s": "seconds", "": "value"}.get(unit, unit), unit)
 
 
 def evaluation_curves(
@@ -46,7 +50,7 @@ def seconds_chart(title: str, table: StepTable) -> Drawing | None:
 
 
 def group_charts(table: StepTable, label: str = "") -> list[Drawing | None]:
-    """What the groups are made of: correct fresh responses, and replays, of each group."""
+    """Charts of the groups' composition: correct fresh responses, and replays, of each group."""
     of = f" ({label})" if label else ""
     words = (
         "The share of groups with so many correct fresh responses. All wrong or all right teaches nothing by itself; "

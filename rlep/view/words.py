@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 
-from rlep.metrics.catalogue import metric_for
+from rlep.metrics.catalogue import Metric, metric_for
 
 LABELS: Mapping[str, str] = {
     "rollout/accuracy": "Correct fresh responses",
@@ -27,6 +29,9 @@ LABELS: Mapping[str, str] = {
     "loss/policy": "Policy loss",
     "loss/tokens/fresh": "Tokens in the loss, fresh",
     "loss/tokens/replay": "Tokens in the loss, replays",
+    "logprob/fresh": "Log-prob, fresh",
+    "logprob/replay": "Log-prob of replays",
+    "logprob/replay_behaviour": "Log-prob of replays, their sampler's",
     "update/entropy/fresh": "Entropy, fresh",
     "update/entropy/replay": "Entropy, replays",
     "update/approx_kl/fresh": "KL to the step's policy, fresh",
@@ -40,7 +45,8 @@ LABELS: Mapping[str, str] = {
     "advantage/mass/replay": "Advantage mass, replays",
     "pool/hit": "Questions that got a replay",
     "verifier/seconds": "Seconds a verdict",
-    "time/step": "Whole step",
+    "time/step": "Time of a step",
+    "update/tokens_per_second": "Trained tokens per second",
 }
 """Metric → a few words; others are called by ``label_of``."""
 SEVERITY: Mapping[str, str] = {
@@ -56,6 +62,7 @@ SEVERITY: Mapping[str, str] = {
     "settings_changed": "warning",
 }
 """Event → how much it matters; others are information."""
+_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{5,}\b")
 _SIZES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
@@ -70,32 +77,32 @@ def label_of(name: str) -> str:
     return f"{family.capitalize()}: {rest}" if rest else name
 
 
+@lru_cache(4096)
+def _known(name: str) -> Metric | None:
+    """The catalogue's entry; None for a name that is not there, which it takes long to say."""
+    try:
+        return metric_for(name.partition("[")[0])
+    except ValueError:
+        return None
+
+
 def unit_of(name: str) -> str:
     """A metric's unit, as the catalogue has it; empty for a name that is not there."""
-    try:
-        unit = metric_for(name.partition("[")[0]).unit
-    except ValueError:
-        return ""
-    return "" if unit in ("as given", "reward", "score", "loss", "ratio", "norm", "rate", "version") else unit
+    known = _known(name)
+    return "" if known is None or known.unit == "as given" else known.unit
 
 
 def help_of(name: str) -> str:
     """The catalogue's sentence on a metric; its own name for one of the user's."""
-    try:
-        return f"{name}: {metric_for(name.partition('[')[0]).help}"
-    except ValueError:
-        return name
+    known = _known(name)
+    return name if known is None else f"{name}: {known.help}"
 
 
 def is_own(name: str) -> bool:
-    """Whether a metric is the user's: a part of a reward or score, or a name that the catalogue lacks."""
+    """True for a metric of the user's: a part of a reward or score, or a name that the catalogue lacks."""
     if "/part/" in name and not name.startswith("loss/"):
         return True
-    try:
-        metric_for(name.partition("[")[0])
-    except ValueError:
-        return True
-    return False
+    return _known(name) is None
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -130,7 +137,10 @@ def _significant(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.42 s``, ``12.3 s``, ``4 min 5 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """``7.8 µs``, ``9.4 ms``, ``0.42 s``, ``12.3 s``, ``4 min 5 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    for size, unit in ((1e-3, "µs"), (0.1, "ms")):
+        if 0 < abs(seconds) < size:
+            return f"{seconds * {'µs': 1e6, 'ms': 1e3}[unit]:.2g} {unit}"
     if abs(seconds) < 60:
         return f"{_significant(seconds)} s"
     whole = round(seconds)
@@ -149,12 +159,12 @@ def clock(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long ago a time was, by this machine's clock."""
+    """Age of a time, by this machine's clock."""
     if not seconds:
         return "–"
     return f"{duration(round(max(0.0, time.time() - seconds)))} ago"
 
 
 def short(name: str) -> str:
-    """An id of hexadecimal digits by its first eight; other names whole."""
-    return f"{name[:8]}…" if len(name) > 12 and set(name) <= set("0123456789abcdef") else name
+    """Ids of hexadecimal digits by their first eight; other words whole."""
+    return _ID.sub(r"\1…", name)

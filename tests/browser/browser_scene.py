@@ -152,7 +152,7 @@ class Watched:
 
 def unfold(page: Page) -> None:
     """Show what is folded away."""
-    for summary in page.locator("summary").all():
+    for summary in page.locator("details:not([open]) > summary").all():
         summary.click()
 
 

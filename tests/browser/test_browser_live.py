@@ -65,7 +65,7 @@ def opened(context: BrowserContext, address: str) -> Page:
 
 def steps_of(page: Page) -> list[str]:
     """First cells of the table of steps."""
-    return page.locator("#steps .wide tbody tr td:first-child").all_inner_texts()
+    return page.locator("#steps .wide tbody tr td:first-child").all_text_contents()  # also while they are folded
 
 
 def points(page: Page, title: str) -> int:
@@ -132,7 +132,7 @@ def test_from_a_prompt_to_its_group_the_pool_and_back(context: BrowserContext, s
     expect(page.get_by_role("heading", name="Replays")).to_be_visible()
     page.get_by_role("link", name="this prompt in other steps").click()
     expect(page).to_have_url(prompt)
-    page.get_by_role("link", name="Pool").click()
+    page.get_by_role("link", name="Pool", exact=True).click()
     expect(page.get_by_role("heading", name="Coverage")).to_be_visible()
     page.locator(f"a[href$='{prompt.rpartition('/')[2]}']").first.click()
     expect(page).to_have_url(prompt)
@@ -192,6 +192,45 @@ def test_a_killed_console_says_so_and_touches_no_run(browser: Browser, working: 
         assert page.evaluate("document.watched")
     assert tree(working.path) == before
     log(working, 2)  # its driver goes on
+
+
+def test_a_crosshair_has_the_values_and_dragging_enlarges(
+    context: BrowserContext, served: Served, working: RunDirectory
+) -> None:
+    for step in range(2, 9):
+        log(working, step)
+    page = opened(context, f"{served.address}/runs/runs~{working.path.name}")
+    chart = page.locator("figure").filter(has_text="Correct responses").locator("svg[data-hover]").first
+    box = chart.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * (66 + 640 / 2) / 720, middle)  # half way from step 0 to step 8
+    tip = page.locator(".tip")
+    expect(tip).to_contain_text("step 4")
+    expect(tip).to_contain_text("Correct fresh responses: 50 %")
+    spot = tip.bounding_box()
+    assert spot is not None
+    assert box["y"] <= spot["y"] < box["y"] + box["height"]
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * (66 + 640 * 3 / 4) / 720, middle)
+    page.mouse.up()
+    page.wait_for_url(re.compile("low=4"))
+    expect(page.locator("svg[data-low='4']").first).to_be_visible()
+    page.close()
+
+
+def test_a_reader_chooses_light_or_dark_and_it_stays(context: BrowserContext, served: Served) -> None:
+    page = context.new_page()
+    page.goto(served.address)
+    button = page.get_by_role("button", name="Theme")
+    for shown in ("light", "dark"):
+        button.click()
+        expect(button).to_have_text(f"Theme: {shown}")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.goto(f"{served.address}/studies")
+    expect(page.get_by_role("button", name="Theme")).to_have_text("Theme: dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == dark == "rgb(15, 18, 24)"
+    page.close()
 
 
 def tree(directory: Path) -> dict[str, tuple[int, int, str]]:

@@ -20,18 +20,20 @@ from rlep.data.prompts import PromptSet
 from rlep.driver.context import Roles, Run, Step, Trainers
 from rlep.driver.rollout import OnPolicyRollouts
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.streamed import stream_step
 from rlep.launch.roles import run_actors
 from tests.small import BASE, FRESH, PER_UPDATE, PROMPTS, contents, small_task
 
 STEPS = 2
-MAKERS = {"plain": run_step, "streamed": streamed_step}
+MAKERS = {"plain": run_step, "streamed": stream_step}
 
 
 @dataclass(eq=False)
 class Answers:
-    """Real generators; ``known`` responses are given again, with ``held`` those after the first mini-batch only once the
-    first update was made."""
+    """Real generators that give ``known`` responses again.
+
+    With ``held``, those after the first mini-batch come only once the first update was made.
+    """
 
     inner: GeneratorPool
     updated: asyncio.Event = field(default_factory=asyncio.Event)

@@ -26,7 +26,7 @@ def test_what_the_nodes_lack_is_one_sentence_before_any_actor(tmp_path: Path) ->
         f"verifier.profile = python:rewards_of_none:grade on node {address}: verifier function 'rewards_of_none:grade': no "
         f"module rewards_of_none here or on the path; set PYTHONPATH or install it{REMEDY}"
     )
-    other = "verifier.profile = python:rewards_of_two:grade on node 127.0.0.1: the function's file there is not the one here"
+    other = f"verifier.profile = python:rewards_of_two:grade on node {address}: the function's file there is not the one here"
     assert found["other"] == other + REMEDY
     assert f"\nwrong   verifier on the cluster: {other}" in found["check"]
     assert found["check"].startswith("1\n")

@@ -65,8 +65,7 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
 
 
-@pytest.mark.parametrize("address", ["", "127.0.0.1:1"], ids=["here", "joined"])
-@pytest.mark.parametrize("command", ["train", "collect", "evaluate"])
+@pytest.mark.parametrize(("command", "address"), [("train", "127.0.0.1:1"), ("collect", ""), ("evaluate", "")])
 def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_starts(
     command: str, address: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

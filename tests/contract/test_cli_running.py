@@ -37,19 +37,15 @@ def test_a_run_that_has_ended_is_said(command: list[str], tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_path_that_is_no_run_is_not_looked_for_on_a_cluster(command: list[str], tmp_path: Path) -> None:
-    assert refusal(command, tmp_path / "typo") == f"{tmp_path / 'typo'}: no such run directory"
+def test_a_path_that_is_no_run_is_not_looked_for_on_a_cluster(tmp_path: Path) -> None:
+    assert refusal(["status"], tmp_path / "typo") == f"{tmp_path / 'typo'}: no such run directory"
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_private_run_is_found_by_directory_and_not_by_name(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_run_is_found_by_directory_and_not_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # no cluster was started here
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert refusal(command, Path("mine")) == (
+    assert refusal(["status"], Path("mine")) == (
         "no Ray cluster to look for run mine on: a private run is found by its directory (e.g. runs/mine); "
         "for a run on a cluster give --address, or set RAY_ADDRESS"
     )
@@ -65,10 +61,9 @@ def test_a_job_needs_a_working_directory_and_the_address_of_a_dashboard(
         submit_job(["train"], address="garbage", working_dir=tmp_path)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
-def test_a_private_cluster_of_another_machine_is_named(command: list[str], tmp_path: Path) -> None:
+def test_a_private_cluster_of_another_machine_is_named(tmp_path: Path) -> None:
     write_contact(tmp_path, Contact("run", "10.0.0.1:6379", "elsewhere", "/tmp/token"))
-    assert refusal(command, tmp_path) == f"{tmp_path} runs on a private cluster of elsewhere: ask on that machine"
+    assert refusal(["status"], tmp_path) == f"{tmp_path} runs on a private cluster of elsewhere: ask on that machine"
 
 
 def test_a_run_that_was_killed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``rlep pool verify | prune | seal | doctor``: a pool kept in order."""
+"""``rlep pool verify | prune | seal``: a pool kept in order."""
 
 from __future__ import annotations
 

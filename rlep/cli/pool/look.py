@@ -41,7 +41,7 @@ def stats(
     questions: Annotated[int, typer.Option(min=0, help="Questions measured for the quantiles; 0 takes all.")] = 1024,
     as_json: Json = False,
 ) -> None:
-    """What a pool holds: coverage, lengths, distinctness, memory, by policy and by verifier."""
+    """Contents of a pool: coverage, lengths, distinctness, memory, by policy and by verifier."""
     from rlep.cli.pool.open import question_rows, reading
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.shell import say_stopping
@@ -151,7 +151,7 @@ def browse(
 
 
 def places(count: int, keys: Iterator[str]) -> Iterator[int]:
-    """Which of ``count`` pages is shown, first to last, as a reader's keys say."""
+    """Yield the numbers of the pages that a reader's keys ask for, of ``count``."""
     place = 0
     yield place
     for key in keys:

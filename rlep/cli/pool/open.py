@@ -1,4 +1,4 @@
-"""What every pool command begins with: which pool is meant, opened for reading or for changing, and its questions."""
+"""First steps of every pool command: its pool, opened for reading or for changing, and its questions."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from rlep.driver.context import Step
 from rlep.driver.step import GroupsOf
 
 
-def refilled(groups_of: GroupsOf) -> GroupsOf:
+def refill(groups_of: GroupsOf) -> GroupsOf:
     """Take P groups with differing verdicts, or as many whole updates of them as the bound allows (none, at worst)."""
 
     async def until_filled(step: Step, prompts: Sequence[Prompt]) -> list[Group]:

@@ -146,17 +146,17 @@ class RolloutFiles:
 
     def _write(self, outcome: StepOutcome) -> None:
         rule, step = self._config.rollouts, outcome.step.number
-        groups = list(written_groups(outcome))
+        groups = list(list_groups(outcome))
         self._directory.mkdir(exist_ok=True)
         write_whole(self._directory / f"step-{step:06d}.parquet", [rows_table(groups)])
-        if chosen := chosen_groups(groups, rule.groups, seed=self._config.run.seed, step=step, watch=rule.watch):
+        if chosen := choose_groups(groups, rule.groups, seed=self._config.run.seed, step=step, watch=rule.watch):
             parts = [chosen[at : at + GROUPS_A_ROW_GROUP] for at in range(0, len(chosen), GROUPS_A_ROW_GROUP)]
             path = self._directory / f"step-{step:06d}.tokens.parquet"
             write_whole(path, [tokens_table(part, self._decode) for part in parts])
             keep_newest(self._directory, int(rule.keep_gib * 2**30))
 
 
-def written_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
+def list_groups(outcome: StepOutcome) -> Iterator[WrittenGroup]:
     """Yield the groups of a step in their order."""
     number = 0
     for update, ready in enumerate(outcome.mini_batches):
@@ -211,7 +211,7 @@ def _row(trajectory: Trajectory, logprobs: Float32Array, **place: Any) -> Rollou
     )
 
 
-def chosen_groups(
+def choose_groups(
     groups: Sequence[WrittenGroup], count: int, *, seed: int, step: int, watch: Sequence[str] = ()
 ) -> list[WrittenGroup]:
     """Choose at most ``count`` groups and those of the prompts ``watch``, in the step's order.

@@ -16,17 +16,17 @@ from contextlib import aclosing
 from rlep.core.types import Group, Prompt, UpdateOutcome
 from rlep.driver.context import Step
 from rlep.driver.mini_batch import mini_batch, with_old_logprobs
-from rlep.driver.replays import drawn_replays
+from rlep.driver.replays import draw_replays
 from rlep.driver.rollout import bars, training_requests
-from rlep.driver.step import StepOutcome, mixed
+from rlep.driver.step import StepOutcome, mix_group
 from rlep.driver.tasks import together
 from rlep.driver.values import ScoredMiniBatch
 
 
-async def streamed_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
+async def stream_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
     """Train on one rollout of ``prompts`` under policy version k; leaves every generator at k + 1.
 
-    The learner must keep θ_k beside the weights it updates (``LearnerOptions.keep_start_weights``).
+    The learner must keep θ_k beside the weights it updates (``Config.keeps_start_weights``).
     """
     run, k, clock = step.run, step.number, step.clock
     learner, weights, size = step.trainers.learner, step.trainers.weights, run.config.update.prompts
@@ -44,11 +44,11 @@ async def streamed_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
             together() as tasks,
             aclosing(step.trainers.rollouts.of(k, prompts, requests, clock, shown)) as verified,
         ):
-            drawing = tasks.create_task(drawn_replays(step, prompts))
+            drawing = tasks.create_task(draw_replays(step, prompts))
             async for prompt, fresh in verified:
                 with clock.phase("replay"):
                     replays = await drawing
-                groups[prompt.id] = mixed(step, prompt, fresh, replays.get(prompt.id, ()))
+                groups[prompt.id] = mix_group(step, prompt, fresh, replays.get(prompt.id, ()))
                 number = position[prompt.id] // size
                 of_update = prompts[number * size : (number + 1) * size]
                 part = [groups[member.id] for member in of_update if member.id in groups]

@@ -96,10 +96,10 @@
       line(`${curve.label}: ${point[3]}`, curve.style);
     });
     figure.append(tip);
-    const share = (at[0] / WIDE) * svg.clientWidth;
-    const left = share > svg.clientWidth / 2 ? Math.max(0, share - tip.offsetWidth) : share + 24;
-    tip.style.left = `${left}px`;
-    tip.style.top = `${svg.offsetTop + 12}px`;
+    const box = svg.getBoundingClientRect(), frame = figure.getBoundingClientRect();
+    const cross = box.left - frame.left + (at[0] / WIDE) * box.width;
+    tip.style.left = `${cross > frame.width / 2 ? Math.max(0, cross - tip.offsetWidth - 12) : cross + 12}px`;
+    tip.style.top = `${box.top - frame.top + 8}px`;
   };
   let dragged = null;
   const chart = (event) => event.target.closest?.("svg[data-hover]");

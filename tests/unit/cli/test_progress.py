@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.text import Text
 
 from rlep.actors.run_progress import Phase, StepReport
 from rlep.cli.progress import TerminalProgress, duration
 from rlep.driver.run_directory import Facts, RunDirectory
-from rlep.driver.sft import sft_step
 from rlep.driver.step import run_step
-from rlep.driver.train import MakeStep, Training
+from rlep.driver.train import Training
 from rlep.launch.watch import Watch
 from tests.unit.driver.driver_fakes import World, data_of, filled_pool, scene_of
 from tests.unit.driver.driver_values import config_of, prompt_set
@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
         return True
 
 
-async def trained(directory: Path, progress: TerminalProgress, make: MakeStep = run_step) -> None:
+async def trained(directory: Path, progress: TerminalProgress) -> None:
     """Four steps over the driver's fakes, a second each by the watch's clock."""
     train, clock = prompt_set(10), iter(range(100))
     scene = scene_of(config_of(), pool=filled_pool(World(), train.prompts))
@@ -43,7 +43,7 @@ async def trained(directory: Path, progress: TerminalProgress, make: MakeStep = 
     store = RunDirectory(directory, scene.config, Facts("train", "model", "tok", train.digest))
     try:
         hooks: dict[str, Any] = {"before": [watch.begin_step], "after": [watch.end_step]}
-        await Training(scene.run, scene.trainers, data_of(train, ()), store, make, **hooks).run()
+        await Training(scene.run, scene.trainers, data_of(train, ()), store, run_step, **hooks).run()
     finally:
         store.close()
 
@@ -91,25 +91,6 @@ def test_json_is_an_object_for_each_step_on_standard_output_and_nothing_else_is_
     ]
 
 
-def test_quiet_leaves_the_result(capsys: pytest.CaptureFixture[str]) -> None:
-    with TerminalProgress(quiet=True) as progress:
-        progress.note("resuming after step 1")
-        progress.say("phase 1")
-        progress.step(SECOND)
-        progress.step(LAST)
-        progress.stopping()
-        progress.result("model: runs/mine/model")
-    assert capsys.readouterr() == ("model: runs/mine/model\n", "")
-
-
-def test_quiet_json_is_the_steps_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with TerminalProgress(quiet=True, as_json=True) as progress:
-        progress.note("resuming after step 1")
-        progress.step(LAST)
-    out, err = capsys.readouterr()
-    assert (json.loads(out)["step"], err) == (3, "")
-
-
 def test_a_terminal_has_a_bar_until_the_last_step_and_then_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -127,14 +108,33 @@ def test_a_terminal_has_a_bar_until_the_last_step_and_then_its_line(monkeypatch:
     assert "step 3 (4/4): loss 1.2500, 0.50 s/step, 0:00 left" in terminal.getvalue()
 
 
-async def test_each_step_of_a_run_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TerminalProgress() as progress:
-        await trained(tmp_path, progress)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
-    assert [line.partition(": reward ")[0] for line in lines] == [
-        f"step {number} ({number + 1}/4)" for number in range(4)
+def test_what_a_command_prints_beside_the_bars_stays_on_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped, terminal = io.StringIO(), Terminal()
+    monkeypatch.setattr(sys, "stdout", piped)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with TerminalProgress() as progress, progress.phase("rollout", 4, "responses"):
+        typer.echo("phase 1: train without replay")
+        progress.note("starting 1 generator(s)")
+    assert piped.getvalue() == "phase 1: train without replay\n"
+    assert "starting 1 generator(s)" in terminal.getvalue()
+
+
+def test_without_a_terminal_a_phase_has_a_line_where_nothing_was_said_for_15_s(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("rlep.cli.progress.time.monotonic", lambda: now[0])
+    with TerminalProgress() as progress, progress.phase("evaluate", 8, "responses") as advance:
+        for second in (110, 114, 115, 129, 131, 132, 146):
+            now[0] = second
+            advance(1)
+        now[0] = 200.0
+        advance(1)  # complete: what follows says so
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluate: 3/8 responses",
+        "evaluate: 5/8 responses",
+        "evaluate: 7/8 responses",
     ]
-    assert [line.rpartition(", ")[2] for line in lines] == ["0:03 left", "0:02 left", "0:01 left", "0:00 left"]
 
 
 async def test_the_numbers_of_a_step_are_those_of_metrics_jsonl(
@@ -145,19 +145,11 @@ async def test_the_numbers_of_a_step_are_those_of_metrics_jsonl(
     steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [line["step"] for line in logged] == [0, 1, 2, 3]
+    assert [step["left_s"] for step in steps] == [3, 2, 1, 0]
     for step, line in zip(steps, logged, strict=True):
         values = line["metrics"]
         assert (step["reward"], step["accuracy"]) == (values["rollout/reward"], values["rollout/accuracy"])
         assert (step["length"], step["seconds"]) == (values["rollout/length_mean"], round(values["time/step"], 3))
-
-
-async def test_supervised_steps_have_their_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TerminalProgress(as_json=True) as progress:
-        await trained(tmp_path, progress, sft_step)
-    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(step["step"], "loss" in step, "reward" in step) for step in steps] == [
-        (number, True, False) for number in range(4)
-    ]
 
 
 @pytest.mark.parametrize(

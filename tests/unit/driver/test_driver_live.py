@@ -15,7 +15,7 @@ from rlep.core.errors import CheckpointError, MixingError, PoolError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Trajectory
 from rlep.driver.live_replay import FILE, LiveReplay
-from rlep.driver.step import mixed
+from rlep.driver.step import mix_group
 from tests.unit.driver.driver_fakes import (
     Killed,
     World,
@@ -171,7 +171,7 @@ async def test_a_group_never_holds_a_response_and_its_own_copy(tmp_path: Path) -
     version = answer_of(prompt, 0).provenance
     fresh = [replace(answer_of(prompt, n), provenance=version, sample_id=f"s{n}") for n in range(3)]
     own = [replace(answer_of(prompt, n), metadata={"birth": "0"}) for n in (1, 5)]
-    group = mixed(scene.step(0), prompt, fresh, own)
+    group = mix_group(scene.step(0), prompt, fresh, own)
     assert [member.content_id for member in group.replays] == [own[1].content_id]
 
 

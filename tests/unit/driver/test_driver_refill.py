@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlep.core.types import Group, Prompt, Status
-from rlep.driver.step import StepOutcome, mixed_groups, run_step
+from rlep.driver.step import StepOutcome, mix_groups, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.refill import refilled
+from rlep.driver.wings.refill import refill
 from tests.unit.driver.driver_fakes import Scene, scene_of
 from tests.unit.driver.driver_values import P, config_of, prompts_of
 
@@ -26,7 +26,7 @@ def dynamic(statuses: str, spare: int, limit: int = 4) -> tuple[Scene, tuple[Pro
 
 
 async def refilled_step(scene: Scene, everyone: tuple[Prompt, ...]) -> tuple[StepOutcome, list[Group]]:
-    outcome = await run_step(scene.step(spare=everyone), everyone[:P], refilled(mixed_groups))
+    outcome = await run_step(scene.step(spare=everyone), everyone[:P], refill(mix_groups))
     return outcome, [group for ready in outcome.mini_batches for group in ready.groups]
 
 

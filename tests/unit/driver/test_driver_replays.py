@@ -13,7 +13,7 @@ from rlep.algorithms.selection import Strategy
 from rlep.config.replay import ReplayConfig
 from rlep.core.errors import MixingError
 from rlep.core.types import Trajectory, Verdict
-from rlep.driver.replays import drawn_replays
+from rlep.driver.replays import draw_replays
 from rlep.driver.step import run_step
 from rlep.driver.step_metrics import step_metrics
 from tests.unit.driver.driver_fakes import FakePool, Killed, Scene, World, filled_pool, scene_of
@@ -31,7 +31,7 @@ def scene_with(answers: list[Trajectory], selection: str) -> Scene:
 
 async def chosen(scene: Scene, step: int = 0, **used: int) -> list[int]:
     """First tokens (500 + number) of what the first prompt is given, as numbers."""
-    drawn = await drawn_replays(replace(scene.step(step), used=used), PROMPTS)
+    drawn = await draw_replays(replace(scene.step(step), used=used), PROMPTS)
     assert all(not drawn.get(prompt.id) for prompt in PROMPTS[1:])
     return [int(member.tokens[0]) - 500 for member in drawn[PROMPTS[0].id]]
 
@@ -129,14 +129,14 @@ async def test_failed_answers_join_the_group_with_their_own_reward() -> None:
 
 async def test_without_replays_no_pool_is_asked_for_failures() -> None:
     scene = scene_of(config_of(replay={"failed": 1}), pool=filled_pool(World(), PROMPTS))
-    assert await drawn_replays(scene.step(replays=0), PROMPTS) == {}
+    assert await draw_replays(scene.step(replays=0), PROMPTS) == {}
     assert scene.world.happened == []
 
 
 async def test_a_run_without_the_pool_it_needs_is_refused() -> None:
     scene = scene_of(config_of(replay={"failed": 1}), pool=filled_pool(World(), PROMPTS))
     with pytest.raises(MixingError, match="no pool for them"):
-        await drawn_replays(scene.step(), PROMPTS)
+        await draw_replays(scene.step(), PROMPTS)
 
 
 def test_the_config_offers_every_strategy() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rlep.core.errors import MixingError, PoolError, StaleRolloutError, VerifierError
 from rlep.core.types import Prompt, UpdateCost, UpdateOutcome
 from rlep.driver.replays import replays_at
-from rlep.driver.step import StepOutcome, mixed_groups, run_step
+from rlep.driver.step import StepOutcome, mix_groups, run_step
 from rlep.driver.step_metrics import step_metrics, update_metrics
 from tests.unit.driver.driver_fakes import FakePool, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import MAX_TOKENS, B, G, M, P, answer_of, batch_bytes, config_of, prompts_of
@@ -226,7 +226,7 @@ async def test_linear_schedule_lowers_the_replays() -> None:
     assert [replays_at(config, step) for step in range(5)] == [2, 2, 1, 1, 0]  # 2 - step/2, rounded half up
     scene = scene_of(config, pool=filled_pool(World(), PROMPTS))
     for step in range(5):
-        groups = await mixed_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)
+        groups = await mix_groups(scene.step(step, replays=replays_at(config, step)), PROMPTS)
         assert {len(group.replays) for group in groups} == {replays_at(config, step)}
     assert scene.world.count("sample") == 4
 

@@ -11,7 +11,7 @@ from rlep.core.errors import ConfigError, LearnerLost
 from rlep.core.jsonl import read_lines
 from rlep.driver.step import StepOutcome, run_step
 from rlep.driver.step_metrics import step_metrics
-from rlep.driver.wings.streamed import streamed_step
+from rlep.driver.wings.streamed import stream_step
 from tests.unit.driver.driver_fakes import Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import BASE, G, batch_bytes, config_of, prompt_set, prompts_of
 
@@ -27,7 +27,7 @@ def scene_with(*, stream: bool, order: int | None = None) -> Scene:
 
 async def stepped(scene: Scene, number: int = 0) -> StepOutcome:
     """Make the config's step and look for what it left behind."""
-    make = streamed_step if scene.config.update.stream else run_step
+    make = stream_step if scene.config.update.stream else run_step
     outcome = await make(scene.step(number), PROMPTS)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     return outcome
@@ -114,7 +114,7 @@ async def test_a_failing_update_ends_the_rollout_at_once() -> None:
 @pytest.mark.parametrize("events", [1, 12, 30, 42])
 async def test_cancellation_leaves_no_task(events: int) -> None:
     scene = scene_with(stream=True)
-    running = asyncio.create_task(streamed_step(scene.step(), PROMPTS))
+    running = asyncio.create_task(stream_step(scene.step(), PROMPTS))
     while len(scene.world.happened) < events:
         assert not running.done()
         await asyncio.sleep(0)

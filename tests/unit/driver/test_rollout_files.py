@@ -16,7 +16,7 @@ from rlep.core.types import Int32Array
 from rlep.driver.context import Step
 from rlep.driver.run_directory import Facts, RunDirectory
 from rlep.driver.step import StepOutcome, run_step
-from rlep.driver.wings.rollout_files import RolloutFiles, chosen_groups, keep_newest, written_groups
+from rlep.driver.wings.rollout_files import RolloutFiles, choose_groups, keep_newest, list_groups
 from rlep.metrics.logs import EventLog
 from tests.unit.driver.driver_fakes import Killed, Scene, World, filled_pool, scene_of
 from tests.unit.driver.driver_values import (
@@ -122,15 +122,15 @@ async def test_token_files_have_texts_ids_and_logprobs(tmp_path: Path) -> None:
 
 async def test_half_of_the_groups_are_drawn_by_prompt_and_half_are_extreme(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as events:
-        groups = list(written_groups(await one_step(tmp_path, events, groups=0)))
+        groups = list(list_groups(await one_step(tmp_path, events, groups=0)))
     assert not (tmp_path / "rollouts" / "step-000000.tokens.parquet").exists()
-    [drawn] = chosen_groups(groups, 1, seed=5, step=0)
+    [drawn] = choose_groups(groups, 1, seed=5, step=0)
     others = [one for one in groups if one is not drawn]
     longest = max(others, key=lambda one: max(row.tokens for row in one.rows))
     if max(row.tokens for row in drawn.rows) > max(row.tokens for row in longest.rows):
         longest = max(others, key=lambda one: max(row.gap_max or 0 for row in one.rows))
-    assert {id(one) for one in chosen_groups(groups, 2, seed=5, step=0)} == {id(drawn), id(longest)}
-    assert len(chosen_groups(groups, 32, seed=5, step=0)) == P
+    assert {id(one) for one in choose_groups(groups, 2, seed=5, step=0)} == {id(drawn), id(longest)}
+    assert len(choose_groups(groups, 32, seed=5, step=0)) == P
 
 
 async def test_watched_groups_are_written_on_top_and_change_no_other_choice(tmp_path: Path) -> None:

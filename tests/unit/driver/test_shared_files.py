@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlep.config.schema import CheckpointConfig
+from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.driver import checkpoint as module
 from rlep.driver.checkpoint import STALE_TRIES, Checkpoints, choose_checkpoint
@@ -19,9 +19,9 @@ from tests.unit.driver.driver_fakes import FakeLearner, World
 from tests.waiting import gate
 
 
-async def saved(directory: Path, *steps: int, deadline_s: float = 60.0) -> Checkpoints:
+async def saved(directory: Path, *steps: int) -> Checkpoints:
     """Checkpoints of these steps."""
-    checkpoints = Checkpoints(directory, CheckpointConfig(keep=3), deadline_s=deadline_s)
+    checkpoints = Checkpoints(directory, CheckpointConfig(keep=3), deadline_s=60.0)
     for step in steps:
         await checkpoints.save(FakeLearner(World()), RunState(step, "data", "tok", "pool"), lambda _: None)
         await checkpoints.finished()
@@ -92,7 +92,8 @@ async def test_a_commit_that_stands_still_ends_the_wait_and_is_whole_once_it_goe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = module._commit
-    checkpoints = await saved(tmp_path, 1, deadline_s=0.05)
+    await saved(tmp_path, 1)
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=3), deadline_s=0.05)
     with gate() as closed:
 
         def still(*arguments: Any) -> None:

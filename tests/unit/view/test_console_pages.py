@@ -180,7 +180,9 @@ def test_curves_keep_their_peaks_and_histograms_count_all() -> None:
     kept = thinned(points)
     assert len(kept) <= 1000
     assert (5003.0, 100.0) in kept
-    assert [count for _, _, count in histogram([0.0, 0.1, 0.95, 1.0])] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 2]
+    assert histogram([1.0, -1.0, 1.0]) == [(-1.0, -1.0, 1), (1.0, 1.0, 2)]
+    many = [0.0, 0.01, 0.02, 0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.95, 1.0]
+    assert [count for _, _, count in histogram(many)] == [3, 6, 0, 0, 0, 0, 0, 0, 0, 2]
     assert [shade(value) for value in (None, -0.005, -0.05, -3.0, -9.0)] == ["s0", "s0", "s1", "s4", "s5"]
 
 
@@ -192,7 +194,8 @@ def test_the_labels_of_a_narrow_range_differ() -> None:
 
     assert labels(0.0, 0.705) == ["0", "0.2", "0.4", "0.6", "0.8"]
     assert labels(0.9996, 1.0004) == ["0.9996", "0.9998", "1", "1.0002", "1.0004"]
-    assert labels(2.5) == ["1", "1.5", "2", "2.5", "3", "3.5", "4"]
+    assert labels(2.5) == ["0", "0.5", "1", "1.5", "2", "2.5"]
+    assert labels(0.0) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
 
 
 @pytest.mark.parametrize(

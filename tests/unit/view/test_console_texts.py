@@ -130,3 +130,54 @@ def test_an_address_with_too_many_digits_is_not_found(client: TestClient, digits
         assert client.get("/runs/runs~a/" + path.format("9" * digits)).status_code == 404
     assert client.get("/api/runs/runs~a/steps/" + "9" * digits).status_code == 404
     assert client.get(f"/pools/{'9' * digits}/any").status_code == 404
+
+
+@pytest.fixture
+def mathematical(runs: Path, tmp_path: Path) -> RunPlace:
+    """A run whose group 0 of step 1 has formulas, and a crashed reward."""
+    shutil.copytree(runs / "a", tmp_path / "a")
+    directory = tmp_path / "a" / "rollouts"
+    texts = pq.read_table(directory / "step-000001.tokens.parquet")
+    rows = texts.to_pylist()
+    for at, row in enumerate(rows):
+        row |= {
+            "question": "Find $x^2$.",
+            "text": f"It is $\\frac{{1}}{{{at + 1}}}$, sample {at}.",
+            "prompt": "<|user|>Find $x^2$.<|assistant|>",
+        }
+    pq.write_table(pa.Table.from_pylist(rows, texts.schema), directory / "step-000001.tokens.parquet")
+    verdicts = pq.read_table(directory / "step-000001.parquet")
+    rows = verdicts.to_pylist()
+    first = next(row for row in rows if row["group"] == 0 and row["member"] == 0)
+    first |= {"status": "crashed", "reason": "ValueError: <b>seven</b>"}
+    schema = verdicts.schema.set(verdicts.schema.names.index("reason"), pa.field("reason", pa.string()))
+    pq.write_table(pa.Table.from_pylist(rows, schema), directory / "step-000001.parquet")
+    return RunPlace("a", tmp_path / "a")
+
+
+def test_a_group_has_mathematics_the_prompt_as_the_model_saw_it_and_reasons(mathematical: RunPlace) -> None:
+    text = group(mathematical, 1, 0, Query())
+    assert "Find <math " in text
+    assert "<mfrac>" in text
+    assert "Find $x^2$.</pre>" in text  # raw, one click away
+    prompt = text.partition("The prompt as the model saw it")[2].partition("</details>")[0]
+    assert "&lt;|user|&gt;Find $x^2$.&lt;|assistant|&gt;" in prompt
+    assert "ValueError: &lt;b&gt;seven&lt;/b&gt;" in text
+
+
+def test_two_responses_are_compared_and_members_filtered_by_status(mathematical: RunPlace) -> None:
+    text = group(mathematical, 1, 0, Query(pair=(0, 1)))
+    assert "From response 0 to response 1" in text
+    assert "<del>0.</del>" in text
+    assert "<ins>1.</ins>" in text
+    assert "From response" not in group(mathematical, 1, 0, Query(pair=(0, 99)))
+    crashed = group(mathematical, 1, 0, Query(status="crashed"))
+    assert "Fresh responses (1)" in crashed
+    assert "Replays (0)" in crashed
+
+
+def test_groups_are_searched_by_text_and_status(mathematical: RunPlace) -> None:
+    assert " of 4 groups" in step(mathematical, 1, Query(q="SAMPLE 0"))
+    assert ">1 of 4 groups" in step(mathematical, 1, Query(q="sample 0."))
+    assert ">0 of 4 groups" in step(mathematical, 1, Query(q="no such words"))
+    assert ">1 of 4 groups" in step(mathematical, 1, Query(status="crashed"))

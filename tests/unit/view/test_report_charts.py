@@ -129,7 +129,8 @@ def test_a_chart_draws_what_its_reader_asks_for() -> None:
     ("value", "unit", "text"),
     [
         (0.40625, "share", "40.6 %"), (1.0, "share", "100 %"), (3.0, "", "3"), (1234567.0, "", "1.23M"), (0.000123, "", "1.2e-4"),
-        (75.0, "s", "1 min 15 s"), (7500.0, "s", "2 h 5 min"), (0.4211, "s", "0.421 s"), (float("nan"), "", "–"), (None, "", "–"),
+        (0.0094, "s", "9.4 ms"), (75.0, "s", "1 min 15 s"), (7500.0, "s", "2 h 5 min"), (0.4211, "s", "0.421 s"),
+        (float("nan"), "", "–"), (None, "", "–"),
     ],
 )  # fmt: skip
 def test_numbers_are_rounded_as_a_person_would(value: float | None, unit: str, text: str) -> None:
@@ -140,6 +141,7 @@ def test_metrics_and_ids_are_shown_in_words() -> None:
     assert label_of("group/solved_by_replay") == "Groups rescued by a replay"
     assert label_of("time/update") == "Seconds: update"
     assert label_of("mine") == "mine"
+    assert short("rlep:0123456789abcdef") == "rlep:01234567…"
     assert short("0123456789abcdef" * 2) == "01234567…"
     assert short("aime-2024-problem-7") == "aime-2024-problem-7"
     assert duration(200_000) == "2 d 7 h"

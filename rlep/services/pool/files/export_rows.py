@@ -32,7 +32,7 @@ class ExportRow:
 
     trajectory: Trajectory
     precision: Precision | None
-    """How its log-probs are stored; None where it has none."""
+    """Type that its log-probs are stored in; None where it has none."""
     quarantined: bool
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import stat
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
+from rlep.core.files import replace_with
 
 NAME = "manifest.json"
 FORMAT, VERSION, KIND = "rlep-pool", 1, "parquet"
@@ -72,15 +72,11 @@ class Manifest:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write a manifest, which appears as a whole or not at all."""
-    fresh = directory / f"{NAME}.new"
     tree = asdict(manifest)
     if manifest.vocabulary is None:
         del tree["vocabulary"]
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump({"format": FORMAT, "version": VERSION, "kind": KIND} | tree, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(directory / NAME)
+    with replace_with(directory / NAME) as part:
+        part.write_text(json.dumps({"format": FORMAT, "version": VERSION, "kind": KIND} | tree, indent=1))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -150,7 +146,7 @@ def check_plain(path: Path, limit: int) -> int:
 
 
 def archive_kind(path: Path) -> str | None:
-    """Which archive or compressed file this is by its first bytes, or None."""
+    """Return the kind of archive or compressed file by its first bytes, or None."""
     with path.open("rb") as file:
         head = file.read(_TAR_AT + 5)
     if head[_TAR_AT:] == b"ustar":

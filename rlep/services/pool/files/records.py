@@ -49,7 +49,7 @@ Advance = Callable[[int], None]
 
 @dataclass(slots=True)
 class Imported:
-    """What became of the records or responses of an import."""
+    """Counts of an import's records or responses."""
 
     inserted: int = 0
     duplicates: int = 0

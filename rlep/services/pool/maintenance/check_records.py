@@ -15,7 +15,7 @@ EXAMPLES = 20
 
 @dataclass(slots=True)
 class Checked:
-    """What a check of every record found."""
+    """Findings of a check of every record."""
 
     records: int = 0
     quarantined: int = 0
@@ -54,7 +54,7 @@ def check_records(
 
 
 def _damage(held: Held, tokenizer_digest: str, vocabulary: int | None) -> str | None:
-    """What is wrong with a record, or None."""
+    """Describe the fault of a record, or return None."""
     try:
         trajectory = trajectory_of(held)
     except RecordRefused as error:

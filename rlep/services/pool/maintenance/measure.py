@@ -1,4 +1,4 @@
-"""How long a pool's responses are and how much they differ, measured on some of its questions."""
+"""Length and difference of a pool's responses, measured on some of its questions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.scan import scan, trajectory_of
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-GRAM = 4
-"""Tokens in the pieces whose repetition is counted."""
 
 
 @dataclass(frozen=True, slots=True)

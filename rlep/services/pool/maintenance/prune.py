@@ -14,7 +14,7 @@ from rlep.services.pool.storage.scan import Held, scan, trajectory_of
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """What goes: trajectories that meet every criterion given."""
+    """Criteria of what goes: trajectories that meet every one given."""
 
     policy: str | None = None
     """Pattern (``*``, ``?``) of ``digest@version`` as the statistics show it."""
@@ -32,7 +32,7 @@ class Criteria:
 
 @dataclass(slots=True)
 class Pruned:
-    """What pruning did, or would do."""
+    """Result of pruning, done or planned."""
 
     examined: int = 0
     removed: int = 0

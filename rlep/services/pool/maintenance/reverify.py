@@ -30,7 +30,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Reverified:
-    """What grading a pool again found."""
+    """Findings of grading a pool again."""
 
     graded: int = 0
     statuses: Counter[str] = field(default_factory=Counter)

@@ -21,7 +21,7 @@ class ServerTls:
     """Only clients with a certificate of this authority are let in."""
 
     def credentials(self) -> Any:
-        """What gRPC takes. Raises ``ConfigError`` where a file cannot be read."""
+        """Return the credentials that gRPC takes. Raises ``ConfigError`` where a file cannot be read."""
         pair = (_read(self.key), _read(self.certificate))
         authority = _read(self.client_ca) if self.client_ca else None
         return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
@@ -38,7 +38,7 @@ class ClientTls:
     key: Path | None = None
 
     def credentials(self) -> Any:
-        """What gRPC takes. Raises ``ConfigError`` where a file cannot be read."""
+        """Return the credentials that gRPC takes. Raises ``ConfigError`` where a file cannot be read."""
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("a client's certificate and its key belong together: give both or neither")
         return grpc.ssl_channel_credentials(

@@ -16,7 +16,7 @@ class WatchedHealth(health.HealthServicer):
         self._watchers: set[Callable[[Any], None]] = set()
 
     def Watch(self, request: Any, context: Any, send_response_callback: Callable[[Any], None]) -> None:  # noqa: N802
-        """See ``HealthServicer.Watch``; None, given to the callback, ends the stream."""
+        """Watch as ``HealthServicer.Watch`` does; None, given to the callback, ends the stream."""
         self._watchers.add(send_response_callback)
         super().Watch(request, context, send_response_callback)
         context.add_callback(lambda: self._watchers.discard(send_response_callback))

@@ -1,4 +1,4 @@
-"""What a Redis must be before a pool trusts it with records: each check says what is wrong and how to put it right."""
+"""Conditions on a Redis before a pool trusts it with records: each check says what is wrong and how to put it right."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _SCRIPTS = {
 
 
 class _Progress(NamedTuple):
-    """How far a server has written its append-only file."""
+    """Progress of a server in its append-only file."""
 
     run: bytes
     """Names the server's process."""
@@ -196,7 +196,7 @@ class RetryingRedis:
         return self.call(what, attempt)
 
     def _progress(self) -> _Progress:
-        """How far the server has written, asked now."""
+        """Ask the server how far it has written."""
         progress = _Progress(*self._run("written", [], []))
         self._run_id = progress.run
         return progress

@@ -72,7 +72,7 @@ class Alternatives:
     name: str
     values: tuple[Item, ...]
     counted: bool
-    """Whether its indices only count them, as in ``x_1=2, x_2=-3``."""
+    """Its indices only count them, as in ``x_1=2, x_2=-3``."""
 
 
 def alternatives_of(answer: Answer) -> Alternatives | None:

@@ -88,7 +88,7 @@ class Answer:
     whole: frozenset[str] = frozenset()
     """Letters that are declared to be whole numbers."""
     natural: bool = False
-    """Whether these are not negative."""
+    """These are not negative."""
 
 
 def read(latex: str) -> Answer:

@@ -1,0 +1,51 @@
+"""Formulas in texts become MathML of listed elements; whatever else a model writes stays text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rlep.view.mathematics import ATTRIBUTES, ELEMENTS, mathml, typeset
+from tests.unit.view.console_scene import ATTACKS
+
+
+def test_formulas_are_typeset_between_text() -> None:
+    half = '<math display="inline"><mrow><mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac></mrow></math>'
+    assert typeset(r"Half: $\frac{1}{2}$ < \(\frac{1}{2}\).") == f"Half: {half} &lt; {half}."
+    block = str(typeset(r"so \[x\] and $$x$$"))
+    assert block.count('<math display="block"><mrow><mi>x</mi></mrow></math>') == 2
+    box = '<menclose notation="box"><mrow><mn>7</mn></mrow></menclose>'
+    assert box in str(typeset(r"$\boxed{7}$"))
+    assert box in str(typeset(r"so it is \boxed{7}."))  # models write it outside of a formula, too
+    assert "<mfrac>" in str(typeset(r"\boxed{\frac{1}{2}}"))
+
+
+@pytest.mark.parametrize(
+    "text", ["costs $5", "between $5 and $10", r"\$x$", "a$b$c", "", "$\\frac{$", "$" + "{" * 99 + "$"]
+)
+def test_what_is_no_formula_stays_text(text: str) -> None:
+    assert typeset(text) is None
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        *ATTACKS, r"\href{javascript:alert(1)}{x}", r"\text{<img src=x onerror=alert(1)>}", r"\style{background:url(//x)}{y}",
+        r"\class{a}{b}", r"\color{red;x:url(//y)}{z}", r"\includegraphics{//evil.example/a.png}", r"\unknown{<b>}",
+        r"\mathrm{&lt;script&gt;}", r"\begin{matrix}<a href=x>&\end{matrix}", "<!DOCTYPE a [<!ENTITY b 'c'>]>&b;",
+    ],
+)  # fmt: skip
+def test_a_hostile_formula_gives_listed_elements_or_text(inner: str) -> None:
+    for text in (f"${inner}$", f"$$x{inner}$$", rf"\[{inner}\]", rf"$x$ {inner}"):
+        made = str(typeset(text) or "")
+        assert set(re.findall(r"</?([A-Za-z][\w:-]*)", made)) <= ELEMENTS
+        tags = " ".join(re.findall("<[^>]*>", made))
+        assert set(re.findall(r' ([\w-]+)="', tags)) <= ATTRIBUTES
+
+
+def test_long_and_deep_formulas_are_not_converted() -> None:
+    assert mathml("x" * 1501) is None
+    assert mathml("{" * 25 + "x" + "}" * 25) is None
+    assert mathml("{" * 24 + "x" + "}" * 24) is not None
+    assert str(typeset("$x$ " * 250)).count("<math") == 200
