@@ -315,9 +315,11 @@ def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
 def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
     if tokenizer_digest is None and not options.read_only:
         raise ConfigError("a pool that is written to needs tokenizer_digest; only read_only goes without")
-    minimum = DEFAULT_MINIMUM if options.minimum is None else options.minimum
-    if minimum < 1 or (options.cap is not None and options.cap < minimum):
-        raise ConfigError(f"minimum = {minimum}, cap = {options.cap}: wanted 1 <= minimum <= cap")
+    minimum, cap = options.minimum, options.cap
+    if minimum is not None and (minimum < 1 or (cap is not None and cap < minimum)):
+        raise ConfigError(f"minimum = {minimum}, cap = {cap}: wanted 1 <= minimum <= cap")
+    if cap is not None and cap < 1:
+        raise ConfigError(f"cap = {cap}: wanted at least 1")
     if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
         raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
 
@@ -326,7 +328,8 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions) ->
     """The pool's own settings, the pool being made where there is none."""
     meta = store.meta()
     if meta is None and not options.read_only and tokenizer_digest is not None:
-        cap, minimum = options.cap or DEFAULT_CAP, options.minimum or DEFAULT_MINIMUM
+        cap = options.cap or DEFAULT_CAP
+        minimum = options.minimum or min(DEFAULT_MINIMUM, cap)
         store.create(Meta(tokenizer_digest, cap, None, minimum=minimum))
         meta = store.meta()
     if meta is None and options.may_be_missing:
