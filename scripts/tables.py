@@ -59,7 +59,10 @@ def _commands(name: str, command: Any) -> Iterator[tuple[str, str]]:
         if hasattr(inner, "commands"):
             yield from _commands(f"{name} {word}", inner)
         else:
-            yield f"{name} {word}", inner.help.partition("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+            arguments = [argument.metavar for argument in inner.params if argument.param_type_name == "argument"]
+            called = " ".join([name, word, *filter(None, arguments)])
+            help_text = inner.help.partition("\n\n")[0].replace("\n", " ")
+            yield called.replace("|", "\\|"), help_text.replace("|", "\\|")
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -36,7 +36,7 @@ _STATES = {
 
 @dataclass(slots=True)
 class ActorLine:
-    """Events of one actor."""
+    """One actor's state by the events."""
 
     name: str
     state: str = ""
@@ -79,7 +79,7 @@ def actors(place: RunPlace, seen: str) -> str:
         roles=[(role, newest.get(f"actors/alive/{role}"), newest.get(f"actors/restarts/{role}")) for role in roles],
         stages=stages_of(lines),
         recent=len(lines),
-        pictures=[one for one in drawn if one],
+        pictures=[chart for chart in drawn if chart],
         end=end,
         notes=[*notes, *events.notes, *missing],
     )
@@ -87,18 +87,18 @@ def actors(place: RunPlace, seen: str) -> str:
 
 def actor_lines(events: Sequence[Mapping[str, Any]]) -> list[ActorLine]:
     """Every actor that the events name since a command last read the data, before it started any, in order."""
-    begun = max((at for at, one in enumerate(events) if one.get("event") == "data_loaded"), default=0)
+    begun = max((at for at, event in enumerate(events) if event.get("event") == "data_loaded"), default=0)
     found: dict[str, ActorLine] = {}
-    for one in events[begun:]:
-        state = _STATES.get(str(one.get("event")))
-        if state is None or not isinstance(name := one.get("actor"), str):
+    for event in events[begun:]:
+        state = _STATES.get(str(event.get("event")))
+        if state is None or not isinstance(name := event.get("actor"), str):
             continue
         line = found.setdefault(name, ActorLine(name))
-        line.state, line.since = state, number_of(one.get("time")) or 0.0
-        line.losses += one["event"] == "actor_lost"
-        line.restarts += one["event"] == "actor_restarted"
-        if one["event"] == "actor_lost":
-            line.error = str(one.get("error", ""))
+        line.state, line.since = state, number_of(event.get("time")) or 0.0
+        line.losses += event["event"] == "actor_lost"
+        line.restarts += event["event"] == "actor_restarted"
+        if event["event"] == "actor_lost":
+            line.error = str(event.get("error", ""))
     return list(found.values())
 
 

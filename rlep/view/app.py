@@ -195,7 +195,7 @@ def query_of(request: Request) -> pages.Query:
 
 
 def run_query_of(request: Request) -> RunQuery:
-    """The same of a run's page."""
+    """Page, order, metrics and range in the address of a run's page."""
     asked = request.query_params
     return RunQuery(
         page_of(request),
@@ -209,7 +209,7 @@ def run_query_of(request: Request) -> RunQuery:
 
 
 def look_of(request: Request) -> ChartLook:
-    """Options with which charts are drawn."""
+    """Smoothing, scale and range of charts in an address."""
     asked = request.query_params
     smooth = real_in(asked.get("smooth", "")) or 0.0
     low, high = real_in(asked.get("low", "")), real_in(asked.get("high", ""))

@@ -15,7 +15,7 @@ from rlep.core.printable import marked
 from rlep.view.words import number
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BELOW = 720, 320, 66, 14, 12, 46
-MOST_POINTS = 1000
+MOST_POINTS = 640
 MOST_HOVERED = 240
 COLUMNS = 48
 """Most columns of a stack over steps: more are noise at this size."""
@@ -25,6 +25,8 @@ COLOURS = 8
 """Different colours of lines, ``c0`` to ``c7`` of the style sheet."""
 
 Points = Sequence[tuple[float, float]]
+_Place = Callable[[float], float]
+"""Number → place along an axis, in units of the drawing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ STEP = Axis("step")
 
 @dataclass(frozen=True, slots=True)
 class ChartLook:
-    """Options with which a reader wants charts drawn."""
+    """A reader's wishes for the charts."""
 
     smooth: float = 0.0
     """Weight of the past in an exponential moving average, as in TensorBoard; 0: none."""
@@ -89,7 +91,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Contents of a chart for the template."""
+    """A chart in the coordinates of its template."""
 
     title: str
     marks: Sequence[Mark]
@@ -108,19 +110,13 @@ class Drawing:
     """Points with a ring around them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Numbers to places along an axis."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    log: bool = False
-
-    def __call__(self, value: float) -> float:
-        low, high, value = (math.log10(one) if self.log else one for one in (self.low, self.high, value))
-        return round(self.begin + (value - low) / ((high - low) or 1.0) * (self.end - self.begin), 1)
+def _scale(low: float, high: float, begin: float, end: float, *, log: bool = False) -> _Place:
+    """Numbers from ``low`` to ``high`` to places along an axis."""
+    first, last = (math.log10(low), math.log10(high)) if log else (low, high)
+    factor = (end - begin) / ((last - first) or 1.0)
+    if log:
+        return lambda value: round(begin + (math.log10(value) - first) * factor, 1)
+    return lambda value: round(begin + (value - first) * factor, 1)
 
 
 def line_chart(
@@ -135,31 +131,31 @@ def line_chart(
 ) -> Drawing | None:
     """Series over common axes, with rings around some points of theirs; None without points."""
     look = look or ChartLook()
-    drawn = [(at if one.colour is None else one.colour, one) for at, one in enumerate(curves)]
-    inside = [(colour, one, thinned(_inside(one.points, look))) for colour, one in drawn]
-    inside = [(colour, one, points) for colour, one, points in inside if points]
+    drawn = [(at if curve.colour is None else curve.colour, curve) for at, curve in enumerate(curves)]
+    inside = [(colour, curve, thinned(_inside(curve.points, look))) for colour, curve in drawn]
+    inside = [(colour, curve, points) for colour, curve, points in inside if points]
     if not inside:
         return None
     xs = [at for _, _, points in inside for at, _ in points]
     ys = [value for _, _, points in inside for _, value in points]
-    ys += [edge for _, one, _ in inside for at, low, high in one.band if _within(at, look) for edge in (low, high)]
+    ys += [edge for _, curve, _ in inside for at, low, high in curve.band if _within(at, look) for edge in (low, high)]
     if look.log:
         ys = [value for value in ys if value > 0] or [1.0]
-    across = _Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
+    across = _scale(min(xs), max(xs), LEFT, WIDTH - RIGHT)
     y_low, y_high, values = ticks(min(ys), max(ys), log=look.log)
-    up = _Scale(y_low, y_high, HEIGHT - BELOW, TOP, look.log)
+    up = _scale(y_low, y_high, HEIGHT - BELOW, TOP, log=look.log)
     marks, keys, hover = [], [], []
-    for colour, one, points in inside:
-        style = f"c{colour % COLOURS}{' dashed' if one.dashed else ''}"
-        marks += _band(one, look, across, up, style)
+    for colour, curve, points in inside:
+        style = f"c{colour % COLOURS}{' dashed' if curve.dashed else ''}"
+        marks += _band(curve, look, across, up, style)
         shown = [(at, value) for at, value in points if value > 0 or not look.log]
         smooth = smoothed(shown, look.smooth)
         if look.smooth:
             marks.append(Mark("raw", _path(shown, across, up), style))
         dots = [(across(at), up(value)) for at, value in smooth] if len(smooth) <= 40 else []
         marks.append(Mark("line", _path(smooth, across, up), style, dots=dots))
-        keys.append(Key(one.label, style, last=number(points[-1][1], y.unit)))
-        hover.append(_hover(one.label, style, smooth, (across, up), (x.unit, y.unit)))
+        keys.append(Key(curve.label, style, last=number(points[-1][1], y.unit)))
+        hover.append(_hover(curve.label, style, smooth, (across, up), (x.unit, y.unit)))
     x_ticks = [(across(value), text) for value, text in _labelled(ticks(min(xs), max(xs), inside=True)[2], x.unit)]
     return Drawing(
         title, marks, x_ticks, [(up(value), text) for value, text in _labelled(values, y.unit)],
@@ -178,8 +174,8 @@ def stack_chart(
     high = 1.0 if y.unit == "share" else max(tops)
     x = STEP
     y_low, y_high, values = ticks(0.0, high)
-    across = _Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
-    up = _Scale(y_low, y_high, HEIGHT - BELOW, TOP)
+    across = _scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
+    up = _scale(y_low, y_high, HEIGHT - BELOW, TOP)
     marks, hover, floor = [], [], [0.0] * len(tops)
     for (key, _), row in zip(bands, heights, strict=True):
         roof = [low + height for low, height in zip(floor, row, strict=True)]
@@ -209,7 +205,7 @@ def bar_chart(
     if not bars:
         return None
     _, high, values = ticks(0.0, max(value for _, value, _ in bars) or 1.0)
-    up = _Scale(0.0, high, HEIGHT - BELOW, TOP)
+    up = _scale(0.0, high, HEIGHT - BELOW, TOP)
     wide = (WIDTH - LEFT - RIGHT) / len(bars)
     marks, labels, points = [], [], []
     for at, (label, value, style) in enumerate(bars):
@@ -232,7 +228,7 @@ def thinned(points: Points, most: int = MOST_POINTS) -> tuple[tuple[float, float
     kept = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
-        kept += sorted({min(part, key=lambda one: one[1]), max(part, key=lambda one: one[1])})
+        kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
     return tuple(kept)
 
 
@@ -313,11 +309,11 @@ def _inside(points: Points, look: ChartLook) -> Points:
     return [point for point in points if _within(point[0], look)]
 
 
-def _path(points: Points, across: _Scale, up: _Scale) -> str:
+def _path(points: Points, across: _Place, up: _Place) -> str:
     return " ".join(f"{across(x)},{up(y)}" for x, y in points)
 
 
-def _band(curve: Curve, look: ChartLook, across: _Scale, up: _Scale, style: str) -> list[Mark]:
+def _band(curve: Curve, look: ChartLook, across: _Place, up: _Place, style: str) -> list[Mark]:
     band = [(at, low, high) for at, low, high in curve.band if _within(at, look) and (low > 0 or not look.log)]
     if len(band) < 2:
         return []
@@ -326,7 +322,7 @@ def _band(curve: Curve, look: ChartLook, across: _Scale, up: _Scale, style: str)
 
 
 def _hover(
-    label: str, style: str, points: Points, scales: tuple[_Scale, _Scale], units: tuple[str, str]
+    label: str, style: str, points: Points, scales: tuple[_Place, _Place], units: tuple[str, str]
 ) -> dict[str, object]:
     (across, up), (x_unit, y_unit) = scales, units
     texts = [

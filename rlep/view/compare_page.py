@@ -44,11 +44,11 @@ def compare(
     ]
     known = sorted({name for table in tables.values() for name in [*table.columns] if "[" not in name})
     usual = [name for charts in SECTIONS.values() for _, several in charts for name in several]
-    for metric in dict.fromkeys([*(one for one in metrics if one in known), *usual, "time/step"]):
+    for metric in dict.fromkeys([*(name for name in metrics if name in known), *usual, "time/step"]):
         curves = [Curve(name, points(table, metric, over)) for name, table in tables.items()]
         drawn.append(line_chart(label_of(metric), curves, x, axis_of(metric), look=look))
     configs = [flat(read_json(place, "config.json")[0]) for place in chosen]
-    keys = sorted({key for one in configs for key in one})
+    keys = sorted({key for config in configs for key in config})
     return rendered(
         "compare.html",
         chosen=[place.name for place in chosen],
@@ -58,16 +58,18 @@ def compare(
         look=look,
         metrics=[name for name in metrics if name in known],
         known=known,
-        pictures=[one for one in drawn if one],
+        pictures=[chart for chart in drawn if chart],
         differences=[
-            (key, [one.get(key) for one in configs]) for key in keys if len({one.get(key) for one in configs}) > 1
+            (key, [config.get(key) for config in configs])
+            for key in keys
+            if len({config.get(key) for config in configs}) > 1
         ],
     )
 
 
 def _evaluation_curve(name: str, rows: Sequence[EvaluationPoint], source: str, table: StepTable, over: str) -> Curve:
     found = sorted(
-        evaluation_points([row for row in rows if row.data_source == source], table, over), key=lambda one: one[0]
+        evaluation_points([row for row in rows if row.data_source == source], table, over), key=lambda point: point[0]
     )
     band = [(at, row.low, row.high) for at, row in found if row.low is not None and row.high is not None]
     return Curve(name, [(at, row.avg) for at, row in found], band)
@@ -93,7 +95,7 @@ def points(table: StepTable, metric: str, over: str) -> tuple[tuple[float, float
 
 
 def positions(table: StepTable, over: str) -> Sequence[float]:
-    """Return the place of each step on an axis; NaN where the run did not record it."""
+    """Where each step stands on an axis; NaN where the run did not record it."""
     if over == "steps":
         return table.steps
     if over == "time":

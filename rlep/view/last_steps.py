@@ -51,7 +51,7 @@ class LastSteps:
     seconds: float
     numbers: Sequence[int]
     starts: Sequence[tuple[float, int]]
-    """Beginning of each step, in per cent of the time, and its number."""
+    """Where each step begins, in per cent of the time, and its number."""
     phases: Sequence[str]
     """Parts of a step that are drawn."""
     tracks: Sequence[ActorTrack]
@@ -70,13 +70,13 @@ def last_steps(spans: Sequence[Span]) -> tuple[list[Span], list[Span]]:
 
 
 def last_breakdown(spans: Sequence[Span]) -> StepBreakdown | None:
-    """Return the time of the last whole step by who used it; actors at work in the steps before it count as idle in it."""
+    """Where the last whole step's time went; actors at work in the steps before it count as idle in it."""
     steps, work = last_steps(spans)
     return breakdown_of(steps[-1], work, {span.actor for span in work}) if steps else None
 
 
 def bars_of(spans: Sequence[Span], begin: float, end: float) -> Bars:
-    """Return the bars of each track between ``begin`` and ``end``, from ``begin`` on; bars that nearly touch become one."""
+    """Bars of each track between ``begin`` and ``end``, from ``begin`` on; bars that nearly touch become one."""
     bars: Bars = {}
     for span in sorted(spans, key=lambda span: span.begin):
         start, stop = max(span.begin, begin) - begin, min(span.end, end) - begin

@@ -21,21 +21,31 @@ A_PAGE = 100
 MOST_WORDS = 1500
 """Of a response that is compared: the time of a comparison grows with the square."""
 FILTERS: Mapping[str, Callable[[GroupView], bool]] = {
-    "all": lambda one: True,
-    "taught": lambda one: one.mass > 0,
-    "rescued": lambda one: one.rescued,
-    "wrong": lambda one: one.all_wrong,
+    "all": lambda visit: True,
+    "taught": lambda visit: visit.mass > 0,
+    "rescued": lambda visit: visit.rescued,
+    "wrong": lambda visit: visit.all_wrong,
 }
 ORDERS: Mapping[str, Callable[[GroupView], float]] = {
-    "short": lambda one: one.shortest,
-    "long": lambda one: -one.tokens,
-    "gap": lambda one: -one.gap,
+    "short": lambda visit: visit.shortest,
+    "long": lambda visit: -visit.tokens,
+    "gap": lambda visit: -visit.gap,
 }
+CHOICES: Mapping[str, str] = {
+    "all": "all",
+    "taught": "with a gradient",
+    "rescued": "rescued by a replay",
+    "wrong": "all wrong",
+    "short": "shortest first",
+    "long": "longest first",
+    "gap": "largest gap first",
+}
+"""Filter or order → its words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Query of the address of such a page."""
+    """Filters, search and page in an address."""
 
     page: int = 0
     show: str = "all"
@@ -92,26 +102,26 @@ def step(place: RunPlace, number: int, query: Query) -> str:
         questions = {}
         notes.append(str(error))
     show = query.show
-    chosen = [one for one in groups if FILTERS.get(show, FILTERS["all"])(one)]
+    chosen = [visit for visit in groups if FILTERS.get(show, FILTERS["all"])(visit)]
     if query.status:
-        chosen = [one for one in chosen if any(row["status"] == query.status for row in one.rows)]
+        chosen = [visit for visit in chosen if any(row["status"] == query.status for row in visit.rows)]
     if query.q:
         matching, missing = or_note(lambda: sorted(rollouts.groups_with(place, number, query.q)))
-        chosen = [one for one in chosen if one.number in matching]
+        chosen = [visit for visit in chosen if visit.number in matching]
         notes += missing
     if show in ORDERS:
         chosen.sort(key=ORDERS[show])
-    rewards = [row["reward"] for one in groups for row in one.rows if math.isfinite(row["reward"])]
+    rewards = [row["reward"] for visit in groups for row in visit.rows if math.isfinite(row["reward"])]
     return rendered(
         "step.html",
         run=place.name,
         step=number,
         steps=_beside(number, rollouts.steps_with(place, "rollouts")),
         show=show if show in FILTERS or show in ORDERS else "all",
-        choices=[*FILTERS, *ORDERS],
+        choices=CHOICES,
         q=query.q,
         status=query.status,
-        statuses=sorted({str(row["status"]) for one in groups for row in one.rows}),
+        statuses=sorted({str(row["status"]) for visit in groups for row in visit.rows}),
         groups=chosen[query.page * A_PAGE : (query.page + 1) * A_PAGE],
         questions=questions,
         found=len(chosen),
@@ -144,7 +154,7 @@ def _sampled(place: RunPlace, number: int) -> StepLine | None:
 def group(place: RunPlace, number: int, which: int, query: Query) -> str:
     """Every response of a group, fresh beside replayed."""
     groups, notes = or_note(lambda: rollouts.read_groups(place, number))
-    found = next((one for one in groups if one.number == which), None)
+    found = next((visit for visit in groups if visit.number == which), None)
     if found is None and not notes:
         raise DataError(f"step {number} has no group {which}")
     texts, missing = or_note(lambda: rollouts.read_texts(place, number, which))
@@ -160,19 +170,19 @@ def group(place: RunPlace, number: int, which: int, query: Query) -> str:
         run=place.name,
         step=number,
         group=which,
-        groups=_beside(which, [one.number for one in groups]),
+        groups=_beside(which, [visit.number for visit in groups]),
         prompt=found.rows[0]["prompt_id"] if found else None,
         question=texts[0]["question"] if texts else None,
         seen=texts[0]["prompt"] if texts else None,
         texts=sorted(by_member),
         pair=pair,
-        difference=word_difference(*(str(by_member[one]["text"]) for one in pair)) if query.pair == pair else [],
+        difference=word_difference(*(str(by_member[member]["text"]) for member in pair)) if query.pair == pair else [],
         status=query.status,
         statuses=sorted({str(row["status"]) for row in rows}),
         reference=texts[0]["reference"] if texts else None,
         halves=[
-            ("Fresh responses", [one for one in members if not one.row["replayed"]]),
-            ("Replays", [one for one in members if one.row["replayed"]]),
+            ("Fresh responses", [member for member in members if not member.row["replayed"]]),
+            ("Replays", [member for member in members if member.row["replayed"]]),
         ],
         notes=[*notes, *missing],
     )
@@ -181,15 +191,19 @@ def group(place: RunPlace, number: int, which: int, query: Query) -> str:
 def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) -> str:
     """The questions of an evaluation: those whose answers changed first; of one question every sample."""
     held = rollouts.steps_with(place, "samples")
-    before = next((one for one in held if one < number), None)
+    before = next((other for other in held if other < number), None)
     rows, notes = or_note(lambda: rollouts.read_samples(place, number))
     earlier, more = or_note(lambda: rollouts.read_samples(place, before)) if before is not None else ([], [])
     samples, damage = (
         or_note(lambda: rollouts.read_samples(place, number, asked, texts=True)) if asked is not None else ([], [])
     )
-    results = sorted(_results(rows, earlier), key=lambda one: (-abs(one.change), one.prompt_id))
+    results = sorted(_results(rows, earlier), key=lambda result: (-abs(result.change), result.prompt_id))
     with_status = {row["prompt_id"] for row in rows if query.status in ("", row["status"])}
-    chosen = [one for one in results if one.prompt_id in with_status and query.q.lower() in str(one.question).lower()]
+    chosen = [
+        result
+        for result in results
+        if result.prompt_id in with_status and query.q.lower() in str(result.question).lower()
+    ]
     page = query.page
     return rendered(
         "evaluation.html",
@@ -201,8 +215,8 @@ def evaluation(place: RunPlace, number: int, asked: str | None, query: Query) ->
         q=query.q,
         status=query.status,
         statuses=sorted({str(row["status"]) for row in rows}),
-        flipped=sum(one.change != 0 for one in results),
-        shared=max((one.shared for one in results), default=0),
+        flipped=sum(result.change != 0 for result in results),
+        shared=max((result.shared for result in results), default=0),
         total=len(results),
         page=page,
         last=max(0, (len(chosen) - 1) // A_PAGE),
@@ -254,8 +268,8 @@ def _results(rows: Sequence[Row], earlier: Sequence[Row]) -> list[QuestionResult
                 texts[name],
                 sum(samples.values()),
                 len(samples),
-                sum(held[one] for one in shared) if shared else None,
-                sum(samples[one] for one in shared),
+                sum(held[sample] for sample in shared) if shared else None,
+                sum(samples[sample] for sample in shared),
                 len(shared),
             )
         )
@@ -272,6 +286,6 @@ def _correct(rows: Sequence[Row]) -> dict[str, dict[int, bool]]:
 
 def _beside(number: int, held: Sequence[int]) -> tuple[int | None, int | None]:
     """The numbers before and after."""
-    return max((one for one in held if one < number), default=None), min(
-        (one for one in held if one > number), default=None
+    return max((other for other in held if other < number), default=None), min(
+        (other for other in held if other > number), default=None
     )

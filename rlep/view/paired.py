@@ -28,7 +28,7 @@ class PairedDifference:
 
     @property
     def certain(self) -> bool:
-        """Tell whether the interval leaves 0 out."""
+        """True where the interval leaves 0 out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def text(self) -> str:
@@ -51,10 +51,13 @@ def paired_difference(
     questions: tuple[str, ...] | None = None
     for record, points in (left, right):
         found = [_samples(record, point, source) for point in points]
-        if not all(one is not None and one.questions == (questions := questions or one.questions) for one in found):
+        if not all(
+            samples is not None and samples.questions == (questions := questions or samples.questions)
+            for samples in found
+        ):
             return None
         weights = [1.0] if len(points) == 1 else [area(points, row.tolist()) or 0.0 for row in np.eye(len(points))]
-        accuracies = [one.accuracy for one in found if one is not None]
+        accuracies = [samples.accuracy for samples in found if samples is not None]
         means.append(np.asarray(np.array(weights) @ np.array(accuracies), dtype=np.float64))  # [Q]
     estimate = paired(*means, address="report")
     return PairedDifference(estimate.value, estimate.low, estimate.high)

@@ -44,7 +44,7 @@ class SomeQuestion:
 
 @dataclass(frozen=True, slots=True)
 class StepDraws:
-    """Return what the newest steps of a run drew."""
+    """Replays that the newest steps of a run drew."""
 
     steps: tuple[int, ...]
     replays: int
@@ -138,8 +138,8 @@ def drawn_of(steps: Sequence[int], replays: Sequence[tuple[int, str, str]]) -> S
     newest: dict[tuple[str, str], int] = {}
     for step, prompt_id, content_id in replays:
         newest[prompt_id, content_id] = max(step, newest.get((prompt_id, content_id), step))
-    most = sorted(times, key=lambda one: (-times[one], one))[:MOST_DRAWN]
-    return StepDraws(tuple(steps), len(replays), len(times), tuple((*one, times[one], newest[one]) for one in most))
+    most = sorted(times, key=lambda drawn: (-times[drawn], drawn))[:MOST_DRAWN]
+    return StepDraws(tuple(steps), len(replays), len(times), tuple((*draw, times[draw], newest[draw]) for draw in most))
 
 
 def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
@@ -189,14 +189,14 @@ def _some(opened: PoolCensus) -> list[SomeQuestion]:
 
 
 def _question(prompt_id: str, entries: Sequence[PoolEntry], total: int) -> SomeQuestion:
-    read = [one.trajectory for one in entries if one.trajectory is not None]
-    lengths = [len(one.tokens) for one in read]
+    read = [entry.trajectory for entry in entries if entry.trajectory is not None]
+    lengths = [len(entry.tokens) for entry in read]
     return SomeQuestion(
         prompt_id,
         total,
         len(read),
-        tuple(sorted({one.verdict.extracted for one in read}, key=str)),
+        tuple(sorted({entry.verdict.extracted for entry in read}, key=str)),
         (min(lengths, default=0), max(lengths, default=0)),
-        tuple(sorted({f"{one.provenance.policy_digest}@{one.provenance.policy_version}" for one in read})),
-        tuple(sorted({one.sample_id for one in read})),
+        tuple(sorted({f"{entry.provenance.policy_digest}@{entry.provenance.policy_version}" for entry in read})),
+        tuple(sorted({entry.sample_id for entry in read})),
     )

@@ -1,4 +1,4 @@
-"""Pools the console may look into: those named when it started, and embedded ones that runs serve now."""
+"""Pools that the console may look into: those named when it started, and embedded ones that runs serve now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlep.view.run_files import RunPlace, or_note, read_json
 
 
 class PoolPlaces:
-    """They, by number and name. An address or a token file that only a run's configuration names is never used."""
+    """Such pools, by number and name. An address or a token file that only a run's configuration names is never used."""
 
     def __init__(self, named: Sequence[PoolPlace], directories: Sequence[Path]) -> None:
         self._named, self._directories = tuple(named), tuple(directories)
@@ -54,9 +54,9 @@ class PoolPlaces:
 
     def _found(self, url: str | None, directory: Path) -> PoolPlace:
         """The place that was named, or an embedded pool that is served. Raises ``DataError`` saying what to do."""
-        for one in self._named:
-            if one.url == url and (url is not None or one.directory.resolve() == directory.resolve()):
-                return one
+        for place in self._named:
+            if place.url == url and (url is not None or place.directory.resolve() == directory.resolve()):
+                return place
         if url is not None:
             raise DataError(f"its pool is at {_shown(url)}: rlep console --pool with that address shows it")
         if not any(directory.resolve().is_relative_to(top.resolve()) for top in self._directories):

@@ -53,4 +53,4 @@ def prompt(place: RunPlace, prompt_id: str, places: PoolPlaces) -> str:
 def watched_by(config: Mapping[str, Any]) -> list[str]:
     """``rollouts.watch`` of a run's configuration; what is no id of a prompt is left out."""
     names = list_of(section_of(config, "rollouts").get("watch"))
-    return [one for one in names if isinstance(one, str) and _ID.fullmatch(one)]
+    return [name for name in names if isinstance(name, str) and _ID.fullmatch(name)]

@@ -20,7 +20,7 @@ ALL = "all"
 PHASES = ("generate", "verify", "replay", "score", "update", "publish")
 """Parts of a step in their order; ``time/<phase>`` each."""
 RLEP, LIVE = "RLEP", "live replay"
-"""Name of a run with replays."""
+"""Names of a run with replays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class RunRecord:
     table: StepTable
     evaluations: tuple[EvaluationPoint, ...]
     events: Mapping[str, int]
-    """Count of each event."""
+    """Event → times that it happened."""
     collection: CollectionFiles | None
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     spans: tuple[Span, ...]
     """Work of each actor in the last steps; empty where the run wrote no timeline."""
     notes: tuple[str, ...]
-    """Faults: what is missing or broken, in words."""
+    """Missing and broken parts, in words."""
 
 
 def load_runs(directories: Sequence[Path]) -> list[RunRecord]:
@@ -106,7 +106,7 @@ def load_runs(directories: Sequence[Path]) -> list[RunRecord]:
 
 
 def method_of(records: Sequence[RunRecord]) -> str:
-    """Name of the run with replays that is compared with the baseline; ``RLEP`` without one."""
+    """Name of the method of the run with replays that is compared with the baseline; ``RLEP`` without one."""
     sources = (section_of(record.config, "replay").get("source") for record in records if record.role == "rlep")
     return LIVE if next(sources, None) == "live" else RLEP
 

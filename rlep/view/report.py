@@ -31,7 +31,7 @@ ACCURACY = Axis("correct samples, mean over questions", "share")
 
 @dataclass(frozen=True, slots=True)
 class ReportFiles:
-    """Paths of the report."""
+    """Where the report lies."""
 
     html: Path
     svg: Path
@@ -93,7 +93,7 @@ def charts_of(records: Sequence[RunRecord], found: Summary) -> list[Drawing]:
         coverage(collection),
         *_retention(trained),
     ]
-    return [one for one in drawn if one is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def accuracy_charts(
@@ -206,7 +206,7 @@ def seconds(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
-    """Describe what the last whole step of each run waited for, and who was idle, where the run left a timeline."""
+    """Critical path and idle roles of the last whole step of each run that left a timeline."""
     found = [(run, last_breakdown(run.spans)) for run in records]
     return [
         {
@@ -224,7 +224,7 @@ def last_steps(records: Sequence[RunRecord]) -> list[dict[str, str]]:
 
 
 def facts(run: RunRecord) -> list[Mapping[str, str]]:
-    """List where a run lies, and what made it."""
+    """Where a run lies, and what made it."""
     known = {"directory": str(run.directory)}
     known |= {key: value if isinstance(value, str) else json.dumps(value) for key, value in run.manifest.items()}
     return [{"fact": key, "value": value} for key, value in known.items()]

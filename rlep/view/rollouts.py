@@ -34,7 +34,7 @@ KINDS: Mapping[str, str] = (
     | dict.fromkeys(("replayed", "trained"), "booleans")
     | {"token_ids": "lists of integers", "logprobs": "lists of numbers"}
 )
-"""Kinds of values of the columns; those that are not named hold strings."""
+"""Kind of values of a column; those that are not named hold strings."""
 WHOLE = ("group", "member", "prompt_id", "tokens", "reward", "advantage")
 """Columns without a null."""
 TEXT_COLUMNS = ("group", "member", "question", "reference", "prompt", "text", "token_ids", "logprobs")
@@ -252,13 +252,15 @@ def read_rows(
             metadata = pq.read_metadata(source)
             plain = {metadata.schema.column(at).path for at in range(metadata.num_columns)}
             # texts stay in their dictionaries until their sizes are known: every row could have the largest
-            texts = [one for one in asked if one in plain and one not in KINDS]
+            texts = [column for column in asked if column in plain and column not in KINDS]
             file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts)
             lacking = [column for column in columns if column not in file.schema_arrow.names]
             columns = [column for column in columns if column not in lacking]
             if missing := [column for column in lacking if column not in OPTIONAL]:
                 raise DataError(f"{name} has no column {', '.join(missing)}")
-            if wrong := [one for one in columns if not _holds(file.schema_arrow.field(one).type, KINDS.get(one))]:
+            if wrong := [
+                column for column in columns if not _holds(file.schema_arrow.field(column).type, KINDS.get(column))
+            ]:
                 raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
             if file.metadata.num_rows > MOST_ROWS:
                 raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
@@ -280,7 +282,7 @@ def read_rows(
         raise DataError(f"{name} is missing") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{name} is damaged: {error}") from None
-    if torn := [one for one in columns if one in WHOLE and any(row[one] is None for row in rows)]:
+    if torn := [column for column in columns if column in WHOLE and any(row[column] is None for row in rows)]:
         raise DataError(f"{name} has rows without {torn[0]}")
     return rows
 
@@ -304,12 +306,12 @@ def _texts_in(column: ChunkedArray) -> int:
 
     if not pa.types.is_dictionary(column.type):
         return 0
-    sizes = (pc.sum(pc.take(pc.binary_length(one.dictionary), one.indices)).as_py() for one in column.chunks)
+    sizes = (pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() for chunk in column.chunks)
     return sum(size or 0 for size in sizes)
 
 
 def _holds(kind: DataType, wanted: str | None) -> bool:
-    """Tell whether a column of this type holds what ``KINDS`` says of it."""
+    """True for a type that ``KINDS`` allows the column."""
     from pyarrow import types
 
     if wanted is not None and wanted.startswith("lists of "):

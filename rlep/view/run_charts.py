@@ -50,7 +50,7 @@ def seconds_chart(title: str, table: StepTable) -> Drawing | None:
 
 
 def group_charts(table: StepTable, label: str = "") -> list[Drawing | None]:
-    """Draw what the groups are made of: correct fresh responses, and replays, of each group."""
+    """Charts of the groups' composition: correct fresh responses, and replays, of each group."""
     of = f" ({label})" if label else ""
     words = (
         "The share of groups with so many correct fresh responses. All wrong or all right teaches nothing by itself; "

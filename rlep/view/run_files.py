@@ -76,7 +76,7 @@ def find_runs(directories: Sequence[Path]) -> dict[str, RunPlace]:
 
 
 def find_studies(directories: Sequence[Path]) -> dict[str, RunPlace]:
-    """The same of studies."""
+    """Name → study, likewise."""
     return _found(directories, STUDY_MARKS)
 
 
@@ -143,7 +143,7 @@ def read_tail(run: RunPlace, name: str, most: int = TAIL_BYTES) -> JsonObjects:
 
 
 def _held(path: Path, size: int, changed_ns: int, most: int) -> JsonObjects:
-    """Return what was read of this state of the file, if that is still there; of a file only the last state is kept."""
+    """Lines of this state of the file, kept or read; of a file only the last state is kept."""
     key, state = (path, most), (size, changed_ns)
     with _LOCK:
         if (held := _READ.get(key)) and held[0] == state:
@@ -207,7 +207,7 @@ def list_of(value: object) -> list[Any]:
 
 
 def or_note(read: Callable[[], list[Any]]) -> tuple[list[Any], list[str]]:
-    """Read what a file or a pool holds, or why it cannot be shown."""
+    """Contents of a file or a pool, or the reason that it cannot be shown."""
     try:
         return read(), []
     except RlepError as error:

@@ -23,6 +23,8 @@ A_PAGE = 100
 EVENTS_SHOWN = 200
 RECENT = 20
 """Newest steps over which a summary takes its means."""
+MOST_OWN = 24
+"""Of the user's metrics that are drawn unasked."""
 STATES = ("running", "silent", "dead", "failed", "interrupted", "finished")
 SEVERITIES = ("error", "warning", "information")
 SECTIONS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
@@ -55,7 +57,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Query of the address of a run's page."""
+    """Order, metrics and range in the address of a run's page."""
 
     page: int = 0
     sort: str = "step"
@@ -65,7 +67,7 @@ class RunQuery:
     events: str = "all"
     """A severity, or all."""
     unfolded: bool = False
-    """The table of steps is open."""
+    """True opens the table of steps."""
     look: ChartLook = field(default_factory=ChartLook)
 
 
@@ -114,7 +116,7 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
     config, missing = read_json(place, "config.json")
     written = set(rollouts.steps_with(place, "rollouts"))
     line = summary_of(place)
-    happened = [_event(one) for one in reversed(events.lines)]
+    happened = [_event(event) for event in reversed(events.lines)]
     order = _order(table, query)
     first = query.page * A_PAGE
     names = sorted(name for name in [*table.columns] if "[" not in name)
@@ -129,7 +131,7 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
         folded=FOLDED,
         names=names,
         chosen=[name for name in query.metrics if name in table.columns],
-        columns=[name for name in COLUMNS if name in table.columns] + [name for name in names if is_own(name)][:8],
+        columns=[name for name in COLUMNS if name in table.columns] + own_names(table)[:8],
         lines=[table.line(at) for at in order[first : first + A_PAGE]],
         count=len(table),
         page=query.page,
@@ -137,11 +139,12 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
         down=query.down,
         unfolded=query.unfolded,
         last=max(0, (len(table) - 1) // A_PAGE),
-        severities={"all": len(happened)} | {one: sum(e.severity == one for e in happened) for one in SEVERITIES},
+        severities={"all": len(happened)}
+        | {severity: sum(e.severity == severity for e in happened) for severity in SEVERITIES},
         severity=query.events,
-        events=[one for one in happened if query.events in ("all", one.severity)][:EVENTS_SHOWN],
+        events=[event for event in happened if query.events in ("all", event.severity)][:EVENTS_SHOWN],
         evaluations=evaluations[::-1],
-        ks=sorted({k for one in evaluations for k in one.passes})[:8],
+        ks=sorted({k for row in evaluations for k in row.passes})[:8],
         written=written,
         sampled=set(rollouts.steps_with(place, "samples")),
         config=flat(config),
@@ -163,7 +166,7 @@ def now_of(line: RunLine, table: StepTable, evaluations: Sequence[EvaluationPoin
     of = f" of {line.planned}" if line.planned is not None else ""
     rescued, signal = _mean(recent, "group/solved_by_replay"), _mean(recent, "group/informative")
     share, age = replay_share(recent), _mean(recent, "replay/age")
-    replays = any(one.numbers.get("replay/trajectories") for one in recent)
+    replays = any(step.numbers.get("replay/trajectories") for step in recent)
     window = f"mean of the newest {len(recent)} steps" if len(recent) > 1 else ""
     return Now(
         accuracy,
@@ -197,21 +200,21 @@ def time_left(line: RunLine, recent: Sequence[StepLine]) -> float | None:
 
 
 def _typical(recent: Sequence[StepLine]) -> float:
-    return median([one.numbers["time/step"] for one in recent if "time/step" in one.numbers] or [0.0])
+    return median([step.numbers["time/step"] for step in recent if "time/step" in step.numbers] or [0.0])
 
 
 def _mean(recent: Sequence[StepLine], name: str) -> float | None:
-    values = [one.numbers[name] for one in recent if name in one.numbers]
+    values = [step.numbers[name] for step in recent if name in step.numbers]
     return fmean(values) if values else None
 
 
 def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
     """The newest accuracy, and its interval, the best one and pass@k in lines."""
     source = headline_source(evaluations)
-    rows = [one for one in evaluations if one.data_source == source]
+    rows = [row for row in evaluations if row.data_source == source]
     if not rows:
         return "–", ["no evaluation yet"]
-    last, best = rows[-1], max(rows, key=lambda one: one.avg)
+    last, best = rows[-1], max(rows, key=lambda row: row.avg)
     k = max(last.passes, default=1)
     return number(last.avg, "share"), [
         f"step {last.step}, {source}{_interval(last)}",
@@ -234,7 +237,7 @@ def _sections(
     """The charts by section; the chosen metrics first, the user's own after those of rlep."""
     look = query.look
     chosen = [metric_chart(name, table, [name], look) for name in query.metrics if name in table.columns]
-    own = [metric_chart(name, table, [name], look) for name in sorted(table.columns) if is_own(name)]
+    own = [metric_chart(name, table, [name], look) for name in own_names(table)[:MOST_OWN]]
     found: dict[str, list[Drawing | None]] = {
         "Chosen": chosen,
         "Held-out questions": held_out_charts(evaluations, look),
@@ -248,21 +251,21 @@ def _sections(
         metric_chart("Tokens per second", table, ("rollout/tokens_per_second", "update/tokens_per_second"), look),
         metric_chart("Stages", table, [f"time/{phase}" for phase in PHASES], look),
     ]
-    drawn = {section: [one for one in several if one is not None] for section, several in found.items()}
+    drawn = {section: [chart for chart in several if chart is not None] for section, several in found.items()}
     return [(section, several) for section, several in drawn.items() if several]
 
 
 def held_out_charts(evaluations: Sequence[EvaluationPoint], look: ChartLook) -> list[Drawing | None]:
     """Accuracy with its interval for each data source, and pass@k of the one that stands for all."""
-    sources = sorted({one.data_source for one in evaluations})
+    sources = sorted({row.data_source for row in evaluations})
     curves = [
-        Curve(source, *evaluation_curves([one for one in evaluations if one.data_source == source]))
+        Curve(source, *evaluation_curves([row for row in evaluations if row.data_source == source]))
         for source in sources
     ]
     headline = headline_source(evaluations)
-    rows = [one for one in evaluations if one.data_source == headline]
-    ks = sorted({k for one in rows for k in one.passes})
-    several = [Curve(f"pass@{k}", [(one.step, one.passes[k]) for one in rows if k in one.passes]) for k in ks]
+    rows = [row for row in evaluations if row.data_source == headline]
+    ks = sorted({k for row in rows for k in row.passes})
+    several = [Curve(f"pass@{k}", [(row.step, row.passes[k]) for row in rows if k in row.passes]) for k in ks]
     return [
         line_chart(
             "Evaluations: accuracy", curves, STEP, Axis("correct samples, mean over questions", "share"), look=look,
@@ -274,6 +277,11 @@ def held_out_charts(evaluations: Sequence[EvaluationPoint], look: ChartLook) -> 
         if len(ks) > 1
         else None,
     ]  # fmt: skip
+
+
+def own_names(table: StepTable) -> list[str]:
+    """The user's metrics, and the parts of rewards and scores."""
+    return sorted(name for name in [*table.columns] if "[" not in name and is_own(name))
 
 
 def _order(table: StepTable, query: RunQuery) -> list[int]:

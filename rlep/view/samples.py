@@ -21,7 +21,7 @@ class Samples:
     accuracy: Float64Array
     """Share of correct samples."""
     best: Float64Array
-    """Tell whether any sample is correct: pass@n."""
+    """1 where any sample is correct: pass@n."""
     distinct: Float64Array
     """Different correct answers."""
     count: int

@@ -25,7 +25,7 @@ STEPS_A_CHANGE = 5
 """… or this many of its own steps."""
 _FILES = ("metrics.jsonl", "events.jsonl", "config.json", "manifest.json", "evaluations.jsonl")
 _FOLLOWED = ("metrics.jsonl", "events.jsonl", "evaluations.jsonl", "rollouts", "timeline.json")
-"""Files and folders of a run that a page which follows it shows."""
+"""Files shown by a page that follows a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class RunLine:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """State read from files when they had these sizes and times."""
+    """A run's line, as of some sizes and times of its files."""
 
     files: tuple[tuple[int, int, int] | None, ...]
     line: RunLine
@@ -90,7 +90,7 @@ def complete_mark(directory: Path) -> Path:
 
 
 def is_abandoned(directory: Path) -> bool:
-    """Tell whether no process of this machine holds a run's lock, which its driver does; False where that cannot be told.
+    """True where no process of this machine holds a run's lock, as its driver does; False where that cannot be told.
 
     The kernel's list of locks is read, and the lock itself not tried: a driver that starts meanwhile would be refused.
     """

@@ -90,11 +90,11 @@ class StepTable:
 
 @dataclass(slots=True)
 class _Kept:
-    """Lines read of one file."""
+    """The part of a file that was read."""
 
     inode: int
     begin: int
-    """Position of its first line."""
+    """Where its first line begins."""
     end: int
     """Behind its last complete line."""
     last: bytes = b""
@@ -161,13 +161,13 @@ def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
     file.seek(max(kept.begin, kept.end - _CHECKED))
     kept.last = file.read(kept.end - file.tell())
     _KEPT.move_to_end(path)
-    while len(_KEPT) > 1 and sum(one.cells for one in _KEPT.values()) > MOST_CELLS:
+    while len(_KEPT) > 1 and sum(kept.cells for kept in _KEPT.values()) > MOST_CELLS:
         _KEPT.popitem(last=False)
     return kept.table, tuple(_notes(path.name, kept, torn=bool(torn)))
 
 
 def _goes_on(kept: _Kept, file: BinaryIO, size: int, inode: int) -> bool:
-    """Tell whether the file is the one that was read, with lines appended or none."""
+    """True for the file that was read, with lines appended or none."""
     if kept.inode != inode or size < kept.end or size - kept.begin > 2 * MOST_BYTES:
         return False
     file.seek(kept.end - len(kept.last))

@@ -14,7 +14,7 @@ from rlep.view.templating import as_file, rendered
 
 MOST_PHASES = 200
 OVER = (("compute, million tokens", 0, 1e6), ("steps", 1, 1.0), ("minutes of work", 2, 60.0))
-"""Axis of the curves, its place in a point of a curve, and what it is divided by."""
+"""X axis of the curves, its place in a point of a curve, and its divisor."""
 
 Cells = Mapping[str, str]
 """Column → text."""
@@ -42,18 +42,18 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
     notes = [*missing]
     if missing == ("study.json is missing",):
         notes = ["study.json is missing: rlep study report writes it from the runs that are complete"]
-    phases = [one for one in runs if one.directory.is_relative_to(place.directory)]
+    phases = [run for run in runs if run.directory.is_relative_to(place.directory)]
     return rendered(
         "study.html",
         study=place.name,
-        runs=[summary_of(one) for one in phases[:MOST_PHASES]],
+        runs=[summary_of(phase) for phase in phases[:MOST_PHASES]],
         more=max(0, len(phases) - MOST_PHASES),
         **body_of(whole, plan, place.name, notes),
     )
 
 
 def study_file(whole: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    """The same as a page that is one file."""
+    """Render the study's page as one file."""
     return as_file("study_file.html", **body_of(whole, plan, "study", []))
 
 
@@ -116,7 +116,7 @@ def curves_of(whole: Mapping[str, Any]) -> list[Drawing]:
     drawn.append(
         line_chart(f"Held-out pass@n over {name}", _curves(whole, at, scale, 4), Axis(name), solved, caption=caption)
     )
-    return [one for one in drawn if one is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def _curves(whole: Mapping[str, Any], at: int, scale: float, of: int) -> list[Curve]:
@@ -133,7 +133,7 @@ def _curves(whole: Mapping[str, Any], at: int, scale: float, of: int) -> list[Cu
         lengths = {len(points) for points in several.values()}
         if len(lengths) == 1:
             columns = zip(*several.values(), strict=True)
-            means = [tuple(sum(one[i] for one in column) / len(column) for i in (0, 1)) for column in columns]
+            means = [tuple(sum(point[i] for point in column) / len(column) for i in (0, 1)) for column in columns]
             found.append(Curve(str(arm["name"]), _held([(x, y) for x, y in means]), dashed=bool(arm["control"])))
         else:
             found += [
@@ -156,7 +156,7 @@ def _held(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], .
 def _line(place: RunPlace) -> StudyLine:
     plan, _ = read_json(place, "plan.json")
     whole, missing = read_json(place, "study.json", MOST_BYTES)
-    arms = [one.get("name") for one in list_of(whole.get("arms", plan.get("arm"))) if isinstance(one, dict)]
+    arms = [arm.get("name") for arm in list_of(whole.get("arms", plan.get("arm"))) if isinstance(arm, dict)]
     seeds = list_of(whole.get("seeds", section_of(plan, "study").get("seeds")))
     state = "planned" if missing else f"best control: {whole.get('best_control')}"
     return StudyLine(place.name, ", ".join(map(str, arms)), ", ".join(map(str, seeds)), state)
@@ -173,9 +173,9 @@ def _planned(plan: Mapping[str, Any]) -> Sequence[Cells]:
 
 def _phases(phases: object) -> str:
     texts = []
-    for one in list_of(phases):
-        if not isinstance(one, dict):
+    for phase in list_of(phases):
+        if not isinstance(phase, dict):
             continue
-        given = ", ".join(f"{key} = {value}" for key, value in section_of(one, "set").items())
-        texts.append(f"{one.get('command')}{f' ({given})' if given else ''}")
+        given = ", ".join(f"{key} = {value}" for key, value in section_of(phase, "set").items())
+        texts.append(f"{phase.get('command')}{f' ({given})' if given else ''}")
     return " → ".join(texts)

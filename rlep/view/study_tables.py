@@ -103,7 +103,7 @@ def comparison_rows(whole: Mapping[str, Any]) -> list[dict[str, str]]:
                 "against": row["control"],
                 "difference": f"{100 * found['mean']:+.2f}",
                 "95 %": f"{100 * found['low']:+.2f} … {100 * found['high']:+.2f}" if several else "one seed",
-                "by seed": ", ".join(f"{100 * one:+.2f}" for one in found["by_seed"]),
+                "by seed": ", ".join(f"{100 * difference:+.2f}" for difference in found["by_seed"]),
                 "p": f"{found['p']:.3g}" if several else "–",
                 "p (Holm)": "" if row["p_holm"] is None or not several else f"{row['p_holm']:.3g}",
             }

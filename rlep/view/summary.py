@@ -59,7 +59,7 @@ Estimate = EvaluationPoint | MeanOverSteps
 
 @dataclass(frozen=True, slots=True)
 class BaselineReached:
-    """Step at which RLEP first reaches the baseline's best accuracy."""
+    """Where RLEP first reaches the baseline's best accuracy."""
 
     peak: float
     baseline_step: int
@@ -76,7 +76,7 @@ class BaselineReached:
 
     @property
     def certain(self) -> bool:
-        """Tell whether the paired difference leaves 0 out, or without one the intervals of both do not overlap."""
+        """True where the paired difference leaves 0 out, or without one the intervals of both do not overlap."""
         if self.difference is not None:
             return self.difference.certain
         return self.rlep is not None and self.baseline is not None and apart(self.rlep, self.baseline)
@@ -84,7 +84,7 @@ class BaselineReached:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Summary of several runs."""
+    """The table of runs and their comparison."""
 
     data_source: str | None
     """The data source all accuracies are of; ``all`` covers every one."""
@@ -259,7 +259,7 @@ def _paired_text(difference: PairedDifference | None) -> str:
 
 
 def apart(a: Estimate, b: Estimate) -> bool:
-    """Tell whether the intervals do not overlap; without intervals nothing is certain."""
+    """True for intervals that do not overlap; without intervals nothing is certain."""
     if a.low is None or a.high is None or b.low is None or b.high is None:
         return False
     return a.low > b.high or b.low > a.high

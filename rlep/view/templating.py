@@ -30,7 +30,7 @@ def rendered(name: str, **values: object) -> str:
 
 def as_file(name: str, **values: object) -> str:
     """Render a page that is one file: style and script stand in it, and its policy allows these two alone."""
-    digests = [base64.b64encode(hashlib.sha256(static(one).encode()).digest()).decode() for one in STATIC]
+    digests = [base64.b64encode(hashlib.sha256(static(name).encode()).digest()).decode() for name in STATIC]
     policy = (
         f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'; form-action 'none'"
     )

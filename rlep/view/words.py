@@ -6,8 +6,9 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 
-from rlep.metrics.catalogue import metric_for
+from rlep.metrics.catalogue import Metric, metric_for
 
 LABELS: Mapping[str, str] = {
     "rollout/accuracy": "Correct fresh responses",
@@ -76,32 +77,32 @@ def label_of(name: str) -> str:
     return f"{family.capitalize()}: {rest}" if rest else name
 
 
+@lru_cache(4096)
+def _known(name: str) -> Metric | None:
+    """The catalogue's entry; None for a name that is not there, which it takes long to say."""
+    try:
+        return metric_for(name.partition("[")[0])
+    except ValueError:
+        return None
+
+
 def unit_of(name: str) -> str:
     """A metric's unit, as the catalogue has it; empty for a name that is not there."""
-    try:
-        unit = metric_for(name.partition("[")[0]).unit
-    except ValueError:
-        return ""
-    return "" if unit == "as given" else unit
+    known = _known(name)
+    return "" if known is None or known.unit == "as given" else known.unit
 
 
 def help_of(name: str) -> str:
     """The catalogue's sentence on a metric; its own name for one of the user's."""
-    try:
-        return f"{name}: {metric_for(name.partition('[')[0]).help}"
-    except ValueError:
-        return name
+    known = _known(name)
+    return name if known is None else f"{name}: {known.help}"
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a metric is the user's: a part of a reward or score, or a name that the catalogue lacks."""
+    """True for a metric of the user's: a part of a reward or score, or a name that the catalogue lacks."""
     if "/part/" in name and not name.startswith("loss/"):
         return True
-    try:
-        metric_for(name.partition("[")[0])
-    except ValueError:
-        return True
-    return False
+    return _known(name) is None
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -158,7 +159,7 @@ def clock(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Describe how long ago a time was, by this machine's clock."""
+    """Age of a time, by this machine's clock."""
     if not seconds:
         return "–"
     return f"{duration(round(max(0.0, time.time() - seconds)))} ago"
