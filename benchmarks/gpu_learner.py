@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from rlep.config.schema import Config
 from rlep.core.types import SequenceBatch
-from rlep.engines.learner.options import LearnerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 
 
@@ -112,25 +112,25 @@ def update_of(size: Size) -> SequenceBatch:
 
 def measured(size: Size, model: Path, checkpointing: bool, compiled: bool, repeats: int) -> dict[str, object]:
     """One mode: the median of ``repeats`` updates after one to warm up."""
-    options = LearnerOptions(
-        policy=PolicyOptions(
-            dtype="bfloat16" if size.device == "cuda" else "float32",
-            activation_checkpointing=checkpointing,
-            compile=compiled,
-            reshard_after_forward=True,  # one GPU holds all master weights: a second, gathered copy would cost too much
-        ),
-        device="cuda" if size.device == "cuda" else "cpu",
-        micro_batch_tokens=size.micro_batch_tokens[0 if checkpointing else 1],
+    tokens = size.micro_batch_tokens[0 if checkpointing else 1]
+    config = Config().with_values(
+        learner={
+            "gpus": 1.0 if size.device == "cuda" else 0.0,
+            "activation_checkpointing": checkpointing,
+            "compile": compiled,
+            "reshard_after_forward": True,  # one GPU holds all master weights: a second, gathered copy would cost too much
+            "micro_batch_tokens": tokens,
+        }
     )
     mode: dict[str, object] = {
         "device": torch.cuda.get_device_name() if size.device == "cuda" else "cpu",
         "activation_checkpointing": checkpointing,
         "compile": compiled,
-        "micro_batch_tokens": options.micro_batch_tokens,
+        "micro_batch_tokens": tokens,
     }
     meeting = f"file://{model}/meeting-{int(checkpointing)}"
     try:
-        learner = LearnerRank(model, options, rank=0, world_size=1, meeting_point=meeting)
+        learner = LearnerRank(model, config, rank=0, world_size=1, meeting_point=meeting)
         batch = update_of(size)
         reports = [learner.update(batch, rollout=0) for _ in range(1 + repeats)]
     except torch.OutOfMemoryError as error:

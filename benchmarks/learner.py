@@ -4,17 +4,16 @@
 of 20-250 tokens, Qwen2 with about a million parameters beside its embedding. Every arm runs in a process of its own, so that
 peaks of memory do not mix; times are CPU seconds, the best of several.
 
-* ``plain``: the learner with transformers' own modules and torch's attention and products, as it is by default;
-* ``wing``: the learner with ``cluster.cpu_acceleration``;
+* ``plain``: the learner;
 * ``padded``: a plain training script: right-padded micro-batches of 16 sequences through transformers' SDPA, log-softmax of all
   logits;
 * ``trl``: its ``GRPOTrainer`` with micro-batches of as many, installed by this script into ``runs/trl-environment`` (on top of
   this environment's own torch and transformers), with generation replaced by the batch.
 
-Printed are ``plain_over_trl`` (goal: 1.5 at V = 98), ``wing_over_trl`` (goal: 2), the same over the padded loop, and the wing's
+Printed are ``plain_over_trl`` (goal: 1.5 at V = 98), the same over the padded loop, and the learner's
 share of a large fp32 product in the same process, which counts the products of the forward and the backward pass once, whatever
-is computed again. ``loss_difference`` is relative, the largest of either learner to either peer. Peak memory is also compared at
-V = 151,936, on the first 32 sequences: ``memory_over_padded`` is that of the learner that needs more.
+is computed again. ``loss_difference`` is relative, the largest to either peer. Peak memory is also compared at
+V = 151,936, on the first 32 sequences: ``memory_over_padded``.
 
 ``--json`` prints one line per vocabulary and at last the worst of each figure over vocabularies.
 """
@@ -41,16 +40,13 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.algorithms.packing import take
+from rlep.config.schema import Config
 from rlep.core.types import SequenceBatch
-from rlep.engines.cpu import acceleration
-from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.options import LearnerOptions, OptimizerOptions
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.update_report import model_flops
 
 SEQUENCES, GROUP, SHORTEST, LONGEST, PROMPT = 128, 8, 20, 250, 10
 PADDED_ROWS = 16
-OWN = ("plain", "wing")
 REPEATS = {98: 5, 16_384: 1}
 """Measured updates by vocabulary, after one to warm up. One of TRL's takes most of a minute at the larger one."""
 MEMORY_VOCABULARY, MEMORY_SEQUENCES = 151_936, 32
@@ -101,20 +97,11 @@ def ragged_batch(vocabulary: int, sequences: int = SEQUENCES) -> SequenceBatch:
 
 
 def plain(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
-    """The learner's update by stock parts."""
-    return learner_update(directory, ragged_batch(vocabulary, sequences), repeats, None)
-
-
-def wing(directory: Path, vocabulary: int, sequences: int, repeats: int) -> Measured:
-    """The learner's update with CPU acceleration."""
-    return learner_update(directory, ragged_batch(vocabulary, sequences), repeats, acceleration().kernels)
-
-
-def learner_update(directory: Path, batch: SequenceBatch, repeats: int, kernels: Kernels | None) -> Measured:
-    """A learning rate of nothing keeps the loss the same."""
-    options = LearnerOptions(optimizer=OptimizerOptions(lr=0.0), micro_batch_tokens=4096, threads=1)
-    meeting = f"file://{directory}/meeting-{'plain' if kernels is None else 'wing'}"
-    learner = LearnerRank(directory, options, rank=0, world_size=1, meeting_point=meeting, kernels=kernels)
+    """The learner's update. A learning rate of nothing keeps the loss the same."""
+    batch = ragged_batch(vocabulary, sequences)
+    config = Config().with_values(update={"lr": 0.0}, learner={"micro_batch_tokens": 4096, "threads": 1})
+    meeting = f"file://{directory}/meeting"
+    learner = LearnerRank(directory, config, rank=0, world_size=1, meeting_point=meeting)
     measured = measure(lambda: learner.update(batch, rollout=0).loss, len(batch.tokens), repeats)
     learner.close()
     return measured
@@ -216,7 +203,7 @@ def arms(vocabulary: int, sequences: int, repeats: int, *, with_trl: bool) -> tu
         model = Qwen2ForCausalLM(config)
         model.save_pretrained(name)
         work = (Path(name), vocabulary, sequences, repeats)
-        found = {arm.__name__: pool.apply(arm, work) for arm in (plain, wing, padded)}
+        found = {arm.__name__: pool.apply(arm, work) for arm in (plain, padded)}
         if with_trl:
             found["trl"] = trl(Path(name), vocabulary, repeats)
     matrices = sum(weight.numel() for weight in model.parameters() if weight.ndim > 1)
@@ -234,13 +221,13 @@ def compare(vocabulary: int) -> dict[str, object]:
     found, flops = arms(vocabulary, SEQUENCES, REPEATS[vocabulary], with_trl=True)
     tokens = len(ragged_batch(vocabulary).tokens)
     speed = {name: measured.tokens_per_cpu_second for name, measured in found.items()}
-    ratios = {f"{own}_over_{peer}": speed[own] / speed[peer] for own in OWN for peer in ("trl", "padded")}
+    ratios = {f"plain_over_{peer}": speed["plain"] / speed[peer] for peer in ("trl", "padded")}
     return {
         "vocabulary": vocabulary,
         "tokens": tokens,
         **{name: asdict(measured) for name, measured in found.items()},
         **ratios,
-        "fraction_of_matmul_ceiling": flops / tokens * speed["wing"] / found["wing"].ceiling,
+        "fraction_of_matmul_ceiling": flops / tokens * speed["plain"] / found["plain"].ceiling,
         "loss_difference": loss_difference(found),
     }
 
@@ -252,20 +239,19 @@ def compare_memory() -> dict[str, object]:
         "vocabulary": MEMORY_VOCABULARY,
         "sequences": MEMORY_SEQUENCES,
         "peak_bytes": {name: measured.peak_bytes for name, measured in found.items()},
-        "memory_over_padded": max(found[own].peak_bytes for own in OWN) / found["padded"].peak_bytes,
+        "memory_over_padded": found["plain"].peak_bytes / found["padded"].peak_bytes,
         "loss_difference": loss_difference(found),
     }
 
 
 def loss_difference(found: dict[str, Measured]) -> float:
-    """Relative, the largest of a learner to a peer."""
-    peers = found.keys() - OWN
-    return max(abs(found[own].loss / found[peer].loss - 1.0) for own in OWN for peer in peers)
+    """Relative, the largest to a peer."""
+    return max(abs(found["plain"].loss / found[peer].loss - 1.0) for peer in found.keys() - {"plain"})
 
 
 def worst(rows: list[dict[str, object]]) -> dict[str, float]:
     """Of each figure the worst."""
-    speeds = [f"{own}_over_{peer}" for own in OWN for peer in ("trl", "padded")]
+    speeds = ["plain_over_trl", "plain_over_padded"]
     kinds = dict.fromkeys([*speeds, "fraction_of_matmul_ceiling"], min)
     kinds |= {"loss_difference": max, "memory_over_padded": max}
     return {name: pick(float(str(row[name])) for row in rows if name in row) for name, pick in kinds.items()}

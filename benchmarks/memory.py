@@ -25,23 +25,20 @@ import os
 import platform
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from rlep.check.engine_options import learner_options
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.heap import return_freed_memory
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
-from rlep.engines.cpu import acceleration
 from rlep.engines.learner import device_state, head
-from rlep.engines.learner.largest_update import largest_update
-from rlep.engines.learner.options import LearnerOptions
+from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
 
 TOY = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "model"
@@ -69,7 +66,6 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     """Of ``[learner]``."""
     kl_coef: float = 0.0
-    accelerated: bool = False
     gradients: bool = False
     """Measure one micro-batch as well, which says what gradients take."""
 
@@ -83,7 +79,6 @@ class Case:
                 "reward": {"overlong_buffer": 0},
                 "loss": {"kl_coef": self.kl_coef},
                 "learner": {"ranks": self.ranks, "micro_batch_tokens": self.tokens, **self.settings},
-                "cluster": {"cpu_acceleration": self.accelerated},
             }
         )
 
@@ -92,7 +87,6 @@ FEW: dict[str, Any] = {"tokens": 256, "longest": 128}
 UNSHARDED = {"unsharded_gradients": True}
 CASES = (
     Case("toy", "toy", tokens=16_384, longest=128),
-    Case("toy, accelerated", "toy", tokens=16_384, longest=128, accelerated=True),
     Case("toy, bfloat16", "toy", tokens=16_384, longest=128, settings={"dtype": "bfloat16"}),
     Case("135M", tokens=1024, longest=512),
     Case("135M, checkpointing", settings={"activation_checkpointing": True}),
@@ -118,14 +112,14 @@ def measure(case: Case, model: Path, rank: int, directory: Path) -> None:
     """The body of one rank's process: writes its figures to ``directory``."""
     return_freed_memory()
     device_state.keep_freed_memory = lambda *_, **__: return_freed_memory()  # type: ignore[attr-defined]
-    options = learner_options(case.config(model))
-    update(options, case, TOY, (rank, directory / "warm"), (1,))
+    config = case.config(model)
+    update(config, case, TOY, (rank, directory / "warm"), (1,))
     head._spare.clear()
     gc.collect()
     return_freed_memory()
     before = resident()
     micro_batches = (1, 3) if case.gradients else (3,)
-    peaks, asleep = update(options, case, model, (rank, directory / "meeting"), micro_batches)
+    peaks, asleep = update(config, case, model, (rank, directory / "meeting"), micro_batches)
     figures = {"peak_bytes": peaks[-1] - before, "asleep_bytes": asleep - before}
     if case.gradients:
         figures["gradient_bytes"] = peaks[1] - peaks[0]
@@ -133,19 +127,14 @@ def measure(case: Case, model: Path, rank: int, directory: Path) -> None:
 
 
 def update(
-    options: LearnerOptions, case: Case, model: Path, place: tuple[int, Path], micro_batches: tuple[int, ...]
+    config: Config, case: Case, model: Path, place: tuple[int, Path], micro_batches: tuple[int, ...]
 ) -> tuple[list[int], int]:
     """Peaks of updates of so many micro-batches each, and what the rank holds when it sleeps after them.
 
     ``place``: its number and where the ranks meet.
     """
     rank, meeting = place
-    if options.reference is not None:
-        options = replace(options, reference=model)
-    kernels = acceleration().kernels if case.accelerated else None
-    learner = LearnerRank(
-        model, options, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}", kernels=kernels
-    )
+    learner = LearnerRank(model, config, rank=rank, world_size=case.ranks, meeting_point=f"file://{meeting}")
     peaks = []
     for count in micro_batches:
         Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten

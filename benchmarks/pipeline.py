@@ -40,7 +40,6 @@ from rlep.actors.learners import Learners
 from rlep.actors.pool_actor import PoolService
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.engine_options import generator_dtype
 from rlep.check.inputs import Inputs, read_inputs
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
@@ -111,7 +110,9 @@ class Cast:
         """One step and what it took."""
         rule = self.config.replay.model_copy(update={"count": replays})
         config = self.config.model_copy(update={"replay": rule})
-        run = Run(config, Roles(self.generators, self.verifiers), TerminalProgress(), "", "", generator_dtype(config))
+        run = Run(
+            config, Roles(self.generators, self.verifiers), TerminalProgress(), "", "", config.generator.compute_dtype
+        )
         run = replace(run, tokenizer_digest=self.inputs.tokenizer.digest)
         trainers = Trainers(self.learners, self.weights, OnPolicyRollouts(run), self.pool)
         assert self.inputs.train is not None

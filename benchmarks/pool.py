@@ -41,8 +41,8 @@ import numpy as np
 
 from rlep import PoolClient
 from rlep.actors.cluster import Cluster
-from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
 from rlep.config.roles import ClusterConfig
+from rlep.core.draws import draw_uniform_keyed, prompt_keys
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import Float64Array, Int32Array, Int64Array, Provenance, Sampling, Trajectory, Verdict
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlep.config.schema import Config
+from rlep.config.section import Rule
 
 KINDS = {bool: "true, false", int: "integer", float: "number", str: "text", Path: "path"}
 SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
@@ -31,6 +32,8 @@ def table() -> str:
 
 def _row(section: str, key: str, field: FieldInfo, default: object) -> str:
     meaning = " ".join((field.description or "").replace("``", "`").replace("|", "\\|").split())
+    rules = "; ".join(dict.fromkeys(str(part) for part in field.metadata if isinstance(part, Rule)))
+    meaning += f" {rules[0].upper()}{rules[1:]}." if rules else ""
     return f"| `{section}.{key}` | {_values(field)} | {_default(default)} | {meaning} |"
 
 

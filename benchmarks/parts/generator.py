@@ -1,11 +1,10 @@
 """Tokens per second of 512 responses through actor, queue and stream, against vLLM's own ``LLM.generate`` on one thread each.
 
-Once with vLLM's own scheduler and sampler, once with ``cluster.cpu_acceleration``. All have the same model, engine arguments,
-sampling parameters and seeds, so they generate the same responses. The medians of five alternating rounds count, after one to
-warm up. The bare engine lives in its own process beside the actor and is idle while the other works. The last line is JSON:
+Both have the same model, engine arguments, sampling parameters and seeds, so they generate the same responses. The medians of
+five alternating rounds count, after one to warm up. The bare engine lives in its own process beside the actor and is idle while
+the other works. The last line is JSON:
 
-* ``generator_over_bare_vllm``, ``generator_tokens_per_s``: with acceleration; ``stock_…``: without;
-* ``accelerated_over_stock_generator``: the first ratio over the second;
+* ``generator_over_bare_vllm``, ``generator_tokens_per_s``, ``bare_vllm_tokens_per_s``;
 * ``same_tokens``: tokens of all rounds over those of the bare engine.
 """
 
@@ -22,7 +21,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlep.check.engine_options import sampler_options
 from rlep.check.inputs import read_inputs
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -37,13 +35,12 @@ SAMPLES, ROUNDS = 512, 5
 
 def bare(config: Config, prompts: list[list[int]], pipe: Connection) -> None:
     """vLLM alone: sends (tokens, seconds) for each round's seed offset."""
-    options = sampler_options(config)
-    prepare_environment(options, config.run.directory.parent)  # removed with it
+    prepare_environment(config, config.run.directory.parent)  # removed with it
     from vllm import LLM, EngineArgs, SamplingParams
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    arguments = engine_arguments(config.model.path, options)
+    arguments = engine_arguments(config.model.path, config)
     names = {one.name for one in fields(EngineArgs)} - {"disable_log_stats"}  # set by LLM
     engine = LLM(**{name: getattr(arguments, name) for name in names})
     pipe.send("ready")
@@ -74,7 +71,7 @@ def received(pipe: Connection) -> Any:
 
 
 async def measure(config: Config) -> dict[str, Any]:
-    """Both settings against one bare engine."""
+    """Figures of the generator and of the bare engine."""
     inputs = read_inputs(config)
     assert inputs.train is not None
     prompts = [prompt.tokens for prompt in inputs.train.prompts[: SAMPLES // 8]]
@@ -85,18 +82,14 @@ async def measure(config: Config) -> dict[str, Any]:
     process.start()
     there.close()
     await asyncio.to_thread(received, here)
-    stock = await compared(with_acceleration(config, False), prompts, here)
-    fast = await compared(with_acceleration(config, True), prompts, here)
+    found = await compared(config, prompts, here)
     here.send(None)
     process.join()
     return {
-        "generator_over_bare_vllm": round(fast.ratio, 3),
-        "stock_generator_over_bare_vllm": round(stock.ratio, 3),
-        "accelerated_over_stock_generator": round(fast.ratio / stock.ratio, 3),
-        "generator_tokens_per_s": round(fast.through),
-        "stock_generator_tokens_per_s": round(stock.through),
-        "bare_vllm_tokens_per_s": round(statistics.median([fast.alone, stock.alone])),
-        "same_tokens": round((fast.tokens + stock.tokens) / (fast.tokens_alone + stock.tokens_alone), 6),
+        "generator_over_bare_vllm": round(found.through / found.alone, 3),
+        "generator_tokens_per_s": round(found.through),
+        "bare_vllm_tokens_per_s": round(found.alone),
+        "same_tokens": round(found.tokens / found.tokens_alone, 6),
     }
 
 
@@ -108,16 +101,6 @@ class Compared:
     alone: float
     tokens: int
     tokens_alone: int
-
-    @property
-    def ratio(self) -> float:
-        """Through the actor over the bare engine."""
-        return self.through / self.alone
-
-
-def with_acceleration(config: Config, on: bool) -> Config:
-    """The same run with or without it."""
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"cpu_acceleration": on})})
 
 
 async def compared(config: Config, prompts: list[Int32Array], pipe: Connection) -> Compared:

@@ -28,15 +28,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from rlep.engines.cpu import acceleration
+from rlep.config.schema import Config
 from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.weight_sender import weight_update, write_weights
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
 ROUNDS, FIRST = 5, 2
-PARTS = acceleration().engine
-OPTIONS = SamplerOptions(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=64)
+CONFIG = Config().with_values(
+    data={"max_prompt_tokens": 32},
+    rollout={"max_tokens": 32},
+    generator={"max_sequences": 8, "max_batched_tokens": 64, "kv_cache_gib": 0.25},
+)
 START_S = 900.0
 
 
@@ -48,7 +51,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="rlep-bench-") as home,
     ):
         weights = write_model(Path(home))
-        prepare_environment(OPTIONS, Path(home), PARTS)
+        prepare_environment(CONFIG, Path(home))
         dist.init_process_group("gloo", init_method=f"file://{home}/meeting", rank=0, world_size=1)
         mesh = init_device_mesh("cpu", (1,))
         shards = [(name, DTensor.from_local(weight, mesh, [Shard(0)])) for name, weight in weights]
@@ -96,7 +99,7 @@ async def measured(
     """Seconds of a copy, a weight update and its load, by rounds."""
     copies = [torch.zeros_like(shard.to_local()) for _, shard in shards]
     weights = FullWeights(shards)
-    sampler, rounds = Sampler(home, OPTIONS, PARTS), []
+    sampler, rounds = Sampler(home, CONFIG), []
     await sampler.start(START_S)
     try:
         for version in range(FIRST + ROUNDS):

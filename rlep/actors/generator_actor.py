@@ -11,10 +11,9 @@ import ray
 from rlep.actors.gathering import gather_items
 from rlep.actors.node_address import use_node_interface
 from rlep.actors.once import Once
+from rlep.config.schema import Config
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.cpu import acceleration
-from rlep.engines.sampler.engine import Sampler, SamplerHealth, SamplerOptions, prepare_environment
-from rlep.engines.sampler.setup import STOCK
+from rlep.engines.sampler.engine import Sampler, SamplerHealth, prepare_environment
 from rlep.engines.weights.weight_update import WeightUpdate
 
 
@@ -22,14 +21,13 @@ from rlep.engines.weights.weight_update import WeightUpdate
 class GeneratorActor:
     """One engine. A dead engine ends the actor, so that its supervisor sees it."""
 
-    def __init__(self, model: Path, options: SamplerOptions, runtime_parent: Path | None, devices: str = "") -> None:
+    def __init__(self, model: Path, config: Config, runtime_parent: Path | None, devices: str = "") -> None:
         """``devices``: the GPUs to use instead of those that Ray gives this actor."""
         if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
         use_node_interface()
-        parts = acceleration().engine if options.cpu_acceleration else STOCK
-        prepare_environment(options, runtime_parent, parts)
-        self._sampler = Sampler(model, options, parts)
+        prepare_environment(config, runtime_parent)
+        self._sampler = Sampler(model, config)
         self._once = Once()
 
     async def ping(self) -> int:

@@ -36,10 +36,9 @@ from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
 from rlep.actors.work_queue import GenerateCall, WorkQueue
-from rlep.config.roles import GeneratorConfig
+from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, RlepError, WeightSyncError
 from rlep.core.types import Request
-from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
 WAITING = 4
@@ -73,9 +72,8 @@ class Fleet:
     """Parts that all generators of a run share."""
 
     cluster: Cluster
-    config: GeneratorConfig
+    config: Config
     model: Path
-    options: SamplerOptions
     queue: WorkQueue
     colocated: Colocated | None  # where they share their devices with the learner
     serving: Callable[[], int]  # count those that take requests now
@@ -92,7 +90,7 @@ class GeneratorReplica(Replica):
 
     def __init__(self, name: str, fleet: Fleet) -> None:
         super().__init__(name)
-        self._fleet, self._config = fleet, fleet.config
+        self._fleet, self._config = fleet, fleet.config.generator
         self.actor = Supervised(
             name,
             self._start,
@@ -287,12 +285,12 @@ class GeneratorReplica(Replica):
 
     async def _place(self) -> ActorHandle[Any]:
         fleet = self._fleet
-        given = (fleet.model, fleet.options, fleet.cluster.home)
+        given = (fleet.model, fleet.config, fleet.cluster.home)
         if fleet.colocated is not None:
             devices, slot = await fleet.colocated.devices_of(self.name), fleet.colocated.slot_of(self.name)
             return await fleet.cluster.place(GeneratorActor, self.name, GUEST, *given, devices, slot=slot)
-        slot = BundleSlot(fleet.cluster.reserve(self.name, [fleet.config]))
-        return await fleet.cluster.place(GeneratorActor, self.name, fleet.config, *given, slot=slot)
+        slot = BundleSlot(fleet.cluster.reserve(self.name, [self._config]))
+        return await fleet.cluster.place(GeneratorActor, self.name, self._config, *given, slot=slot)
 
     async def _take_up(self, actor: ActorHandle[Any], deadline_s: float) -> None:
         weights = self._fleet.weights

@@ -23,10 +23,9 @@ from rlep.actors.colocation import Colocated
 from rlep.actors.generator_replica import Fleet, GeneratorReplica, GeneratorState
 from rlep.actors.replicas import ReplicaSet, RoleStatus
 from rlep.actors.work_queue import WorkQueue
-from rlep.config.roles import GeneratorConfig
+from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost, WeightSyncError
 from rlep.core.types import Completion, Reissued, Request, Sampling
-from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import WeightUpdate
 
 
@@ -36,9 +35,8 @@ class GeneratorPool:
     def __init__(
         self,
         cluster: Cluster,
-        config: GeneratorConfig,
+        config: Config,
         model: Path,
-        options: SamplerOptions,
         *,
         lease_s: float,
         shared: Colocated | None = None,
@@ -49,7 +47,6 @@ class GeneratorPool:
             cluster,
             config,
             model,
-            options,
             self._queue,
             shared,
             serving=lambda: sum(replica.state is GeneratorState.SERVING for replica in self.replicas),
@@ -65,7 +62,7 @@ class GeneratorPool:
     async def start(self, *, base_version: int | None = None) -> None:
         """Start all engines; ``base_version`` serves the model directory's weights as that policy version."""
         self._fleet.weights = base_version
-        await self._set.start(self._fleet.config.count)
+        await self._set.start(self._fleet.config.generator.count)
 
     async def close(self) -> None:
         """End all engines."""
@@ -96,7 +93,7 @@ class GeneratorPool:
         """Return a row for every generator, and how many requests wait for one."""
         fleet = self._fleet
         apart = fleet.colocated is None
-        shortfall = fleet.cluster.waits_for(fleet.config) if apart else "waits for the learner's devices"
+        shortfall = fleet.cluster.waits_for(fleet.config.generator) if apart else "waits for the learner's devices"
         rows = tuple(replica.status(shortfall) for replica in self.replicas)
         return RoleStatus("generator", rows, self._queue.waiting, self.reissued)
 
@@ -157,7 +154,7 @@ class GeneratorPool:
 
     async def wake(self) -> None:
         """Bring every engine that is asleep to the weights published last."""
-        weights, deadline_s = self._fleet.weights, self._fleet.config.start_deadline_s
+        weights, deadline_s = self._fleet.weights, self._fleet.config.generator.start_deadline_s
         if isinstance(weights, WeightUpdate):
             sleepers = [replica for replica in self._staying() if replica.state is GeneratorState.ASLEEP]
             await asyncio.gather(*(replica.load_or_lose(weights, deadline_s) for replica in sleepers))
@@ -211,7 +208,7 @@ class GeneratorPool:
         if all(replica.out_of_restarts for replica in self.replicas):
             self._queue.fail(self._nobody_left())
         # Through shared memory, and from the model directory, one that starts again has weights at once.
-        loses_weights = self._fleet.weights is None and self._fleet.config.transfer != "shared_memory"
+        loses_weights = self._fleet.weights is None and self._fleet.config.generator.transfer != "shared_memory"
         if loses_weights and not any(replica.has_weights for replica in self._staying()):
             error = next((f": {replica.name}: {replica.error}" for replica in self.replicas if replica.error), "")
             self._queue.fail(WeightsLost(f"no generator has the policy's weights any more{error}"))

@@ -16,11 +16,12 @@ import ray
 
 from rlep.actors.node_address import node_address, use_node_interface
 from rlep.actors.once import Once
+from rlep.config.roles import LearnerConfig
+from rlep.config.schema import Config
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
-from rlep.engines.learner.options import LearnerOptions, PolicyOptions
 from rlep.engines.rendezvous import listen
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -73,8 +74,11 @@ class LearnerActor:
             self._working -= 1
 
     async def close(self) -> None:
-        """Remove the shared-memory weights and leave the groups; in the middle of a computation, which nobody waits for any
-        more and which may take minutes, only the former: the process is killed next."""
+        """Remove the shared-memory weights and leave the groups.
+
+        In the middle of a computation, which nobody waits for any more and which may take minutes, only the weights are
+        removed: the process is killed next.
+        """
         if self._working:
             self._rank.remove_weights()
         else:
@@ -114,27 +118,22 @@ class Rank:
         host = f"[{address}]" if ":" in address else address
         return f"tcp://{host}:{self._listening.getsockname()[1]}"
 
-    def start(
-        self, model: Path, options: LearnerOptions, world_size: int, meeting_point: str, writers: Sequence[int]
-    ) -> None:
+    def start(self, model: Path, config: Config, world_size: int, meeting_point: str, writers: Sequence[int]) -> None:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
-        if options.threads:
-            os.environ["OMP_NUM_THREADS"] = str(options.threads)
+        os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
         if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
-            os.environ.setdefault("PYTORCH_ALLOC_CONF", allocator_settings(options.policy))
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", allocator_settings(config.learner))
         use_node_interface()
-        from rlep.engines.cpu import acceleration
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
 
         self._learner = LearnerRank(
             model,
-            options,
+            config,
             rank=self._rank,
             world_size=world_size,
             meeting_point=meeting_point,
             listening=self._listening,
-            kernels=acceleration().kernels if options.cpu_acceleration else None,
         )
         self._open.callback(self._learner.close)
         if self._rank in writers:
@@ -194,7 +193,7 @@ class Rank:
         self._open.close()
 
 
-def allocator_settings(policy: PolicyOptions) -> str:
+def allocator_settings(learner: LearnerConfig) -> str:
     """Return the settings that torch reads when it first allocates for a GPU.
 
     Rows of ever new lengths would leave gaps between blocks of fixed size. And torch rounds pinned host memory up to powers of
@@ -202,5 +201,5 @@ def allocator_settings(policy: PolicyOptions) -> str:
     update copies the gradients of all weights to the host. (``pinned_max_round_threshold_mb`` must not take its place: a
     cached block may then be given out for a larger one.)
     """
-    exact = "" if policy.cpu_offload and policy.lora is None else ",pinned_max_cached_size_mb:1"
+    exact = "" if learner.cpu_offload and not learner.lora_rank else ",pinned_max_cached_size_mb:1"
     return f"expandable_segments:True{exact}"

@@ -20,11 +20,11 @@ from rlep.actors.learner_actor import Dtype, LearnerActor, Probes
 from rlep.actors.placement import BundleSlot
 from rlep.actors.replicas import ActorStatus, RoleStatus, State
 from rlep.actors.supervised import close_actor, watch_call
-from rlep.config.roles import ActorConfig, LearnerConfig
+from rlep.config.roles import ActorConfig
+from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, DeadlineExceeded, LearnerLost, RlepError
 from rlep.core.types import Float32Array, SequenceBatch, UpdateOutcome
 from rlep.core.waiting import until
-from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, SharedMemoryWeights, WeightUpdate
 
 WRITTEN_POLL_S = 0.2
@@ -53,20 +53,19 @@ class Learners:
     def __init__(
         self,
         cluster: Cluster,
-        config: LearnerConfig,
+        config: Config,
         model: Path,
-        options: LearnerOptions,
         *,
         shared: Colocated | None = None,
     ) -> None:
         """``shared``: where the ranks share their devices with generators."""
-        self._cluster, self._config, self._model, self._options = cluster, config, model, options
+        self._cluster, self._config, self._run, self._model = cluster, config.learner, config, model
         self._shared = shared
         self._asleep = False
         self._ranks: list[ActorHandle[Any]] = []
         self._nodes: list[str] = []
         """Ray's id of each rank's node."""
-        self._restarts_left = config.restarts
+        self._restarts_left = config.learner.restarts
         self._rollout = 0
         """The last one that was scored or trained on."""
         self._failure = _Failure(0, "", 0, 0)
@@ -93,9 +92,9 @@ class Learners:
         asked = (call(rank.node.remote(), f"learner-{n}.node", 60) for n, rank in enumerate(self._ranks))
         self._nodes = await asyncio.gather(*asked)
         deadline = self._config.start_deadline_s
-        given = self._model, self._options, len(self._ranks), meeting, self._writers()
+        given = self._model, self._run, len(self._ranks), meeting, self._writers()
         await self._all("start", *given, deadline_s=deadline)
-        if self._options.longest_sequence:
+        if self._run.rehearses:
             await self._all("rehearse")
         if self._shared is not None:
             self._shared.learner_up.set()

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlep.actors.cluster import SENT_AGAIN, Cluster, call
@@ -100,7 +100,7 @@ async def _fault_on(node: Mapping[str, Any], config: VerifierConfig) -> str:
     what = f"trying a verifier on node {node['NodeManagerAddress']}"
     try:
         version, fault = await call(reference, what, config.start_deadline_s)
-    except RayTaskError as error:  # of a node without rlep
+    except RayError as error:  # of a node without rlep, or whose memory is full
         return str(error).strip().rpartition("\n")[2]
     own = config.profile.removeprefix("python:") if config.profile.startswith("python:") else ""
     if own and not fault and not version.startswith(source_version(own)):

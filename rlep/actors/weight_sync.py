@@ -15,11 +15,12 @@ take part in a transfer at the same time, and a generator that starts later join
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlep.actors.generators import GeneratorPool
-from rlep.actors.learner_actor import Dtype, Probes
+from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
+from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import LearnerLost, WeightSyncError
 from rlep.core.waiting import until
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
@@ -28,25 +29,13 @@ ATTEMPTS = 3
 _POLL_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
-    """Settings of a group of learner and generators."""
-
-    backend: GroupBackend
-    workers: int
-    """Members that each generator brings."""
-    deadline_s: float
-    """Longest wait for all members, and longest transfer."""
-
-
 class GroupSession:
     """The group over one learner and whichever generators live; made anew when they change or a transfer failed."""
 
-    def __init__(
-        self, learners: Learners, generators: GeneratorPool, probes: Probes, dtype: Dtype, options: GroupOptions
-    ) -> None:
-        self._learners, self._generators, self._probes, self._dtype = learners, generators, probes, dtype
-        self._options = options
+    def __init__(self, learners: Learners, generators: GeneratorPool, probes: Probes, config: GeneratorConfig) -> None:
+        self._learners, self._generators, self._probes, self._dtype = learners, generators, probes, config.compute_dtype
+        self._config = config
+        self._backend: GroupBackend = "nccl" if config.transfer == "nccl" else "gloo"
         self._members: tuple[str, ...] = ()
         self._group: BroadcastGroup | None = None
 
@@ -76,10 +65,10 @@ class GroupSession:
         return self._generators.living()
 
     async def _attempt(self, version: int, members: tuple[str, ...]) -> float:
-        options = self._options
+        workers, deadline_s = self._config.tensor_parallel, self._config.transfer_deadline_s
         if self._group is None or members != self._members:
-            size = 1 + options.workers * len(members)
-            self._group = await self._learners.open_group(options.backend, size, options.deadline_s)
+            size = 1 + workers * len(members)
+            self._group = await self._learners.open_group(self._backend, size, deadline_s)
             self._members = members
         group = self._group
         offer = await self._learners.publish(version, self._probes, self._dtype, group)
@@ -87,10 +76,10 @@ class GroupSession:
             # The others would wait for them.
             raise WeightSyncError(f"{', '.join(ended)} ended before the transfer")
         parts = {
-            member: replace(offer, source=replace(group, first_rank=1 + number * options.workers))
+            member: replace(offer, source=replace(group, first_rank=1 + number * workers))
             for number, member in enumerate(members)
         }
-        longest = 3 * options.deadline_s  # to meet, to transfer, and to score the probes
+        longest = 3 * deadline_s  # to meet, to transfer, and to score the probes
         difference, sent = await asyncio.gather(
             self._generators.take(parts, deadline_s=longest),
             self._learners.send(group, self._dtype, longest),
@@ -114,19 +103,21 @@ class WeightPublisher:
         generators: GeneratorPool,
         probes: Probes,
         *,
-        dtype: Dtype,
+        config: GeneratorConfig,
         deadline_s: float,
-        group: GroupOptions | None = None,
     ) -> None:
-        """``probes``: for the log-prob check; ``dtype``: what the generators compute in; ``group``: None is shared memory."""
+        """``probes``: for the log-prob check; ``config``: of the generators."""
         self._learners, self._generators, self._probes = learners, generators, probes
-        self._dtype, self._deadline = dtype, deadline_s
-        self._session = None if group is None else GroupSession(learners, generators, probes, dtype, group)
+        self._dtype, self._deadline = config.compute_dtype, deadline_s
+        self._session = (
+            None if config.transfer == "shared_memory" else GroupSession(learners, generators, probes, config)
+        )
 
     async def publish(self, version: int) -> float:
         """Bring the generators to ``version``; returns the largest log-prob difference (nats).
 
-        Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's."""
+        Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's.
+        """
         if self._session is not None:
             return await self._session.publish(version, self._deadline)
         return await self.take(await self.offer(version))

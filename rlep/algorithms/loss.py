@@ -1,4 +1,4 @@
-"""The RLEP loss (arXiv 2507.07451, eq. 4) and its options, in torch, over packed response tokens.
+"""The RLEP loss (arXiv 2507.07451, eq. 4), in torch, over packed response tokens.
 
 Everything is a sum over tokens of ``weight of the sequence × term of the token``. The weights come from the whole
 update (``normalizers``), so micro-batches and ranks only add up: ``packed_policy_loss`` never divides.
@@ -14,20 +14,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rlep.algorithms.loss_stats import COLUMNS, SOURCES, LossShares, shares, source_metrics
-from rlep.algorithms.loss_terms import cispo_terms, kl_estimate, ppo_terms, shaped_terms, truncated_importance
-from rlep.algorithms.objective import Aggregation, LossOptions, normalizers, sequence_weights
+from rlep.algorithms.loss_values import COLUMNS, SOURCES, LossShares, sequence_weights, shares, source_metrics
+from rlep.config.replay import ReplayConfig
+from rlep.config.settings import section_of
+from rlep.config.training import Aggregation, LossConfig
+from rlep.core.errors import ConfigError
 from rlep.core.types import Float64Array, SequenceBatch
 
-__all__ = [
-    "LossOptions",
-    "LossSums",
-    "PackedTokens",
-    "normalizers",
-    "packed_policy_loss",
-    "packed_tokens",
-    "policy_loss",
-]
+LOG_RATIO_CLAMP = 20.0
+"""The log-ratio is clamped to ± this before exp; no gradient flows beyond it."""
+NO_REPLAY = ReplayConfig()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +47,7 @@ class PackedTokens:
     reference_logprobs: Tensor | None = None
     """``[R]`` under the reference policy; needed by ``kl_coef``."""
     behaviour_logprobs: Tensor | None = None
-    """``[R]`` under the sampler; needed by ``tis_cap`` on fresh tokens and by ``replay_is_cap`` on replayed ones."""
+    """``[R]`` under the sampler; needed by ``loss.tis_cap`` on fresh tokens and by ``replay.is_cap`` on replayed ones."""
     entropy: Tensor | None = None
     """``[R]`` entropy of the policy in training; needed by ``entropy_coef``."""
     high_entropy: Tensor | None = None
@@ -72,7 +68,7 @@ class LossSums:
     """Sums over the unmasked tokens of a part of an update; ranks reduce ``sums`` by SUM and ``ratio_max`` by MAX."""
 
     sums: Tensor
-    """``[2, columns]`` float64: fresh, replay; the columns are ``loss_stats.COLUMNS``."""
+    """``[2, columns]`` float64: fresh, replay; the columns are ``loss_values.COLUMNS``."""
     ratio_max: Tensor
     """``[2]`` float64; 0 for a source without tokens."""
 
@@ -86,7 +82,7 @@ class LossSums:
         return LossSums(self.sums + other.sums, self.ratio_max.maximum(other.ratio_max))
 
     def metrics(self) -> dict[str, float]:
-        """``loss_stats.source_metrics`` of these sums."""
+        """``source_metrics`` of these sums."""
         return source_metrics(self.sums.cpu().numpy(), self.ratio_max.cpu().numpy())
 
 
@@ -139,35 +135,35 @@ def packed_tokens(
     )
 
 
-def packed_policy_loss(packed: PackedTokens, options: LossOptions) -> tuple[Tensor, LossSums]:
+def packed_policy_loss(
+    packed: PackedTokens, loss: LossConfig, replay: ReplayConfig = NO_REPLAY
+) -> tuple[Tensor, LossSums]:
     """This part's share of the update's loss (a float64 scalar with a gradient) and the sums behind its metrics.
 
     Adding the losses, gradients and sums of all micro-batches of all ranks gives those of the update.
     """
-    _check_supplied(packed, options)
+    _check_supplied(packed, loss, replay)
     logprobs, old = _masked(packed.logprobs, packed.mask), _constant(packed.old_logprobs, packed.mask)
     advantages = _constant(packed.advantages, packed.mask)  # [R]
     log_ratio = logprobs - old
-    if options.level == "sequence":
+    if loss.level == "sequence":
         log_ratio = _sequence_mean(log_ratio, packed)
-    ratio = torch.exp(log_ratio.clamp(-options.log_ratio_clamp, options.log_ratio_clamp))
-    if options.surrogate == "cispo":
-        policy = cispo_terms(ratio, logprobs, advantages, options)
-    else:
-        policy = ppo_terms(ratio, advantages, options)
-    if options.tis_cap is not None and packed.behaviour_logprobs is not None:
+    ratio = torch.exp(log_ratio.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))
+    policy = ppo_terms(ratio, advantages, loss)
+    if loss.surrogate == "cispo":
+        policy = cispo_terms(ratio, logprobs, advantages, loss)
+    if loss.tis_cap is not None and packed.behaviour_logprobs is not None:
         fresh = packed.mask & ~packed.replayed[packed.sequences]
-        policy = policy * truncated_importance(old, packed.behaviour_logprobs.double(), fresh, options.tis_cap)
-    policy = _replay_terms(packed, options, policy, ratio)
+        policy = policy * truncated_importance(old, packed.behaviour_logprobs.double(), fresh, loss.tis_cap)
+    policy = _replay_terms(packed, replay, policy, ratio)
     if packed.high_entropy is not None:
         policy = torch.where(packed.high_entropy, policy, 0.0)
     weighted = torch.where(packed.mask, packed.weights.double()[packed.sequences] * policy, 0.0)  # [R]
-    if options.kl_coef or options.entropy_coef:
-        weighted = weighted + _regularisers(packed, options)
-    loss = weighted.sum()
+    if loss.kl_coef or loss.entropy_coef:
+        weighted = weighted + _regularisers(packed, loss)
     with torch.no_grad():
-        sums = _sums(packed, options, weighted, ratio)
-    return loss, sums
+        sums = _sums(packed, loss, replay, weighted, ratio)
+    return weighted.sum(), sums
 
 
 def policy_loss(
@@ -198,10 +194,17 @@ def policy_loss(
         The scalar loss, float64 for float64 log-probs and float32 otherwise (0, with a gradient of 0, where nothing is
         unmasked), and the shares of clipped tokens among the unmasked ones.
     """
-    options = LossOptions(clip_low, clip_high, dual_clip, aggregation=aggregation, fixed_length=fixed_length)
+    if (aggregation == "fixed-length") != (fixed_length is not None):
+        raise ConfigError(
+            f"fixed_length = {fixed_length} with aggregation {aggregation!r}: fixed-length divides by it, and nothing else does"
+        )
+    values = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip, "aggregation": aggregation}
+    config = section_of(LossConfig, "loss", values)
     keep, spread = _checked_padded(logprobs, old_logprobs, advantages, mask)
     ids = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else groups
-    weights = sequence_weights(keep.sum(dim=1).cpu().numpy(), ids, options, token_count=token_count)
+    weights = sequence_weights(
+        keep.sum(dim=1).cpu().numpy(), ids, config, fixed_length=fixed_length or 0, token_count=token_count
+    )
     count, length = logprobs.shape
     device = logprobs.device
     packed = PackedTokens(
@@ -213,22 +216,22 @@ def policy_loss(
         weights=torch.as_tensor(weights, device=device),
         replayed=torch.zeros(count, dtype=torch.bool, device=device),
     )
-    loss, sums = packed_policy_loss(packed, options)
+    loss, sums = packed_policy_loss(packed, config)
     return loss.to(torch.promote_types(logprobs.dtype, torch.float32)), shares(sums.sums.cpu().numpy())
 
 
-def _replay_terms(packed: PackedTokens, options: LossOptions, policy: Tensor, ratio: Tensor) -> Tensor:
+def _replay_terms(packed: PackedTokens, replay: ReplayConfig, policy: Tensor, ratio: Tensor) -> Tensor:
     """The policy terms ``[R]`` with those of replayed tokens corrected for their sampler, and weighed."""
-    if not options.replay_shaping and options.replay_is_cap is None and options.replay_weight == 1:
+    if not replay.shaping and replay.is_cap is None and replay.weight == 1:
         return policy
     replayed = packed.mask & packed.replayed[packed.sequences]
-    if options.replay_shaping:
+    if replay.shaping:
         advantages = _constant(packed.advantages, packed.mask)
-        policy = torch.where(replayed, shaped_terms(ratio, advantages, options.replay_shaping), policy)
-    if options.replay_is_cap is not None and packed.behaviour_logprobs is not None:
+        policy = torch.where(replayed, shaped_terms(ratio, advantages, replay.shaping), policy)
+    if replay.is_cap is not None and packed.behaviour_logprobs is not None:
         old, behaviour = _constant(packed.old_logprobs, packed.mask), packed.behaviour_logprobs.double()
-        policy = policy * truncated_importance(old, behaviour, replayed, options.replay_is_cap)
-    return torch.where(replayed, options.replay_weight * policy, policy)
+        policy = policy * truncated_importance(old, behaviour, replayed, replay.is_cap)
+    return torch.where(replayed, replay.weight * policy, policy)
 
 
 def _masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -247,25 +250,25 @@ def _sequence_mean(log_ratio: Tensor, packed: PackedTokens) -> Tensor:
     return (totals / _token_counts(packed).clamp(min=1))[packed.sequences]
 
 
-def _regularisers(packed: PackedTokens, options: LossOptions) -> Tensor:
+def _regularisers(packed: PackedTokens, loss: LossConfig) -> Tensor:
     """The weighted terms of KL and entropy ``[R]``, which know no advantage and act on constant groups too."""
     logprobs = _masked(packed.logprobs, packed.kept)
     terms = torch.zeros_like(logprobs)
-    if options.kl_coef and packed.reference_logprobs is not None:
+    if loss.kl_coef and packed.reference_logprobs is not None:
         reference = _constant(packed.reference_logprobs, packed.kept)
-        terms = terms + options.kl_coef * kl_estimate(logprobs, reference, options.kl_estimator)
-    if options.entropy_coef and packed.entropy is not None:
-        terms = terms - options.entropy_coef * _masked(packed.entropy, packed.kept)
+        terms = terms + loss.kl_coef * kl_estimate(logprobs, reference, loss.kl_estimator)
+    if loss.entropy_coef and packed.entropy is not None:
+        terms = terms - loss.entropy_coef * _masked(packed.entropy, packed.kept)
     weights = packed.weights if packed.regulariser_weights is None else packed.regulariser_weights
     return torch.where(packed.kept, weights.double()[packed.sequences] * terms, 0.0)
 
 
-def _sums(packed: PackedTokens, options: LossOptions, weighted: Tensor, ratio: Tensor) -> LossSums:
+def _sums(packed: PackedTokens, loss: LossConfig, replay: ReplayConfig, weighted: Tensor, ratio: Tensor) -> LossSums:
     """Sums ``[2, columns]`` and largest ratios ``[2]`` of fresh and replayed tokens."""
     mask, advantages = packed.mask, _masked(packed.advantages, packed.mask)
     logprobs, reference, entropy = _masked(packed.logprobs, packed.kept), packed.reference_logprobs, packed.entropy
     zeros, ones, kept = torch.zeros_like(ratio), mask.double(), packed.kept.double()
-    low, high, dual = _clipped(packed, options, ratio, advantages)
+    low, high, dual = _clipped(packed, loss, ratio, advantages, shaped=replay.shaping > 0)
     columns = {
         "trajectories": ones / _token_counts(packed).clamp(min=1)[packed.sequences],  # each sequence adds up to 1
         "tokens": ones,
@@ -281,7 +284,7 @@ def _sums(packed: PackedTokens, options: LossOptions, weighted: Tensor, ratio: T
         "reference_tokens": zeros if reference is None else kept,
         "reference_kl": zeros
         if reference is None
-        else kl_estimate(logprobs, _masked(reference, packed.kept), options.kl_estimator),
+        else kl_estimate(logprobs, _masked(reference, packed.kept), loss.kl_estimator),
         "entropy_tokens": zeros if entropy is None else kept,
         "entropy": zeros if entropy is None else _masked(entropy, packed.kept),
     }
@@ -294,16 +297,16 @@ def _sums(packed: PackedTokens, options: LossOptions, weighted: Tensor, ratio: T
 
 
 def _clipped(
-    packed: PackedTokens, options: LossOptions, ratio: Tensor, advantages: Tensor
+    packed: PackedTokens, loss: LossConfig, ratio: Tensor, advantages: Tensor, *, shaped: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens the clips act on ``[R]``: below, above, dual."""
+    """Mark the tokens that the clips act on ``[R]``: below, above, dual."""
     acting = packed.mask if packed.high_entropy is None else packed.mask & packed.high_entropy
-    if options.replay_shaping:
+    if shaped:
         acting = acting & ~packed.replayed[packed.sequences]
-    low, high = acting & (ratio < 1 - options.clip_low), acting & (ratio > 1 + options.clip_high)
-    if options.surrogate == "cispo":
+    low, high = acting & (ratio < 1 - loss.clip_low), acting & (ratio > 1 + loss.clip_high)
+    if loss.surrogate == "cispo":
         return low, high, torch.zeros_like(acting)
-    dual = acting & (advantages < 0) & (ratio > (options.dual_clip or torch.inf))
+    dual = acting & (advantages < 0) & (ratio > (loss.dual_clip or torch.inf))
     return low & (advantages < 0), high & (advantages > 0), dual
 
 
@@ -312,17 +315,17 @@ def _token_counts(packed: PackedTokens) -> Tensor:
     return zeros.index_add(0, packed.sequences, packed.mask.double())  # [S]
 
 
-def _check_supplied(packed: PackedTokens, options: LossOptions) -> None:
+def _check_supplied(packed: PackedTokens, loss: LossConfig, replay: ReplayConfig) -> None:
     for wanted, value, name in (
-        (options.kl_coef > 0, packed.reference_logprobs, "kl_coef needs reference_logprobs"),
-        (options.tis_cap is not None, packed.behaviour_logprobs, "tis_cap needs behaviour_logprobs"),
-        (options.replay_is_cap is not None, packed.behaviour_logprobs, "replay_is_cap needs behaviour_logprobs"),
-        (options.entropy_coef > 0, packed.entropy, "entropy_coef needs entropy"),
-        (options.high_entropy_fraction < 1, packed.high_entropy, "high_entropy_fraction needs high_entropy"),
+        (loss.kl_coef > 0, packed.reference_logprobs, "kl_coef needs reference_logprobs"),
+        (loss.tis_cap is not None, packed.behaviour_logprobs, "tis_cap needs behaviour_logprobs"),
+        (replay.is_cap is not None, packed.behaviour_logprobs, "replay.is_cap needs behaviour_logprobs"),
+        (loss.entropy_coef > 0, packed.entropy, "entropy_coef needs entropy"),
+        (loss.high_entropy_fraction < 1, packed.high_entropy, "high_entropy_fraction needs high_entropy"),
     ):
         if wanted and value is None:
             raise ValueError(f"{name} of every response token; none was given")
-    if options.high_entropy_fraction == 1 and packed.high_entropy is not None:
+    if loss.high_entropy_fraction == 1 and packed.high_entropy is not None:
         raise ValueError("high_entropy was given, but high_entropy_fraction = 1 trains every token")
 
 
@@ -344,3 +347,53 @@ def _checked_padded(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Ten
             at = tuple(int(i) for i in bad.nonzero()[0])
             raise ValueError(f"{name}{list(at)} = {values[at].item()}: must be finite where the mask is 1")
     return keep, spread
+
+
+def ppo_terms(ratio: Tensor, advantages: Tensor, loss: LossConfig) -> Tensor:
+    """p = max(−A·ρ, −A·clip(ρ)) (eq. 4 with clip-higher); where A < 0, at most −A·c (dual clip, arXiv 1912.09729)."""
+    clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+    terms = torch.maximum(-advantages * ratio, -advantages * clipped)
+    if loss.dual_clip is None:
+        return terms
+    return torch.where(advantages < 0, torch.minimum(terms, -advantages * loss.dual_clip), terms)
+
+
+def cispo_terms(ratio: Tensor, logprobs: Tensor, advantages: Tensor, loss: LossConfig) -> Tensor:
+    """p = −A · sg(clip(ρ)) · log π (CISPO, arXiv 2506.13585): no token's gradient is dropped."""
+    clipped = ratio.detach().clamp(1 - loss.clip_low, 1 + loss.clip_high)
+    return -advantages * clipped * logprobs
+
+
+def truncated_importance(old: Tensor, behaviour: Tensor, chosen: Tensor, cap: float) -> Tensor:
+    """min(π0 / μ, cap) of the chosen tokens, 1 of others, detached ``[R]`` (truncated as in IMPALA, arXiv 1802.01561).
+
+    For fresh tokens μ is another implementation of θ0 (or, with staleness, an earlier version), for replayed ones the policy
+    that once sampled them.
+    """
+    if torch.isnan(behaviour[chosen]).any():
+        raise ValueError(
+            "importance sampling needs behaviour_logprobs of every token it weighs; some are unknown (NaN)"
+        )
+    difference = torch.where(chosen, old - behaviour, 0.0)
+    return torch.where(chosen, difference.clamp(-20.0, 20.0).exp().clamp(max=cap), 1.0).detach()
+
+
+def shaped_terms(ratio: Tensor, advantages: Tensor, gamma: float) -> Tensor:
+    """p = −A · f(ρ), f(x) = x / (x + γ) (policy shaping, LUFFY, arXiv 2504.14945; on π/μ: ExGRPO, arXiv 2510.02245).
+
+    No clip: the gradient's weight A · γ ρ / (ρ + γ)² is bounded by A / 4, at ρ = γ.
+    """
+    return -advantages * ratio / (ratio + gamma)
+
+
+def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """Schulman's estimators of KL(π ‖ reference) per token: k1 = δ, k2 = δ²/2, k3 = e^−δ − 1 + δ with δ = l − l_ref.
+
+    As a loss, k1's gradient is zero in expectation on-policy; k2 has the KL's own gradient; k3 is GRPO's choice.
+    """
+    delta = (logprobs - reference).clamp(-20.0, 20.0)
+    if estimator == "k1":
+        return delta
+    if estimator == "k2":
+        return delta.square() / 2
+    return torch.exp(-delta) - 1 + delta

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from rlep.actors.verifiers import configured_verifier
-from rlep.check.engine_options import check_options
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
@@ -31,9 +30,8 @@ EXAMPLES = 3
 
 
 def options(subject: Subject) -> Iterator[Finding]:
-    """Check that generators, learners and the replay method take their options."""
+    """Choose the replay method, which checks its options; sections that contradict each other are refused when read."""
     config = subject.config
-    check_options(config)
     choose_method(config)
     steps = counted(config.run.steps, "step")
     yield Finding("configuration", "ok", f"{config.run.name}: {steps} of {counted(config.rollout.prompts, 'question')}")

@@ -80,8 +80,8 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
     """Return the place of the pools that ``--pool`` names. Raises ``ConfigError``, which repeats nothing of an address."""
     from pydantic import ValidationError
 
-    from rlep.config.refusals import reason
     from rlep.config.roles import PoolConfig
+    from rlep.config.settings import reason
     from rlep.core.errors import ConfigError
     from rlep.services.pool.rpc.run_pool import on_server
     from rlep.services.pool.values import PoolPlace

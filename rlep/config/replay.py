@@ -1,20 +1,31 @@
-"""Which stored responses a step replays, and how their tokens enter the loss."""
+"""Choice of the stored responses that a step replays, and of the terms by which their tokens enter the loss."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rlep.config.roles import Count, Positive, Section
-from rlep.core.errors import ConfigError
+from rlep.config.section import Count, Positive, Rule, Section, clashes, needs, option, rules
 
-LONGEST_LIVE_NAME = 59
-"""Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
+_COUNT = needs("replay.count", because="set the replays of a group, or replay.count = 0 itself for none")
+_LIVE = needs("replay.source", "live", "both", because="it is about the run's own responses")
+_OFFLINE = clashes("replay.source", "live", because="it needs an offline pool")
+_UNCHANGED = (
+    "log-probs of the sampler are those of the unchanged distribution, so importance weights of a changed one are wrong"
+)
+
+
+def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ...]) -> Iterable[Rule]:
+    """Rules of importance weights, which need rollouts of the policy's own distribution."""
+    where = {f"replay.{name}": values for name, values in conditions.items()}
+    plain = {"rollout.temperature": 1.0, "rollout.top_p": 1.0, "rollout.top_k": 0}
+    return [needs(key, value, because=_UNCHANGED, when=when, where=where) for key, value in plain.items()]
 
 
 class ReplayConfig(Section):
-    """How successes from the experience pool are replayed."""
+    """Replay of successes from the experience pool."""
 
     method: str = "rlep"
     """Who decides on questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
@@ -25,41 +36,93 @@ class ReplayConfig(Section):
     """M: replays mixed into each group. 0 is phase 1: the pool is not used, whatever else of this section is set."""
     schedule: Literal["constant", "linear"] = "constant"
     """``linear`` lowers M to 0 over ``run.steps``."""
-    source: Literal["offline", "live", "both"] = "offline"
+    source: Literal["offline", "live", "both"] = option("offline", requires=[_COUNT])
     """``offline``: the pool that ``rlep collect`` filled (paper). ``live``: this run's own earlier successes, in the pool
     ``<run.name>.live``. ``both``: either."""
-    group: Literal["add", "replace"] = "add"
+    group: Literal["add", "replace"] = option(
+        "add",
+        requires=[_COUNT],
+        excludes=[
+            clashes(
+                "replay.only_below", because="who gets replays would be known only after all G responses are generated"
+            ),
+            clashes("rollout.max_staleness", because="requests are sent before replays are drawn"),
+            clashes("update.stream", because="requests are sent before replays are drawn"),
+        ],
+    )
     """``add``: a group is G fresh responses and m ≤ M replays (paper). ``replace``: of G in all, m are replays."""
     selection: Literal[
         "uniform", "shortest", "diverse", "least-used", "most-probable", "least-probable", "recent", "newest"
-    ] = "uniform"
+    ] = option(
+        "uniform",
+        requires=[
+            needs("replay.source", "live", "both", when=("newest",), because='"recent" goes by the clock'),
+            needs(
+                "replay.source",
+                "offline",
+                when=("recent",),
+                because='"recent" goes by the clock, and would differ in a continued run; set "newest"',
+            ),
+        ],
+    )
     """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
     ``newest`` by the step they come from."""
-    per_question: Positive = 16
+    per_question: Positive = option(16, requires=[_LIVE])
     """Live responses of a prompt that are kept: its newest."""
-    max_age: Count = 0
+    max_age: Count = option(0, requires=[_LIVE])
     """Steps after which a live response is not replayed any more; 0: never."""
-    age_decay: float = Field(0.0, ge=0)
+    age_decay: float = option(
+        0.0,
+        requires=[
+            needs("replay.source", "live", because='it weighs the draw among "live" responses'),
+            needs("replay.selection", "uniform", because='it weighs the draw of "uniform"'),
+        ],
+        ge=0,
+    )
     """τ in steps: a live response is drawn with weight e^(−age/τ), by ``selection = "uniform"``; 0: all alike."""
     idle_steps: Count = 100
     """End the run when replays were wanted, and none reached the loss, in so many steps in a row; 0: never."""
     minimum: Positive = 2
     """A prompt with fewer verified responses in the pool is not replayed."""
-    require: bool = False
+    require: bool = option(False, requires=[_COUNT], excludes=[_OFFLINE])
     """Fail when a prompt has fewer than M stored responses, instead of training a smaller group."""
-    only_below: float | None = Field(None, gt=0, le=1)
+    only_below: float | None = option(None, gt=0, le=1)
     """Replay only for prompts whose share of fresh successes is below this; None (``"none"`` in TOML) replays for all (paper)."""
-    old_logprobs: Literal["recompute", "behaviour", "unit"] = "recompute"
+    old_logprobs: Literal["recompute", "behaviour", "unit"] = option(
+        "recompute", requires=plain_sampling(when=("behaviour",), source=("live", "both"))
+    )
     """Denominator of a replay's ratio: the learner's own at the start of the step, the stored one, or 1."""
-    is_cap: float | None = Field(None, gt=0)
+    is_cap: float | None = option(
+        None,
+        requires=[
+            _COUNT,
+            needs(
+                "replay.old_logprobs",
+                "recompute",
+                because="truncated importance sampling multiplies the ratio to the start of the step",
+            ),
+            *plain_sampling(source=("live", "both")),  # a pool's records say themselves how they were sampled
+        ],
+        gt=0,
+    )
     """Truncated importance sampling of replays: their terms are multiplied by min(π0/μ, this), μ as stored; None is off."""
-    shaping: float = Field(0.0, ge=0)
+    shaping: float = option(
+        0.0,
+        requires=[
+            _COUNT,
+            needs("replay.old_logprobs", "behaviour", "unit", because="it shapes the ratio to the sampler, or to 1"),
+            needs("loss.level", "token", because="it shapes a token's own ratio"),
+            needs("loss.surrogate", "ppo", because="it takes the place of the clipped surrogate"),
+        ],
+        excludes=[clashes("replay.is_cap", because="both correct for the sampler; set one of them")],
+        ge=0,
+    )
     """γ: replays are trained by −A·f(ratio), f(x) = x/(x+γ), without clip (LUFFY, ExGRPO: 0.1); 0 is off."""
-    weight: float = Field(1.0, ge=0)
+    weight: float = option(1.0, requires=[_COUNT], ge=0)
     """λ: factor of the policy term of replayed tokens."""
-    start_step: Count = 0
+    start_step: Count = option(0, requires=[_COUNT])
     """Steps before the first replay."""
-    failed: Count = 0
+    failed: Count = option(0, requires=[_COUNT], excludes=[_OFFLINE])
     """Wrong responses mixed in beside the M successes; ``collection.failed`` stores them (paper's ablation: no gain)."""
 
     @field_validator("only_below", mode="before")
@@ -70,69 +133,16 @@ class ReplayConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.count or "count" not in self.model_fields_set:
-            self._check()
+    def _without_replays(self) -> Self:
+        """Reset a section without replays, so that phase 1 of a run with a preset for phase 2 is phase 1.
+
+        Where nobody has set ``count``, keys that need it stay as they are, and are refused.
+        """
         if not self.count:
-            for name in ReplayConfig.model_fields.keys() - {"count", "minimum", "idle_steps"}:
-                object.__setattr__(
-                    self, name, ReplayConfig.model_fields[name].get_default(call_default_factory=True)
-                )  # the model is frozen
+            kept = {"count", "minimum", "idle_steps"}
+            if "count" not in self.model_fields_set:
+                kept |= {name for name, rule in rules(type(self)) if rule == _COUNT}
+            defaults = ReplayConfig.model_construct().model_dump()
+            for name in ReplayConfig.model_fields.keys() - kept:
+                object.__setattr__(self, name, defaults[name])  # the model is frozen
         return self
-
-    def _check(self) -> None:
-        needing = ("source", "group", "require", "failed", "is_cap", "shaping", "start_step")
-        for name in (*needing, "weight"):
-            if getattr(self, name) != ReplayConfig.model_fields[name].default and not self.count:
-                raise ConfigError(
-                    f"replay.{name} is set but replay.count = 0, its default: set the replays of a group, or "
-                    "replay.count=0 itself for none"
-                )
-        self._check_source()
-        if self.group == "replace" and self.only_below is not None:
-            raise ConfigError(
-                'replay.group = "replace" with replay.only_below: who gets replays would be known only after all G responses are '
-                "generated"
-            )
-        if self.shaping and self.old_logprobs == "recompute":
-            raise ConfigError(
-                f'replay.shaping = {self.shaping} with replay.old_logprobs = "recompute": the ratio that is shaped is the one to '
-                'the sampler ("behaviour") or to 1 ("unit")'
-            )
-        if self.is_cap is not None and self.old_logprobs != "recompute":
-            raise ConfigError(
-                f'replay.is_cap = {self.is_cap} with replay.old_logprobs = "{self.old_logprobs}": truncated importance sampling '
-                'multiplies the ratio to the start of the step; it needs "recompute"'
-            )
-
-    def _check_source(self) -> None:
-        live = f'replay.source = "{self.source}"'
-        for name in ("per_question", "max_age", "age_decay"):
-            if self.source == "offline" and getattr(self, name) != ReplayConfig.model_fields[name].default:
-                raise ConfigError(f'replay.{name} is of live replays, but {live}; set "live" or "both"')
-        if self.age_decay and (self.source != "live" or self.selection != "uniform"):
-            raise ConfigError(
-                f'replay.age_decay = {self.age_decay} with replay.source = "{self.source}" and replay.selection = '
-                f'"{self.selection}": it weighs the draw of "uniform" among "live" responses'
-            )
-        if self.source == "offline" and self.selection == "newest":
-            raise ConfigError(f'replay.selection = "newest" is of live replays, but {live}; "recent" goes by the clock')
-        if self.source != "offline" and self.selection == "recent":
-            raise ConfigError(
-                f'replay.selection = "recent" with {live} goes by the clock, and would differ in a continued run; '
-                'set "newest"'
-            )
-        if self.source == "live" and (self.failed or self.require):
-            name = "failed" if self.failed else "require"
-            raise ConfigError(f"replay.{name} needs an offline pool, but {live}")
-
-
-def check_live(replay: ReplayConfig, *, url: str, run_name: str) -> None:
-    """Raise ``ConfigError`` for a pool address or a run name that live replay cannot use."""
-    source = f'replay.source = "{replay.source}"'
-    if replay.source == "offline":
-        return
-    if url.startswith("grpc"):
-        raise ConfigError(f"{source} with pool.url = {url}: a run's own responses are kept in a Redis, or embedded")
-    if len(run_name) > LONGEST_LIVE_NAME:
-        raise ConfigError(f"{source} with run.name = {run_name}: at most {LONGEST_LIVE_NAME} characters")

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Literal, Self, get_args
+from typing import Literal, Self
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from rlep.config.section import Count, Positive, Seconds, Section, clashes, needs, option
 from rlep.core.errors import ConfigError
-
-
-def _none_is_zero(value: object) -> object:
-    return 0 if value == "none" else value
-
-
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0), BeforeValidator(_none_is_zero)]
-Weight = Annotated[float, Field(ge=0), BeforeValidator(_none_is_zero)]
-Seconds = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
 
 SHARED_UTILIZATION = 0.9
 """Most GPU memory for a generator that shares its GPU: a sleeping learner keeps its CUDA context and NCCL's buffers there."""
@@ -36,33 +24,8 @@ SHORTEST_LEASE_S = 600.0
 """What a lease lasts by default where the longest response takes less."""
 
 
-class Section(BaseModel):
-    """A part of the tree: frozen; unknown keys, NaN, infinity and true or false in a number's place are errors."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
-            raise ValueError("must be a number or text, not true or false")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _none_or_zero(cls, value: object, info: ValidationInfo) -> object:
-        """``"none"`` (TOML has no null), and 0 as a number, are None where a key may be None."""
-        kinds = get_args(cls.model_fields[str(info.field_name)].annotation)
-        if NoneType not in kinds:
-            return value
-        zero = value == 0 and not isinstance(value, bool) and not {str, Path} & set(kinds)
-        return None if zero or value == "none" else value
-
-
 class ActorConfig(Section):
-    """What every role asks of the cluster."""
+    """Resources and deadlines of one role's actors."""
 
     cpus: float = Field(1.0, ge=0)
     """CPU cores reserved for each actor."""
@@ -72,6 +35,11 @@ class ActorConfig(Section):
     """Use only nodes with these Ray labels, e.g. ``{"rlep-role" = "generator"}``."""
     start_deadline_s: Seconds = 600
     """Longest start of an actor; then the run ends, and the error says what was missing."""
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """Device that it computes on."""
+        return "cuda" if self.gpus else "cpu"
 
 
 class GeneratorConfig(ActorConfig):
@@ -100,7 +68,19 @@ class GeneratorConfig(ActorConfig):
     """Times a dead generator is restarted before the run ends."""
     heartbeat_timeout_s: Seconds = 60
     """A generator that answers no heartbeat for this long is considered dead and replaced."""
-    transfer: Literal["shared_memory", "gloo", "nccl"] = "shared_memory"
+    transfer: Literal["shared_memory", "gloo", "nccl"] = option(
+        "shared_memory",
+        requires=[
+            needs(f"{role}.gpus", when=("nccl",), because='NCCL is for GPUs; "shared_memory" and "gloo" do without')
+            for role in ("generator", "learner")
+        ],
+        excludes=[
+            clashes(
+                f"{role}.gpus", when=("gloo",), because='gloo is for CPUs; with GPUs take "nccl", or "shared_memory"'
+            )
+            for role in ("generator", "learner")
+        ],
+    )
     """How weights arrive: ``shared_memory`` with learner rank 0 and generators on one machine, or colocated; ``gloo`` (CPUs) or
     ``nccl`` (GPUs) over the network, from wherever the learner is."""
     transfer_deadline_s: Seconds = 120
@@ -108,6 +88,22 @@ class GeneratorConfig(ActorConfig):
     lease_s: Seconds | None = None
     """A request without a response for this long is re-dispatched to a free generator; the first response counts. None is
     the time of ``rollout.max_tokens`` at 20 tokens a second, at least 600 s; less than that time is refused."""
+
+    @property
+    def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
+        """Type that it computes in: ``dtype``, or what ``auto`` means on its device."""
+        if self.dtype == "auto":
+            return "bfloat16" if self.gpus else "float32"
+        return self.dtype
+
+    @model_validator(mode="after")
+    def _one_gpu_a_worker(self) -> Self:
+        if self.gpus and self.gpus != self.tensor_parallel:
+            raise ConfigError(
+                f"generator.tensor_parallel = {self.tensor_parallel} on GPUs needs generator.gpus = {self.tensor_parallel}, "
+                f"it is {self.gpus:g}"
+            )
+        return self
 
     def lease(self, max_tokens: int) -> float:
         """``lease_s`` for responses of at most ``max_tokens`` tokens, seconds."""
@@ -174,7 +170,9 @@ class LearnerConfig(ActorConfig):
     unsharded_gradients: bool = False
     """Reduce-scatter gradients once an update, not after every micro-batch: less traffic, but 4 more bytes a parameter on
     every rank, however many ranks there are."""
-    cpu_offload: bool = False
+    cpu_offload: bool = option(
+        False, requires=[needs("learner.gpus", because="a learner on CPUs has its weights in host memory already")]
+    )
     """Keep parameters and optimizer state in host memory."""
     compile: bool = False
     """``torch.compile`` each layer; the first updates take minutes."""
@@ -198,6 +196,18 @@ class LearnerConfig(ActorConfig):
     """Times all ranks are restarted together from the last checkpoint before the run ends."""
 
     @property
+    def compute_dtype(self) -> Literal["float32", "bfloat16"]:
+        """Type that it computes in: ``dtype``, or what ``auto`` means on its device."""
+        if self.dtype == "auto":
+            return "bfloat16" if self.gpus else "float32"
+        return self.dtype
+
+    @property
+    def lora_scale(self) -> float:
+        """Factor of an adapter's product B A."""
+        return self.lora_alpha / self.lora_rank
+
+    @property
     def shards(self) -> int:
         """Ranks that one copy of the model is sharded over."""
         return self.ranks // self.replicas
@@ -208,6 +218,11 @@ class LearnerConfig(ActorConfig):
             raise ConfigError(
                 f"learner.replicas = {self.replicas} does not divide learner.ranks = {self.ranks}: every copy of the model is "
                 "sharded over the same number of ranks"
+            )
+        if self.gpus not in (0, 1):
+            raise ConfigError(
+                f"learner.gpus = {self.gpus:g}: a rank computes on one GPU, which NCCL lets no two ranks share; set it to 1, or "
+                "0 for CPUs, and learner.ranks to the number of GPUs"
             )
         return self
 
@@ -277,11 +292,22 @@ class ClusterConfig(Section):
     head_deadline_s: Seconds = Field(30, lt=60)
     """Ray's head process that cannot be reached for this long ends the run, after a checkpoint of the last complete step, and the
     process on the driver's own node (raylet) ends it at once. Less than the 60 s after which Ray itself ends the driver."""
-    placement: Literal["split", "colocated"] = "split"
+    placement: Literal["split", "colocated"] = option(
+        "split",
+        requires=[
+            needs(
+                "generator.transfer",
+                "shared_memory",
+                because="learner and generators never work at the same time, as a broadcast needs",
+            )
+        ],
+        excludes=[
+            clashes("update.stream", because="it updates while responses are generated; set it to false"),
+            clashes("rollout.max_staleness", because="it generates responses while the learner updates; set it to 0"),
+        ],
+    )
     """``split``: generators and learners have devices of their own. ``colocated``: each generator uses those of
     ``generator.tensor_parallel`` learner ranks, sharing them by time; see ``docs/how-to/choose-devices.md``."""
-    cpu_acceleration: bool = False
-    """Replace parts of torch, transformers and vLLM by faster ones (``rlep/engines/cpu``) in generators and learners on CPUs."""
 
 
 def check_times(generator: GeneratorConfig, learner: LearnerConfig, max_tokens: int) -> None:
@@ -305,15 +331,10 @@ def check_times(generator: GeneratorConfig, learner: LearnerConfig, max_tokens: 
         )
 
 
-def check_colocated(generator: GeneratorConfig, learner: LearnerConfig, *, stream: bool, max_staleness: int) -> None:
+def check_colocated(generator: GeneratorConfig, learner: LearnerConfig) -> None:
     """Raise ``ConfigError`` with the reason where generators and learner cannot share devices by time."""
     width, gpus = generator.tensor_parallel, generator.gpus or learner.gpus
     conflicts = {
-        "update.stream = true": stream and "it updates while responses are generated; set it to false",
-        f"rollout.max_staleness = {max_staleness}": max_staleness
-        and "it generates responses while the learner updates; set it to 0",
-        f"generator.transfer = {generator.transfer}": generator.transfer != "shared_memory"
-        and "learner and generators never work at the same time, as a broadcast needs; take shared_memory",
         f"learner.ranks = {learner.ranks}": learner.ranks != generator.count * width
         and f"generator.count = {generator.count} with generator.tensor_parallel = {width} has the devices of "
         f"{generator.count * width} ranks",

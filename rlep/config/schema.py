@@ -6,31 +6,47 @@ Secrets have no field here: the Redis password comes from ``RLEP_REDIS_PASSWORD`
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlep.config.no_effect import check_best, check_loss
-from rlep.config.recording import RolloutFilesConfig, TrackingConfig
-from rlep.config.replay import ReplayConfig, check_live
+from rlep.config.replay import ReplayConfig
 from rlep.config.roles import (
     ClusterConfig,
-    Count,
-    Decay,
     GeneratorConfig,
     LearnerConfig,
     PoolConfig,
+    VerifierConfig,
+    check_colocated,
+    check_times,
+)
+from rlep.config.section import (
+    Count,
     Positive,
     Seconds,
     Section,
     Share,
-    VerifierConfig,
-    Weight,
-    check_colocated,
-    check_times,
+    clashes,
+    needs,
+    option,
+    refusals,
+)
+from rlep.config.training import (
+    AdvantageConfig,
+    CheckpointConfig,
+    CollectionConfig,
+    EvaluationConfig,
+    LossConfig,
+    RewardConfig,
+    UpdateConfig,
 )
 from rlep.core.errors import ConfigError
+
+LONGEST_LIVE_NAME = 59
+"""Characters of ``run.name`` that leave room for ``.live`` in the name of a pool."""
 
 
 class RunConfig(Section):
@@ -53,7 +69,9 @@ class ModelConfig(Section):
     """Hugging Face directory with safetensors weights, config.json and tokenizer."""
     chat_template: bool = True
     """Wrap each question in the tokenizer's chat template; False uses the question unchanged."""
-    system_prompt: str | None = None
+    system_prompt: str | None = option(
+        None, requires=[needs("model.chat_template", because="a message is part of a template")]
+    )
     """System message put before each question; needs ``chat_template``."""
 
 
@@ -71,7 +89,7 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    """What the current policy generates in every step."""
+    """Responses that the current policy generates in every step."""
 
     prompts: Positive = 512
     """P: prompts per step."""
@@ -91,142 +109,48 @@ class RolloutConfig(Section):
     """DAPO: drop prompts whose verdicts (and scores, if the verifier gives any) are all equal and draw others."""
     refill_limit: Positive = 4
     """Dynamic sampling: a step samples at most this many times ``prompts``, then continues with the groups it has."""
-    max_staleness: Count = 0
+    max_staleness: Count = option(
+        0,
+        requires=[
+            needs(
+                "loss.tis_cap",
+                because="set it, e.g. to 2: old log-probs are those of the learner at the start of the step, and only importance "
+                "sampling brings tokens of an older policy to it",
+            )
+        ],
+        excludes=[
+            clashes(
+                "rollout.dynamic_sampling",
+                because="how much a step samples is known only when its groups are verified, so nothing can be prefetched within "
+                "the bound; switch one of them off",
+            )
+        ],
+    )
     """Largest policy lag of a trained token, in versions; so many steps' rollouts are prefetched. 0 is on-policy (paper)."""
-    partial: Literal["keep", "abort"] = "keep"
+    partial: Literal["keep", "abort"] = option(
+        "keep", requires=[needs("rollout.max_staleness", because="without, no response sees new weights")]
+    )
     """With staleness, an unfinished response continues under new weights (``keep``), or is generated again (``abort``)."""
 
 
-class RewardConfig(Section):
-    """From verdict to reward."""
+class RolloutFilesConfig(Section):
+    """``rollouts/`` in the run directory: every trajectory of every step as a row, and the texts of chosen groups."""
 
-    correct: float = 1.0
-    """Reward of a correct response, and of a score of 1."""
-    otherwise: float = -1.0
-    """Reward of every other verdict, timeouts included, and of a score of 0."""
-    overlong_buffer: Count = 512
-    """Lc: tokens before ``rollout.max_tokens`` over which the penalty grows linearly; 0 switches it off."""
-    overlong_factor: float = Field(1.0, ge=0)
-    """Largest overlong penalty."""
-    mask_truncated: bool = False
-    """Take responses without EOS out of the loss instead of penalising them."""
+    groups: Count = 32
+    """Groups of each step whose texts, token ids and log-probs are written: half drawn, half extreme; 0 writes none."""
+    watch: tuple[str, ...] = Field((), max_length=64)
+    """Ids of at most 64 training prompts whose groups are written on top of those, in every step that has them."""
+    keep_gib: float = Field(8.0, ge=0)
+    """GiB that the token files of all steps may take; the oldest are removed first. The rows are kept."""
 
 
-class AdvantageConfig(Section):
-    """One baseline over the mixed group (eq. 5)."""
+class TrackingConfig(Section):
+    """Sinks of metrics beside ``metrics.jsonl``, which is always written."""
 
-    estimator: Literal["group", "leave-one-out"] = "group"
-    """``group``: GRPO. ``leave-one-out``: RLOO."""
-    ddof: Literal[0, 1] = 1
-    """Degrees of freedom subtracted in the standard deviation."""
-    eps: float = Field(1e-6, ge=0)
-    """Added to the standard deviation."""
-    scale: bool = True
-    """Divide by the standard deviation; False is Dr.GRPO."""
-    drop_constant: bool = False
-    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
-    way, and are not computed. KL and entropy, where they are on, act on them all the same."""
-
-
-class LossConfig(Section):
-    """Eq. 4 and its variants."""
-
-    clip_low: float = Field(0.2, ge=0, lt=1)
-    """Lower clip: ratios below 1 - clip_low are clipped."""
-    clip_high: float = Field(0.28, ge=0)
-    """Upper clip (clip-higher): ratios above 1 + clip_high are clipped."""
-    dual_clip: float | None = Field(10.0, gt=1)
-    """Bound of the loss where the advantage is negative; None (``"none"`` or 0 in TOML) is eq. 4 literally."""
-    aggregation: Literal[
-        "token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"
-    ] = "token-mean"
-    """How token losses are averaged over one update."""
-    level: Literal["token", "sequence"] = "token"
-    """Importance ratio per token, or per sequence (GSPO)."""
-    surrogate: Literal["ppo", "cispo"] = "ppo"
-    """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
-    tis_cap: float | None = Field(None, gt=0)
-    """Truncated importance sampling between sampler and learner, capped here; None is off."""
-    kl_coef: Weight = 0.0
-    """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that KL; ``k1`` is refused with ``kl_coef``: as a loss, its gradient is zero in expectation."""
-    entropy_coef: Weight = 0.0
-    """Weight of the entropy bonus; 0 is off."""
-    high_entropy_fraction: float = Field(1.0, gt=0, le=1)
-    """Train only on this share of tokens, those of highest entropy (the 80/20 paper uses 0.2)."""
-
-
-class UpdateConfig(Section):
-    """How a rollout is divided into optimizer steps, and the optimizer."""
-
-    prompts: Positive = 64
-    """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
-    stream: bool = False
-    """Score and update on mini-batches while later responses are generated; the result is the same to the bit."""
-    lr: float = Field(1e-6, gt=0)
-    """AdamW learning rate."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """AdamW moment decays."""
-    weight_decay: float = Field(0.1, ge=0)
-    """Decoupled weight decay, of every weight: biases, norms and embeddings too."""
-    warmup: Count = 10
-    """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after the warm-up; a decay ends after the last of ``run.steps``, which is one part above the end."""
-    floor: Share = 0.0
-    """Factor of ``lr`` at the end of a decay."""
-    unit: Literal["rollouts", "updates"] = "rollouts"
-    """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
-    clip_norm: float = Field(1.0, gt=0)
-    """Global gradient norm is clipped here; a non-finite gradient skips the update."""
-    idle_steps: Count = 100
-    """End the run when no update had a gradient in so many steps in a row, or in any step of the run; 0: never."""
-
-
-class EvaluationConfig(Section):
-    """Held-out accuracy during training and in ``rlep evaluate``."""
-
-    every: Count = 10
-    """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
-    samples: Positive = 32
-    """n: responses per question."""
-    final_samples: Positive | None = None
-    """n after the last step; None takes ``samples``."""
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus."""
-    seed: int = Field(0, ge=0)
-    """Seed of the evaluation's samples; use the same in runs that you compare."""
-
-
-class CollectionConfig(Section):
-    """``rlep collect``: verified responses of the trained policy enter the pool."""
-
-    samples: Positive = 64
-    """Candidates per question."""
-    temperature: float = Field(0.7, gt=0)
-    """Sampling temperature."""
-    top_p: float = Field(0.95, gt=0, le=1)
-    """Nucleus."""
-    cap: Positive = 64
-    """Most responses stored for one question."""
-    failed: Count = 0
-    """Most complete but wrong responses stored for one question, in a separate pool, for ``replay.failed``."""
-
-
-class CheckpointConfig(Section):
-    """Resumable state of a training run."""
-
-    every: Positive = 10
-    """Steps between checkpoints; the last step is always written."""
-    keep: Positive = 2
-    """Newest checkpoints kept."""
-    best: str | None = None
-    """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
-    accept: tuple[Literal["data", "tokenizer", "pool", "template", "update"], ...] = ()
-    """What may differ from the run that is continued; everything else is refused."""
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow", "prometheus"], ...] = ()
+    """Extra sinks; the first three need the extra of their name installed, ``prometheus`` scrapes Ray's own metrics."""
+    project: str = "rlep"
+    """Project or experiment name in the tracker."""
 
 
 class Config(Section):
@@ -254,11 +178,67 @@ class Config(Section):
 
     @property
     def pool_directory(self) -> Path:
-        """Where the embedded Redis keeps its data."""
+        """Directory of the embedded Redis."""
         return self.pool.directory or self.run.directory / "pool"
+
+    @property
+    def context(self) -> int:
+        """Longest sequence, prompt and response, in tokens."""
+        return self.data.max_prompt_tokens + self.rollout.max_tokens
+
+    @property
+    def schedule_end(self) -> int:
+        """Rollouts or updates of the run, whichever ``update.unit`` counts: the end of a decay."""
+        return self.run.steps * (self.rollout.prompts // self.update.prompts if self.update.unit == "updates" else 1)
+
+    @property
+    def on_update(self) -> Literal["wait", "keep", "abort"]:
+        """Effect of new weights on responses being generated: waited for, continued, or begun again."""
+        return self.rollout.partial if self.rollout.max_staleness else "wait"
+
+    @property
+    def keeps_start_weights(self) -> bool:
+        """True if a step scores after its first update, with the weights before it."""
+        return self.update.stream and self.update.prompts < self.rollout.prompts
+
+    @property
+    def rehearses(self) -> bool:
+        """True if the learner tries its largest update first: some seconds on a GPU. A CPU would take minutes, and swap."""
+        return self.learner.gpus > 0
+
+    @property
+    def generator_threads(self) -> int:
+        """CPU threads of an engine: its own, or, taking turns with learner ranks, theirs where those are more."""
+        own, shared = self.generator.cpus, self.generator.tensor_parallel * self.learner.cpus
+        return self.generator.threads or self._threads(own, shared)
+
+    @property
+    def learner_threads(self) -> int:
+        """CPU threads of a rank: its own, or, taking turns with a generator, its part of those where that is more."""
+        own, shared = self.learner.cpus, self.generator.cpus / self.generator.tensor_parallel
+        return self.learner.threads or self._threads(own, shared)
+
+    def _threads(self, own: float, shared: float) -> int:
+        return max(1, int(max(own, shared) if self.cluster.placement == "colocated" else own))
+
+    def with_values(self, **sections: Mapping[str, Any]) -> Self:
+        """A copy with other values in some sections; they are not checked, nor is what they contradict."""
+        changed = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
+        return self.model_copy(update=changed)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for refusal in refusals(self):
+            raise ConfigError(refusal)
+        self._check_step()
+        self._check_replay()
+        self._check_best()
+        check_times(self.generator, self.learner, self.rollout.max_tokens)
+        if self.cluster.placement == "colocated":
+            check_colocated(self.generator, self.learner)
+        return self
+
+    def _check_step(self) -> None:
         rollout, update, reward = self.rollout, self.update, self.reward
         if rollout.prompts % update.prompts:
             raise ConfigError(
@@ -270,60 +250,51 @@ class Config(Section):
                 f"reward.overlong_buffer = {reward.overlong_buffer} must be smaller than "
                 f"rollout.max_tokens = {rollout.max_tokens}; 0 switches the penalty off"
             )
-        if update.stream and rollout.dynamic_sampling:
-            raise ConfigError(
-                "update.stream = true with rollout.dynamic_sampling: which groups a step trains on is known "
-                "only when all are verified; switch one of them off"
-            )
+        if reward.correct <= reward.otherwise:
+            raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
         if rollout.fresh == 1 and self.replay.count == 0:
             raise ConfigError("rollout.fresh = 1 without replays: a group of one has no advantage; use 2 or more")
-        if self.replay.start_step >= self.run.steps:
+        if update.schedule != "constant" and self.schedule_end <= update.warmup:
             raise ConfigError(
-                f"replay.start_step = {self.replay.start_step} leaves no step for replays: run.steps = {self.run.steps}"
+                f'update.schedule = "{update.schedule}" begins after update.warmup = {update.warmup}, and the run has '
+                f"{self.schedule_end} {update.unit}; shorten the warm-up, or raise run.steps"
             )
-        if self.model.system_prompt is not None and not self.model.chat_template:
-            raise ConfigError("model.system_prompt needs model.chat_template = true")
-        if self.reward.correct <= self.reward.otherwise:
-            raise ConfigError(f"reward.correct = {reward.correct} must exceed reward.otherwise = {reward.otherwise}")
-        check_live(self.replay, url=self.pool.url or "", run_name=self.run.name)
-        check_loss(self)
-        check_best(self)
-        self._check_replaced()
-        self._check_staleness()
-        check_times(self.generator, self.learner, rollout.max_tokens)
-        if self.cluster.placement == "colocated":
-            check_colocated(self.generator, self.learner, stream=update.stream, max_staleness=rollout.max_staleness)
-        return self
 
-    def _check_replaced(self) -> None:
-        rollout, replay = self.rollout, self.replay
-        if replay.group == "add":
-            return
-        if replay.count + replay.failed >= rollout.fresh:
+    def _check_replay(self) -> None:
+        replay, fresh = self.replay, self.rollout.fresh
+        if replay.start_step >= self.run.steps:
             raise ConfigError(
-                f'replay.group = "replace" with replay.count = {replay.count} and rollout.fresh = {rollout.fresh}: a group needs '
+                f"replay.start_step = {replay.start_step} leaves no step for replays: run.steps = {self.run.steps}"
+            )
+        if replay.group == "replace" and replay.count + replay.failed >= fresh:
+            raise ConfigError(
+                f'replay.group = "replace" with replay.count = {replay.count} and rollout.fresh = {fresh}: a group needs '
                 "a fresh response"
             )
-        for key, on in (("rollout.max_staleness", rollout.max_staleness), ("update.stream", self.update.stream)):
-            if on:
-                raise ConfigError(f'replay.group = "replace" with {key}: requests are sent before replays are drawn')
-
-    def _check_staleness(self) -> None:
-        rollout = self.rollout
-        if not rollout.max_staleness:
-            if rollout.partial != "keep":
-                raise ConfigError(
-                    f"rollout.partial = {rollout.partial} is set but rollout.max_staleness = 0: no response sees new weights"
-                )
+        if replay.source == "offline":
             return
-        stale = f"rollout.max_staleness = {rollout.max_staleness}"
-        if self.loss.tis_cap is None:
+        source = f'replay.source = "{replay.source}"'
+        if (self.pool.url or "").startswith("grpc"):
             raise ConfigError(
-                f"{stale} needs loss.tis_cap, e.g. 2: old log-probs are those of the learner at the start of the step, "
-                "and only importance sampling brings tokens of an older policy to it"
+                f"{source} with pool.url = {self.pool.url}: a run's own responses are kept in a Redis, or embedded"
             )
-        if rollout.dynamic_sampling:
+        if len(self.run.name) > LONGEST_LIVE_NAME:
+            raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
+
+    def _check_best(self) -> None:
+        """Refuse a ``checkpoint.best`` of evaluations where no checkpoint but the last one has any."""
+        best, saves, evaluates, steps = (
+            self.checkpoint.best,
+            self.checkpoint.every,
+            self.evaluation.every,
+            self.run.steps,
+        )
+        if not (best or "").startswith("evaluation/") or saves >= steps:
+            return
+        both = math.lcm(saves, evaluates)  # 0 where only the ends are evaluated
+        if not both or both >= steps:
+            meet = f"first meet at step {both}" if both else "meet at the last step alone"
             raise ConfigError(
-                f"{stale} with rollout.dynamic_sampling: how much a step samples is known only when its groups are "
-                "verified, so nothing can be prefetched within the bound; switch one of them off"
+                f"checkpoint.best = {best!r}: no checkpoint before the last of run.steps = {steps} has an evaluation, because "
+                f"checkpoint.every = {saves} and evaluation.every = {evaluates} {meet}; set them to the same"
             )

@@ -5,45 +5,45 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypeIs
 
-from rlep.config.refusals import reason
 from rlep.config.schema import Config
+from rlep.config.section import Section
 from rlep.config.shipped import hint
 from rlep.config.suggest import suggestions
 from rlep.core.errors import ConfigError
+from rlep.core.plural import counted
 from rlep.methods.replay_method import settings_of
 
 Tree = dict[str, Any]
+SomeSection = TypeVar("SomeSection", bound=Section)
 
-RENAMED = {
-    "generator.silence_s": "generator.heartbeat_timeout_s",
-    "verifier.silence_s": "verifier.heartbeat_timeout_s",
-    "learner.silence_s": "learner.heartbeat_timeout_s",
+SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "greater_than_equal": lambda ctx: f"must be at least {ctx['ge']:g}",
+    "greater_than": lambda ctx: f"must be more than {ctx['gt']:g}",
+    "less_than_equal": lambda ctx: f"must be at most {ctx['le']:g}",
+    "less_than": lambda ctx: f"must be less than {ctx['lt']:g}",
+    "finite_number": lambda ctx: "must be a finite number",
+    "literal_error": lambda ctx: f"must be {ctx['expected']}",
+    "string_pattern_mismatch": lambda ctx: f"must match the pattern {ctx['pattern']}",
+    "string_type": lambda ctx: "must be text",
+    "string_unicode": lambda ctx: "must be text in UTF-8",
+    "path_type": lambda ctx: "must be a path, as text",
+    "dict_type": lambda ctx: "must be a table of names and values",
+    "tuple_type": lambda ctx: "must be a list",
+    "too_long": lambda ctx: f"must have at most {counted(ctx['max_length'], 'value')}",
+    "too_short": lambda ctx: f"must have at least {counted(ctx['min_length'], 'value')}",
+    "extra_forbidden": lambda ctx: "is not a known key",
+    "missing": lambda ctx: "is missing",
+    "value_error": lambda ctx: str(ctx["error"]),
 }
-"""Old key → its new name. It is refused in files and ``--set``, and taken over from a stored config."""
-
-DELETED = {
-    **dict.fromkeys(
-        ("generator.minimum", "generator.maximum", "generator.idle_s"),
-        "rlep no longer scales by itself; set generator.count, or use `rlep scale` while the run is on",
-    ),
-    "generator.hedge": "requests are no longer sent twice by response time; generator.lease_s re-dispatches late ones",
-}
-"""Old key → why it went and what to use instead. It never changed a step's result, so a stored config just loses it."""
-
-RENAMED_VALUES = {("generator.transfer", "segment"): "shared_memory", ("update.stream", "fixed"): "true"}
-"""(key, old value) → the value's new name, treated like ``RENAMED``."""
-
-DELETED_VALUES = {
-    ("update.stream", "completion"): "its order of updates was not reproducible; true updates in a fixed order"
-}
-"""(key, old value) → why it went and what to use instead. It changed results: a stored config that has it is refused."""
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+"""First word of a pydantic error type → what was expected."""
 
 
 def load_config(files: Sequence[Path] = (), overrides: Iterable[str] = ()) -> Config:
@@ -100,23 +100,17 @@ def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = No
 
 
 def parse_stored_config(tree: Mapping[str, Any], file: Path, overrides: Iterable[str] = ()) -> Config:
-    """The config that an earlier run left in ``file``: renamed keys and values are taken over, deleted keys are dropped.
+    """The config that an earlier run left in ``file``, with ``key=value`` overrides; raises as ``load_config``."""
+    return _layered([(file, dict(tree))], overrides)
 
-    ``key=value`` overrides win over it.
 
-    Raises ``ConfigError``, naming the file, for a value that was deleted because it changed results, and as ``parse_config``.
-    """
-    upgraded: Tree = {}
-    for section, keys in tree.items():
-        if not isinstance(keys, Mapping):
-            upgraded[section] = keys
-            continue
-        for key, value in keys.items():
-            if (name := f"{section}.{key}") in DELETED:
-                continue
-            name = RENAMED.get(name, name)
-            _merge(upgraded, _nested(name.split(".", 1), RENAMED_VALUES.get((name, str(value)), value)))
-    return _layered([(file, upgraded)], overrides)
+def section_of(kind: type[SomeSection], name: str, values: Mapping[str, Any]) -> SomeSection:
+    """One section of these values. Raises ``ConfigError`` as ``load_config`` does of ``[name]``."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        issues = [dict(issue) | {"loc": (name, *issue["loc"])} for issue in error.errors()]
+        raise ConfigError("\n".join(_sentence(issue, {}) for issue in issues)) from None
 
 
 def dump_config(config: Config) -> str:
@@ -178,7 +172,6 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str
         field = model.model_fields.get(key)
         if field is None:
             unknown = prefix + next(iter(_flat({key: value})))
-            _refuse_former(unknown)
             hints = suggestions(unknown, _keys())
             hint = f"; did you mean {' or '.join(hints)}?" if hints else f"; known: {', '.join(model.model_fields)}"
             raise ConfigError(f"unknown key {unknown}{hint}")
@@ -186,14 +179,6 @@ def _refuse_unknown(tree: Mapping[str, Any], model: type[BaseModel], prefix: str
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{prefix}{key} is a section with keys, not one value")
             _refuse_unknown(value, field.annotation, f"{prefix}{key}.")
-
-
-def _refuse_former(key: str) -> None:
-    """Raise ``ConfigError`` for a key that rlep once had."""
-    if key in RENAMED:
-        raise ConfigError(f"{key} is now called {RENAMED[key]}")
-    if key in DELETED:
-        raise ConfigError(f"{key} no longer exists: {DELETED[key]}")
 
 
 def _keys() -> list[str]:
@@ -207,15 +192,19 @@ def _is_section(annotation: object) -> TypeIs[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
+def reason(issue: Mapping[str, Any]) -> str:
+    """Why pydantic's ``issue`` refuses its value."""
+    kind = str(issue["type"])
+    if kind in SENTENCES:
+        return SENTENCES[kind](issue.get("ctx", {}))
+    expected = KINDS.get(kind.partition("_")[0])
+    return "cannot be used here" if expected is None else f"must be {expected}"
+
+
 def _sentence(issue: Any, sources: Mapping[str, str]) -> str:
     parts = [str(part) for part in issue["loc"]]
     key = ".".join(parts)
-    former = (key, str(issue["input"]))
     text = reason(issue)
-    if former in RENAMED_VALUES:
-        text = f"this value is now called {RENAMED_VALUES[former]}"
-    elif former in DELETED_VALUES:
-        text = f"this value no longer exists: {DELETED_VALUES[former]}"
     shown = "" if key == "pool.url" else f" = {issue['input']!r}"  # a URL may hold a password
     named = (".".join(parts[:count]) for count in range(len(parts), 0, -1))  # an item of a list: where the list is from
     source = next((sources[name] for name in named if name in sources), "")

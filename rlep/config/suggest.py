@@ -1,11 +1,14 @@
-"""Which keys an unknown one may have meant: the field's synonyms, else the smallest edit distance."""
+"""Keys that an unknown one may have meant: the field's synonyms, else the most similar ones."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 MOST = 3
 """Keys that are suggested."""
+NEAR = 0.8
+"""Least similarity of a suggestion (``difflib``), of 1."""
 
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "learning_rate": ("update.lr",),
@@ -93,25 +96,11 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 def suggestions(path: str, keys: Sequence[str]) -> list[str]:
     """The dotted ``keys`` that the unknown ``path`` may have meant, nearest first; none where nothing is near."""
     path = path.casefold().replace("-", "_")
-    last = path.rpartition(".")[2]
+    section, _, last = path.rpartition(".")
     if last in SYNONYMS:
         return list(SYNONYMS[last])
-    ranked: dict[tuple[int, int], list[str]] = {}
-    for key in keys:
-        by_name, by_path = distance(last, key.rpartition(".")[2]), distance(path, key)
-        most = min(len(path) // 4, len(last) // 2)  # a right section alone is not near
-        near = [d for d, limit in ((by_name, len(last) // 3), (by_path, most)) if d <= limit]
-        if near:
-            # A name without a section says nothing about the section.
-            ranked.setdefault((min(near), by_path if "." in path else 0), []).append(key)
-    return ranked[min(ranked)][:MOST] if ranked else []
-
-
-def distance(left: str, right: str) -> int:
-    """Levenshtein distance: the fewest insertions, deletions and replacements of one character."""
-    row = list(range(len(right) + 1))
-    for count, a in enumerate(left, start=1):
-        corner, row[0] = row[0], count
-        for column, b in enumerate(right, start=1):
-            corner, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, corner + (a != b))
-    return row[-1]
+    names = get_close_matches(last, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=NEAR)
+    same = [key for key in keys if key.rpartition(".")[2] in names]
+    if not section:  # a name alone says nothing about the section, and may be a key without its dot
+        return (same or get_close_matches(path, keys, n=1, cutoff=NEAR))[:MOST]
+    return get_close_matches(path, same, n=1, cutoff=0.0)

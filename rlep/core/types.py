@@ -47,7 +47,7 @@ def prompt_id_of(question: str, reference: str) -> str:
 
 
 def beyond_vocabulary(tokens: Int32Array, vocabulary: int | None) -> str:
-    """What is wrong with token ids that are not all below ``vocabulary`` (None: unknown); empty where nothing is."""
+    """Name the token ids that are not below ``vocabulary`` (None: unknown); empty where all are."""
     if vocabulary is None or not len(tokens) or (largest := int(tokens.max())) < vocabulary:
         return ""
     return f"token id {largest} ≥ vocabulary {vocabulary}"
@@ -89,7 +89,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are sampled."""
+    """Parameters of a completion's sampling."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -134,7 +134,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Reissued:
-    """How often work of generators was not done once and for all, since the run began."""
+    """Counts of the generators' repeated work since the run began."""
 
     retried: int = 0
     """Requests re-dispatched, because their generator was lost, left, or let their lease end."""
@@ -146,13 +146,13 @@ class Reissued:
         return Reissued(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def __sub__(self, other: Reissued) -> Reissued:
-        """What came after ``other``."""
+        """Return the counts since ``other``."""
         return Reissued(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the verifier says of one response."""
+    """The verifier's judgement of one response."""
 
     status: Status
     extracted: str | None
@@ -180,7 +180,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a trajectory's tokens came from: enough to say whether its log-probs may be compared with another policy's."""
+    """Origin of a trajectory's tokens: enough to tell if its log-probs may be compared with another policy's."""
 
     policy_digest: str
     """Names the weights: the run and the checkpoint, or a hash of the model directory."""
@@ -226,7 +226,7 @@ class Trajectory:
 
     @property
     def correct(self) -> bool:
-        """Whether the verifier found the answer correct."""
+        """True if the verifier found the answer correct."""
         return self.verdict.status == "correct"
 
 
@@ -282,7 +282,7 @@ class SequenceBatch:
 
     @property
     def response_lengths(self) -> Int64Array:
-        """``[S]``"""
+        """Response tokens of each sequence, ``[S]``."""
         return np.diff(self.offsets) - self.prompt_lengths.astype(np.int64)
 
     def __len__(self) -> int:
@@ -291,7 +291,7 @@ class SequenceBatch:
 
 @dataclass(frozen=True, slots=True)
 class UpdateCost:
-    """What one optimizer step took; all ranks worked on it for the same time."""
+    """Cost of one optimizer step; all ranks worked on it for the same time."""
 
     tokens: int = 0
     """Prompt and response tokens of the update."""
@@ -315,13 +315,13 @@ class UpdateOutcome:
     skipped: str
     """Why the weights were left alone, or empty."""
     sources: Mapping[str, float]
-    """``algorithms.loss_stats.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
+    """``algorithms.loss_values.source_metrics``: ``fresh/tokens``, ``replay/ratio_max``, …"""
     cost: UpdateCost = UpdateCost()
 
 
 @dataclass(frozen=True, slots=True)
 class AddReport:
-    """What became of a batch of trajectories."""
+    """Result of adding a batch of trajectories."""
 
     inserted: int
     duplicates: int

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlep.core.errors import DataError
+from rlep.core.files import replace_with
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_rows import (
     QUESTION_COLUMNS,
@@ -58,6 +59,7 @@ def write_verl(
 ) -> int:
     """Write rows in verl's schema, as JSON lines where the name ends so, else as Parquet; how many they were.
 
+    The file appears as a whole or not at all.
     ``read_rows`` and verl's own loader read them. ``candidates`` adds the rows' responses, as RLEP's authors ship them.
     """
     import pyarrow as pa
@@ -66,7 +68,7 @@ def write_verl(
     table = (_verl_fields(row, index, split, ability, candidates) for index, row in enumerate(rows))
     count = 0
     if path.suffix == ".jsonl":
-        with path.open("w", encoding="utf-8") as file:
+        with replace_with(path) as part, part.open("w", encoding="utf-8") as file:
             for fields in table:
                 file.write(json.dumps(fields, ensure_ascii=False) + "\n")
                 count += 1
@@ -82,7 +84,7 @@ def write_verl(
             ("extra_info", pa.struct([("index", pa.int64()), ("split", pa.string())])),
         ]
     )
-    with pq.ParquetWriter(path, schema) as writer:
+    with replace_with(path) as part, pq.ParquetWriter(part, schema) as writer:
         while group := list(islice(table, CANDIDATE_ROWS if candidates else BATCH_ROWS)):
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
             count += len(group)

@@ -19,13 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rlep.config.schema import CheckpointConfig
+from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.core.files import replace_with
 from rlep.core.waiting import silence
 from rlep.driver.ports import Learner
 from rlep.driver.run_state import RunState
-from rlep.metrics.catalogue import present_name
 
 _NAME = re.compile(r"step-(\d{6,})")
 _STATE, _MANIFEST = "state.json", "files.json"
@@ -237,7 +236,7 @@ def _score(path: Path, metric: str) -> float | None:
         state = RunState(**json.loads((path / _STATE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    known = present_name(state.metric) == metric and state.score is not None and math.isfinite(state.score)
+    known = state.metric == metric and state.score is not None and math.isfinite(state.score)
     return state.score if known else None
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlep.algorithms.selection import draw_aged, draw_uniform
 from rlep.config.schema import Config
+from rlep.core.draws import draw_aged, draw_uniform
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import Trajectory

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlep.algorithms.advantages import group_advantages, leave_one_out_advantages, zero_variance
-from rlep.algorithms.old_logprobs import old_logprobs, stored_logprobs
+from rlep.algorithms.loss_values import old_logprobs, stored_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.shaping import Shaping, rewards, status_rewards
 from rlep.config.schema import Config

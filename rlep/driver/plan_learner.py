@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from rlep.config.schema import Config
 from rlep.driver.model_shape import LINEAR_LAYERS, ModelShape, width_of
@@ -11,11 +10,6 @@ from rlep.driver.model_shape import LINEAR_LAYERS, ModelShape, width_of
 HEAD_CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 KEPT_PROBABILITY_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
 """Bytes of logits that the output head holds, by device (see ``engines/learner/head.py``)."""
-
-KEPT_KEYS, KEPT_BLOCK = 512, 32
-"""The accelerated attention keeps probabilities over so many keys, in blocks of so many rows (see ``engines/cpu/causal.py``)."""
-AttentionKernels = Literal["flash", "each", "accelerated"]
-"""torch's for packed half precision on GPUs; torch's, sequence by sequence; those of ``cluster.cpu_acceleration``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,26 +79,18 @@ def gathered_bytes(config: Config, shape: ModelShape, width: int) -> int:
     return (shape.embedding_parameters + layers * (shape.layer_parameters + adapters // shape.layers)) * width
 
 
-def layer_activation_bytes(
-    shape: ModelShape, width: int, kernels: AttentionKernels, longest: int, *, frozen: bool = False
-) -> int:
-    """Return the bytes autograd keeps of one layer for one token, in sequences of ``longest`` tokens.
+def layer_activation_bytes(shape: ModelShape, width: int, *, flash: bool, frozen: bool = False) -> int:
+    """Return the bytes that autograd keeps of one layer for one token.
 
     Norms are computed in float32: each keeps its input and the normalised values, in half precision beside them a rounded
     copy, and the output. Attention keeps queries, keys, values and its output; where it is computed sequence by sequence, keys
     and values of every query head and the output a second time. The feed-forward network keeps four times its width.
     The norms of ``frozen`` weights do not keep the normalised values, which are for their weights' gradient.
-    The kernels of ``rlep/engines/cpu`` keep less of all three, but probabilities of up to 512 keys.
     """
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    if kernels == "accelerated":
-        reached = min(longest, KEPT_KEYS)
-        probabilities = shape.heads * reached * (reached + KEPT_BLOCK) // (2 * longest)
-        head_norms = 2 * (queries + keys) * shape.head_norms
-        return (4 * shape.hidden + 2 * (queries + keys) + head_norms + 2 * shape.intermediate + probabilities) * width
     norms = 2 * shape.hidden * ((3 if width == 4 else 4) - frozen)
     head_norms = (queries + keys) * ((2 if width == 4 else 3) - frozen) * shape.head_norms
-    attention = 2 * (queries + keys) if kernels == "flash" else 5 * queries
+    attention = 2 * (queries + keys) if flash else 5 * queries
     return (norms + head_norms + attention + 4 * shape.intermediate) * width
 
 
@@ -116,7 +102,7 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     tokens = max(learner.micro_batch_tokens, longest)
     adapters = shape.adapter_parameters(learner.lora_rank, learner.lora_targets) // shape.layers
     layer = tokens * layer_activation_bytes(
-        shape, width, _attention_kernels(config, width), longest, frozen=bool(adapters)
+        shape, width, flash=bool(learner.gpus) and width == 2, frozen=bool(adapters)
     )
     if adapters:
         layer += tokens * learner.lora_rank * len(LINEAR_LAYERS) * width  # what A hands to B
@@ -142,12 +128,3 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     root = 0 if adapters else shape.embedding_parameters
     last = (0, probabilities + max(2 * matrix * width, root * (width + 4), 4 * root + -(-4 * root // ranks)))
     return max((head, norm, backward, last), key=sum)
-
-
-def _attention_kernels(config: Config, width: int) -> AttentionKernels:
-    if config.learner.gpus:
-        return "flash" if width == 2 else "each"
-    accelerated = (
-        config.cluster.cpu_acceleration and width == 4 and not config.learner.compile and not config.learner.lora_rank
-    )
-    return "accelerated" if accelerated else "each"

@@ -55,8 +55,11 @@ def plan_memory(config: Config, shape: ModelShape, gpu_bytes: int = int(GPU_GIB 
 
 
 def _largest_step_bytes(config: Config, shape: ModelShape, width: int) -> int:
-    """On one GPU, what vLLM sets aside for its largest step: the feed-forward network over all its tokens, or the logits of all
-    its sequences in float32 with what is sampled from, four times in all."""
+    """Estimate the bytes that vLLM sets aside on one GPU for its largest step.
+
+    The larger of the feed-forward network over all its tokens, and the logits of all its sequences in float32 with what is
+    sampled from, four times in all.
+    """
     generator = config.generator
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     tokens = max(generator.max_batched_tokens, longest)

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlep.algorithms.loss_stats import SOURCES
-from rlep.algorithms.rollout_stats import RolloutStats, part_means, rollout_stats
+from rlep.algorithms.loss_values import SOURCES
+from rlep.algorithms.rollout_stats import RolloutStats, importance_weights, part_means, rollout_stats, token_staleness
 from rlep.algorithms.shaping import rewards
-from rlep.algorithms.staleness import importance_weights, token_staleness
 from rlep.core.types import LATENCY_BOUNDS, STATUSES, Group, UpdateCost, UpdateOutcome, Verdict
 from rlep.driver.mini_batch import shaping_of
 from rlep.driver.replays import count_wanted

@@ -1,4 +1,4 @@
-"""What rlep uses of torch that torch does not document; ``tests/contract/test_private_api.py`` finds each in its sources."""
+"""Names of torch that rlep uses and torch does not document; ``tests/contract/test_private_api.py`` finds each in its sources."""
 
 from __future__ import annotations
 
@@ -6,23 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
-HAS_ONEDNN_LINEAR = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether this build of torch carries ``onednn_linear``."""
-
-
-def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """float32 ``x [N, d] @ weight [o, d]ᵀ + bias [o]`` on a CPU by oneDNN, without a gradient."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return result
-
-
-def softmax_backward_(grad: Tensor, probabilities: Tensor) -> None:
-    """``P (dP - sum(dP P))`` over the last dimension, written into ``grad`` (dP)."""
-    torch.ops.aten._softmax_backward_data.out(grad, probabilities, -1, grad.dtype, grad_input=grad)
+from torch import nn
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from typing import Protocol
 from rlep.actors.cluster import Report
 from rlep.actors.prometheus_gauges import PrometheusTracker
 from rlep.actors.run_progress import Phase, StepReport
-from rlep.check.engine_options import generator_dtype
 from rlep.check.inputs import Inputs
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, PlacementError, PoolError
@@ -109,7 +108,7 @@ def run_of(config: Config, inputs: Inputs, generators: Generators, verifiers: Ve
         progress,
         tokenizer_digest=inputs.tokenizer.digest,
         policy_digest=f"{config.run.name}:{inputs.model_digest}",
-        generator_dtype=generator_dtype(config),
+        generator_dtype=config.generator.compute_dtype,
         vocabulary=inputs.vocabulary,
         template_digest=inputs.template_digest,
     )

@@ -25,13 +25,6 @@ from rlep.actors.run_progress import RunProgress
 from rlep.actors.timeline import keep_trace, write_trace
 from rlep.actors.verifiers import VerifierPool, check_nodes
 from rlep.actors.weight_sync import WeightPublisher
-from rlep.check.engine_options import (
-    PROBES,
-    generator_dtype,
-    group_options,
-    learner_options,
-    sampler_options,
-)
 from rlep.check.inputs import Inputs
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
@@ -39,6 +32,7 @@ from rlep.core.types import Prompt
 from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
+from rlep.engines.sampler.setup import PROBES
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
 
 
@@ -83,14 +77,14 @@ class RunActors:
 
     def generators(self, *, base_version: int | None = None) -> GeneratorPool:
         """Start vLLM engines; ``base_version`` serves the model directory's own weights under that version."""
-        config, options = self.config, sampler_options(self.config)
-        shared = self._shared
+        config, shared = self.config, self._shared
         if base_version is not None:  # weights that never change, and no learner
-            options, shared = replace(options, on_update="wait", sleeps=False), None
+            config = config.with_values(rollout={"max_staleness": 0}, cluster={"placement": "split"})
+            shared = None
         if shared is not None:
             self._stack.callback(shared.close)  # when all actors in it have ended
         model, lease_s = config.model.path.absolute(), config.generator.lease(config.rollout.max_tokens)
-        role = GeneratorPool(self.cluster, config.generator, model, options, lease_s=lease_s, shared=shared)
+        role = GeneratorPool(self.cluster, config, model, lease_s=lease_s, shared=shared)
         self._sharing.join("generators", role)
         self._begin(role.close, role.start(base_version=base_version))
         self._elastic["generators"] = role
@@ -105,9 +99,7 @@ class RunActors:
 
     def learners(self) -> Learners:
         """Start all learner ranks."""
-        config = self.config
-        model, options = config.model.path.absolute(), learner_options(config)
-        role = Learners(self.cluster, config.learner, model, options, shared=self._shared)
+        role = Learners(self.cluster, self.config, self.config.model.path.absolute(), shared=self._shared)
         self._sharing.join("learner", role)
         self._begin(role.close, role.start())
         self._watched.append(role.status)
@@ -171,9 +163,8 @@ class RunActors:
             learners,
             generators,
             probes_of(prompts),
-            dtype=generator_dtype(self.config),
+            config=self.config.generator,
             deadline_s=self.config.learner.deadline_s,
-            group=group_options(self.config),
         )
 
     def ports(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlep.actors.pool_actor import PoolService
-from rlep.check.engine_options import generator_dtype
 from rlep.check.fit_checks import memory_advice
 from rlep.check.inputs import Inputs, Subject
 from rlep.check.pool_checks import check_minimum, covered_questions
@@ -79,7 +78,7 @@ async def _train(
         own = actors.live(inputs) if replay.source != "offline" else None
         failures = actors.failures(inputs, read_only=True) if replay.failed else None
         watch = Watch(config.run.steps, progress.phases, actors.cluster.timeline, shown=progress.step)
-        watch.constant = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[generator_dtype(config)]}
+        watch.constant = {"weights/logprob_tolerance": LOGPROB_TOLERANCE[config.generator.compute_dtype]}
         watch.roles = actors.control(watch.progress).roles
         await wait_for_roles(actors, progress)
         digest = "" if pool is None else await _open_pool(config, pool, prompts, store, progress)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlep.algorithms.selection import draw_questions
+from rlep.core.draws import draw_questions
 from rlep.methods.live import Live
 from rlep.methods.replay_method import Visit
 

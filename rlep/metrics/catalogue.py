@@ -189,13 +189,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("metrics/nonfinite", "values", "Values of this line that were NaN or infinite and are written as null"),
 )
 
-RENAMED = {
-    "update/old_kl": "update/approx_kl",
-    "group/rescued": "group/solved_by_replay",
-    "weights/logprob_gap": "weights/logprob_difference",
-}
-"""Old metric → its new name. It is refused where a metric is named; runs that recorded it can still be read."""
-
 EVENTS: dict[str, str] = {
     "run_started": "The run began in an empty run directory",
     "run_resumed": "The run continues from a checkpoint",
@@ -237,18 +230,8 @@ def metric_for(name: str) -> Metric:
     for metric, pattern in patterns():
         if pattern.fullmatch(name):
             return metric
-    if (present := present_name(name)) != name:
-        raise ValueError(f"unknown metric {name!r}; it is now called {present}")
     near = difflib.get_close_matches(name, [metric.name for metric in METRICS], n=2)
     raise ValueError(f"unknown metric {name!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
-
-
-def present_name(name: str) -> str:
-    """What a metric that a run recorded as ``name`` is called now."""
-    for old, new in RENAMED.items():
-        if name == old or name.startswith(old + "/"):
-            return new + name.removeprefix(old)
-    return name
 
 
 @lru_cache(maxsize=1)

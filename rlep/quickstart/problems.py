@@ -53,18 +53,18 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """``Ann has 8 bags of 7 pens. Buys 6 more. Gives 4 away. How many?``"""
+        """Its text: ``Ann has 8 bags of 7 pens. Buys 6 more. Gives 4 away. How many?``."""
         story = "".join(f" Buys {step} more." if step > 0 else f" Gives {-step} away." for step in self.steps)
         return f"{self.name} has {self.m} bags of {self.n} {self.noun}.{story} How many?"
 
     @property
     def solution(self) -> str:
-        r"""``8*7=56.So 56+6=62.So 62-4=58.\boxed{58}``"""
+        r"""The right response: ``8*7=56.So 56+6=62.So 62-4=58.\boxed{58}``."""
         return working(self.m, self.n, self.steps, self.values) + f"\\boxed{{{self.answer}}}"
 
 
 def working(m: int, n: int, steps: tuple[int, ...], values: tuple[int, ...]) -> str:
-    """The written steps with the given partial results, which need not be right: ``8*7=56.So 56+6=62.``"""
+    """The written steps with the given partial results, which need not be right: ``8*7=56.So 56+6=62.``."""
     parts = [f"{m}*{n}={values[0]}."]
     for step, before, after in zip(steps, values[:-1], values[1:], strict=True):
         parts.append(f"So {before}{step:+d}={after}.")

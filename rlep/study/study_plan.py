@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from rlep.config.refusals import reason
-from rlep.config.roles import Section
 from rlep.config.schema import Config
-from rlep.config.settings import load_config
+from rlep.config.section import Section
+from rlep.config.settings import load_config, reason
 from rlep.core.errors import ConfigError
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9 +._=-]{0,60}$")]

@@ -30,8 +30,10 @@ MAKERS = {"plain": run_step, "streamed": stream_step}
 
 @dataclass(eq=False)
 class Answers:
-    """Real generators; ``known`` responses are given again, with ``held`` those after the first mini-batch only once the
-    first update was made."""
+    """Real generators that give ``known`` responses again.
+
+    With ``held``, those after the first mini-batch come only once the first update was made.
+    """
 
     inner: GeneratorPool
     updated: asyncio.Event = field(default_factory=asyncio.Event)

@@ -151,8 +151,8 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
     ("override", "message"),
     [
         ("update.prompts=3", "update.prompts = 3 does not divide rollout.prompts = 2"),
-        ("replay.require=true", "replay.require is set but replay.count = 0"),
-        ("loss.surrogate=cispo", "dual_clip = 10.0: cispo bounds the ratio itself; set dual_clip to None (loss."),
+        ("replay.require=true", "replay.require = true needs replay.count, not 0"),
+        ("loss.surrogate=cispo", 'loss.surrogate = "cispo" with loss.dual_clip = 10'),
         (
             "generator.gpus=1,generator.tensor_parallel=2",
             "generator.tensor_parallel = 2 on GPUs needs generator.gpus = 2",
@@ -163,7 +163,7 @@ def test_prompt_and_response_that_fill_the_context_are_taken(overrides: list[str
         ("generator.tensor_parallel=3", f"generator.tensor_parallel = 3: {MODEL} has 2 attention heads"),
         ('learner.lora_rank=4,learner.lora_targets=["qv"]', "learner.lora_targets: no linear layer of"),
         ("cluster.placement=colocated,learner.ranks=2", 'cluster.placement = "colocated" with learner.ranks = 2'),
-        ("generator.transfer=nccl", 'generator.transfer = "nccl" needs generator.gpus and learner.gpus'),
+        ("generator.transfer=nccl", 'generator.transfer = "nccl" needs generator.gpus, not 0'),
     ],
 )
 def test_settings_that_cannot_go_together_are_refused(

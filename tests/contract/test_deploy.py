@@ -310,7 +310,10 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                 yield "README.md", shlex.split(line.split(" && ")[0])
     yield (
         "rlep.sbatch",
-        shlex.split(" ".join(re.findall(r"--set [\w.=-]+", (DEPLOY / "slurm/rlep.sbatch").read_text()))),
+        [
+            *("--set", "generator.gpus=1", "--set", "learner.gpus=1"),  # of the user's own configuration
+            *shlex.split(" ".join(re.findall(r"--set [\w.=-]+", (DEPLOY / "slurm/rlep.sbatch").read_text()))),
+        ],
     )
 
 

@@ -15,9 +15,11 @@ from scripts.tables import GENERATED, MARKER, with_tables
 
 ROOT = Path(__file__).parents[2]
 
+
 def test_every_table_stands_on_one_page() -> None:
     shown = [name for page in (ROOT / "docs").rglob("*.md") for name in MARKER.findall(page.read_text("utf-8"))]
     assert sorted(shown) == sorted(GENERATED)
+
 
 def test_a_marker_becomes_its_table_and_an_unknown_one_an_error() -> None:
     page = with_tables("Before.\n\n<!-- generated: changeable -->\n\nAfter.")
@@ -27,10 +29,12 @@ def test_a_marker_becomes_its_table_and_an_unknown_one_an_error() -> None:
     with pytest.raises(KeyError, match="tabel"):
         with_tables("<!-- generated: tabel -->")
 
+
 def test_every_key_stands_in_the_table_once() -> None:
     defaults = Config()
     wanted = [f"{name}.{key}" for name in Config.model_fields for key in type(getattr(defaults, name)).model_fields]
     assert re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|", keys(), re.M) == wanted
+
 
 def test_defaults_and_bounds_stand_as_written_in_toml() -> None:
     table = keys()
@@ -44,11 +48,13 @@ def test_defaults_and_bounds_stand_as_written_in_toml() -> None:
     ):
         assert row in table
 
+
 def test_every_preset_and_command_and_alert_stands_in_its_table() -> None:
     listed = re.findall(r"^\| `(configs/[a-z0-9/-]+\.toml)` \| \w", GENERATED["presets"](), re.M)
     assert set(listed) == {str(file.relative_to(ROOT)) for file in (ROOT / "configs").glob("**/*.toml")}
     assert "| `rlep pool stats [CONFIG.toml…]` | " in GENERATED["commands"]()
     assert "| `RlepNoStep` | page | " in GENERATED["alerts"]()
+
 
 def test_every_metric_and_event_is_recorded_somewhere() -> None:
     own = Path(catalogue.__file__)

@@ -39,15 +39,9 @@ def symbols(module: str, *names: str) -> tuple[Symbol, ...]:
     return tuple(Symbol(module, name) for name in names)
 
 
-_C10D, _DECOMP, _RAY = "torch._C._distributed_c10d", "torch._decomp", "ray._private"
-_LINEAR = ("input_tensor", "weight", "bias", "attr", "scalars", "algorithm")
-_OUTPUT = ("new_token_ids", "new_logprobs", "finish_reason", "stop_reason", "events")
-_CORE, _GROUP, _TOPK = "vllm.v1.core", "SingleTypeKVCacheManager", "vllm.v1.sample.ops.topk_topp_sampler"
+_C10D, _RAY = "torch._C._distributed_c10d", "ray._private"
 SYMBOLS: dict[str, tuple[Symbol, ...]] = {
     "rlep/engines/torch_private.py": (
-        # Operators have no Python definition: their shape functions have the same parameters.
-        Symbol("torch._meta_registrations", "meta_linear_pointwise_default", _LINEAR),
-        Symbol(f"{_DECOMP}.decompositions", "_softmax_backward_data", ("grad_output", "output", "dim", "input_dtype")),
         Symbol("torch.nn.modules.module", "Module.register_parameter", ("name", "param")),
         Symbol(_C10D, "ProcessGroupGloo.__init__", ("store", "rank", "size", "timeout")),
     ),
@@ -58,22 +52,6 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         *symbols("vllm.v1.worker.gpu_worker", "Worker._weight_update_active", "Worker.weight_transfer_engine"),
         Symbol("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
         *symbols("vllm.engine.arg_utils", "EngineArgs.additional_config"),
-    ),
-    "rlep/engines/cpu/private.py": (
-        Symbol(f"{_CORE}.sched.scheduler", "Scheduler.update_from_output", ("scheduler_output", "model_runner_output")),
-        *symbols(f"{_CORE}.sched.output", "SchedulerOutput.scheduled_new_reqs", "SchedulerOutput.finished_req_ids"),
-        Symbol(f"{_CORE}.kv_cache_manager", "KVCacheManager.allocate_slots", ("request", "num_new_tokens")),
-        *symbols(f"{_CORE}.kv_cache_manager", "KVCacheManager.empty_kv_cache_blocks", "KVCacheManager.coordinator"),
-        *symbols(f"{_CORE}.kv_cache_coordinator", "KVCacheCoordinator.single_type_managers"),
-        *symbols(f"{_CORE}.single_type_kv_cache_manager", f"{_GROUP}.req_to_blocks", f"{_GROUP}.block_size"),
-        *symbols("vllm.v1.engine", *(f"EngineCoreOutput.{one}" for one in _OUTPUT)),
-        *symbols("vllm.v1.engine", "EngineCoreOutputs.outputs", "EngineCoreOutputs.finished_requests"),
-        *symbols("vllm.v1.outputs", "ModelRunnerOutput.req_id_to_index", "ModelRunnerOutput.logprobs", "LogprobsLists"),
-        *symbols("vllm.v1.request", "Request.num_computed_tokens", "RequestStatus.RUNNING"),
-        Symbol(_TOPK, "TopKTopPSampler.__init__", ("logprobs_mode",)),
-        Symbol(_TOPK, "TopKTopPSampler.forward_cpu", ("logits", "generators", "k", "p")),
-        Symbol(_TOPK, "apply_top_k_top_p", ("logits", "k", "p")),
-        *symbols("vllm.v1.sample.sampler", "Sampler.topk_topp_sampler"),
     ),
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),

@@ -101,14 +101,13 @@ def test_it_loads_trains_and_publishes(family: str, tmp_path: Path) -> None:
     for place in places:
         place.mkdir()
     write_model(places[0], family)
-    config = load_config([BASE], [f'model.path="{places[0]}"', "cluster.cpu_acceleration=false"])
+    config = load_config([BASE], [f'model.path="{places[0]}"'])
     rig = Rig(config, *places)
     assert "of the learner's" in weights(rig, Compared)
 
 
-@pytest.mark.parametrize("acceleration", ["true", "false"])
 @pytest.mark.parametrize("family", ["qwen3", "gemma"])  # a tied head by config.json, and by the family's default
-def test_a_tied_head_that_the_files_hold_too_is_published_once(family: str, acceleration: str, tmp_path: Path) -> None:
+def test_a_tied_head_that_the_files_hold_too_is_published_once(family: str, tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("model", "scratch", "shared")]
     for place in places:
         place.mkdir()
@@ -118,7 +117,7 @@ def test_a_tied_head_that_the_files_hold_too_is_published_once(family: str, acce
     assert "lm_head.weight" not in held
     head = held["model.embed_tokens.weight"].clone()
     save_file(held | {"lm_head.weight": head}, file, metadata={"format": "pt"})
-    config = load_config([BASE], [f'model.path="{places[0]}"', f"cluster.cpu_acceleration={acceleration}"])
+    config = load_config([BASE], [f'model.path="{places[0]}"'])
     check_output_head(config)
     assert "of the learner's" in weights(Rig(config, *places), Compared)
     save_file(held | {"lm_head.weight": -head}, file, metadata={"format": "pt"})

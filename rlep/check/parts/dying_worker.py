@@ -17,8 +17,9 @@ TAKEN = 2
 class DyingWorkerExtension(WorkerExtension):
     """Class that vLLM mixes into a worker that is to die."""
 
-    def die_in_transfer(self) -> None:
-        """Have the kernel kill this process after some of the weights of the next transfer, whatever the transport."""
+    def abandon_weight_update(self) -> None:
+        """Before a transfer, arrange that the kernel kills this process after some of its weights."""
+        super().abandon_weight_update()
         model = self.weight_transfer_engine.model
         load = model.load_weights
         model.load_weights = lambda weights: load(_cut(weights))

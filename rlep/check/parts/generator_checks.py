@@ -6,9 +6,9 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,11 @@ from rlep.check.parts.outcome import CheckFailed
 from rlep.check.parts.synthetic import Rig
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.cpu import acceleration
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.requests import preemptions
-from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions
+from rlep.engines.sampler.setup import NO_CHANGES
 from rlep.engines.weights.weight_update import LOGPROB_TOLERANCE
 
 REQUESTS, MAX_TOKENS = 24, 12
@@ -45,11 +44,11 @@ async def _generator(rig: Rig, kind: type[Sampler]) -> str:
         first, second = [await _sampled(sampler, requests, sampling) for _ in range(2)]
         seconds = time.perf_counter() - begun
         changed = [a.request_id for a, b in zip(first, second, strict=True) if not np.array_equal(a.tokens, b.tokens)]
-        if changed and rig.sampler().device == "cpu":  # a GPU rounds otherwise in another batch
+        if changed and not rig.config.generator.gpus:  # a GPU rounds otherwise in another batch
             raise CheckFailed(f"{len(changed)} of {len(first)} responses changed when sampled again with the same seed")
         rescored = await sampler.score([(r.tokens, c.tokens) for r, c in zip(requests, first, strict=True)])
         difference = np.abs(np.concatenate(rescored) - np.concatenate([c.logprobs for c in first]))
-        allowed = LOGPROB_TOLERANCE[rig.sampler().dtype]
+        allowed = LOGPROB_TOLERANCE[rig.config.generator.compute_dtype]
         if not float(difference.mean()) <= allowed:
             raise CheckFailed(
                 f"sampled log-probs differ from those of scoring by {difference.mean():.2g} nats on average, allowed {allowed:g}"
@@ -65,9 +64,13 @@ def preemption(rig: Rig, sampler: type[Sampler] = Sampler, blocks: int = FEW_BLO
 
 
 async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
-    cramped = replace(
-        rig.sampler(), max_model_len=CRAMPED_CONTEXT, block_size=BLOCK, kv_cache_blocks=blocks, statistics=True
-    )
+    cramped = {
+        "max_model_len": CRAMPED_CONTEXT,
+        "block_size": BLOCK,
+        "num_gpu_blocks_override": blocks,
+        "enable_prefix_caching": CRAMPED_CONTEXT > BLOCK,
+        "disable_log_stats": False,
+    }
     async with started(rig, kind, cramped) as sampler:
         sampler.serve_base(0)
         asked = _requests(rig, CRAMPED_PROMPT)
@@ -85,7 +88,7 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
     with closing(make_rank(rig, LearnerRank, "preemption")) as made:
         exact = made.score(probe_batch([(prompts[answer.request_id], answer.tokens) for answer in answers]))
     difference = float(np.abs(exact - np.concatenate([answer.logprobs for answer in answers])).mean())
-    allowed = LOGPROB_TOLERANCE[rig.sampler().dtype]
+    allowed = LOGPROB_TOLERANCE[rig.config.generator.compute_dtype]
     if not difference <= allowed:
         raise CheckFailed(
             f"after {counted(count, 'preemption')} log-probs differ from the learner's by {difference:.2g} nats on "
@@ -98,15 +101,12 @@ async def _preemption(rig: Rig, kind: type[Sampler], blocks: int) -> str:
 
 
 @asynccontextmanager
-async def started(
-    rig: Rig, kind: type[Sampler], options: SamplerOptions | None = None, parts: EngineParts | None = None
-) -> AsyncIterator[Sampler]:
-    """A generator in this process with the rig's options and parts or others; none of its weights are served yet."""
-    options = options or rig.sampler()
-    parts = parts or (acceleration().engine if options.cpu_acceleration else STOCK)
+async def started(rig: Rig, kind: type[Sampler], changes: Mapping[str, Any] = NO_CHANGES) -> AsyncIterator[Sampler]:
+    """A generator in this process, with ``changes`` of vLLM's arguments; none of its weights are served yet."""
+    config = rig.sampler()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    prepare_environment(options, None, parts)
-    sampler = kind(rig.model, options, parts)
+    prepare_environment(config)
+    sampler = kind(rig.model, config, changes)
     try:
         await sampler.start(rig.config.generator.start_deadline_s)
         yield sampler

@@ -17,11 +17,10 @@ from transformers import AutoConfig
 from rlep.check.finding import CheckSkipped
 from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import Rig, scored
+from rlep.config.schema import Config
 from rlep.core.types import Float32Array, SequenceBatch
-from rlep.engines.cpu import acceleration
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
-from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.learner.rank import LearnerRank
 
 LENGTHS = (61, 40, 33, 17, 9, 3)
@@ -89,9 +88,9 @@ def gradients(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     return f"{ranks} rank(s), several micro-batches: norm {apart:.4g}, within {difference:.1g} of one micro-batch's"
 
 
-def _on_ranks(rig: Rig, learner: type[LearnerRank], ranks: int, options: LearnerOptions, lengths: list[int]) -> float:
-    name = f"{ranks}-{options.micro_batch_tokens}"
-    make = partial(make_rank, rig, learner, name, options=options, ranks=ranks)
+def _on_ranks(rig: Rig, learner: type[LearnerRank], ranks: int, config: Config, lengths: list[int]) -> float:
+    name = f"{ranks}-{config.learner.micro_batch_tokens}"
+    make = partial(make_rank, rig, learner, name, config=config, ranks=ranks)
     calls = [(partial(make, rank=rank), rig.batch(lengths)) for rank in range(ranks)]
     found: float = call_all_apart(updated_norm, calls, deadline_s=MAKING_S)[0]
     return found
@@ -129,8 +128,7 @@ def _same(before: Float32Array, after: Float32Array, what: str) -> None:
 
 def longest_rows(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     """An update of two micro-batches, each as long as the configuration allows, twice."""
-    options = rig.learner()
-    rows = max(1, options.micro_batch_tokens // rig.context)
+    rows = max(1, rig.config.learner.micro_batch_tokens // rig.context)
     batch = rig.batch([rig.context] * (2 * rows))
     try:
         with closing(make_rank(rig, learner, "longest")) as made:
@@ -155,10 +153,10 @@ def network(rig: Rig, reduce: Callable[[Tensor], object] = dist.all_reduce) -> s
     return f"two ranks reduce {NETWORK_BYTES / 2**30 / seconds:.2f} GiB/s by {'NCCL' if rig.cuda else 'gloo'}"
 
 
-def reduced(options: LearnerOptions, rank: int, place: str, reduce: Callable[[Tensor], object]) -> float:
+def reduced(config: Config, rank: int, place: str, reduce: Callable[[Tensor], object]) -> float:
     """Seconds of one all-reduce; the sum is checked."""
-    join_ranks(options, rank, 2, place, None)
-    device = current_device(options.device)
+    join_ranks(config, rank, 2, place, None)
+    device = current_device(config.learner.device)
     seconds = []
     for _ in range(NETWORK_ROUNDS):
         values = torch.full((NETWORK_BYTES // 4,), float(rank + 1), device=device)
@@ -177,12 +175,11 @@ def make_rank(
     learner: type[LearnerRank],
     name: str,
     *,
-    options: LearnerOptions | None = None,
+    config: Config | None = None,
     rank: int = 0,
     ranks: int = 1,
 ) -> LearnerRank:
-    """One rank with the rig's options or others; ``name`` is of the group that it joins."""
-    options = options or rig.learner()
-    kernels = acceleration().kernels if options.cpu_acceleration else None
+    """One rank with the rig's configuration or another; ``name`` is of the group that it joins."""
+    config = config or rig.learner()
     place = f"file://{rig.scratch}/meeting-{name}"
-    return learner(rig.model, options, rank=rank, world_size=ranks, meeting_point=place, kernels=kernels)
+    return learner(rig.model, config, rank=rank, world_size=ranks, meeting_point=place)

@@ -16,7 +16,7 @@ from rlep.core.plural import sized
 from rlep.core.types import SequenceBatch
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_learner import plan_learner
-from rlep.engines.learner.largest_update import largest_update
+from rlep.engines.learner.packed_row import largest_update
 from rlep.engines.learner.rank import LearnerRank
 
 ALLOWED = 1.25
@@ -35,7 +35,7 @@ def memory(rig: Rig, learner: type[LearnerRank] = LearnerRank) -> str:
     _update(rig, learner, "warm", largest_update(1, SHORT, SHORT))
     before = 0 if rig.cuda else _resident("VmRSS")
     measured = (
-        _update(rig, learner, "memory", largest_update(1, rig.learner().micro_batch_tokens, rig.context)) - before
+        _update(rig, learner, "memory", largest_update(1, rig.config.learner.micro_batch_tokens, rig.context)) - before
     )
     found = f"{sized(measured)} at the peak, {sized(planned)} planned for two layers, ratio {measured / planned:.2f}"
     if measured > ALLOWED * planned + (0 if rig.cuda else SMALL_BYTES):

@@ -14,12 +14,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rlep.check.engine_options import learner_options, sampler_options
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError
 from rlep.core.types import Int32Array, SequenceBatch
-from rlep.engines.learner.options import LearnerOptions
-from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.tokenizer import TOKENIZER_FILES
 
 LAYERS = 2
@@ -54,30 +51,27 @@ class Rig:
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
         """Type that the learner computes in."""
-        return self.learner().policy.dtype
+        return self.config.learner.compute_dtype
 
     @property
     def context(self) -> int:
         """The longest sequence of the configuration, in tokens."""
-        return self.config.data.max_prompt_tokens + self.config.rollout.max_tokens
+        return self.config.context
 
     @property
     def plain(self) -> Config:
         """The configuration without a reference policy and schedule."""
-        return self.config.model_copy(
-            update={
-                "loss": self.config.loss.model_copy(update={"kl_coef": 0.0}),
-                "update": self.config.update.model_copy(update={"warmup": 0, "schedule": "constant", "lr": 0.01}),
-            }
+        return self.config.with_values(
+            loss={"kl_coef": 0.0}, update={"warmup": 0, "schedule": "constant", "lr": 0.01, "stream": False}
         )
 
-    def learner(self, **changes: Any) -> LearnerOptions:
-        """The options of the plain configuration's learner with these changes."""
-        return replace(learner_options(self.plain), **({"replicas": 1} | changes))
+    def learner(self, **changes: Any) -> Config:
+        """The plain configuration with one copy of the model, and these changes of its learner."""
+        return self.plain.with_values(learner={"replicas": 1} | changes)
 
-    def sampler(self) -> SamplerOptions:
-        """The configured generator's options, one worker and a share of the GPU."""
-        return replace(sampler_options(self.config), tensor_parallel=1, gpu_memory_utilization=SHARE)
+    def sampler(self) -> Config:
+        """The configuration with one worker and a share of the GPU for the generator."""
+        return self.config.with_values(generator={"tensor_parallel": 1, "memory_utilization": SHARE})
 
     def batch(self, lengths: Sequence[int], seed: int = 0) -> SequenceBatch:
         """Random sequences of these lengths, a third of each its prompt, groups of two with advantages 1 and -1."""

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,15 +21,12 @@ from rlep.core.types import Int32Array
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.learner.weight_sender import WeightSender
 from rlep.engines.sampler.engine import Sampler
-from rlep.engines.sampler.setup import STOCK
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import WeightUpdate
 
 LENGTHS = (30, 21, 15, 9)
 """Of the sequences that are compared, in tokens; cut where the context is shorter."""
-DYING = replace(
-    STOCK, worker_extension="rlep.check.parts.dying_worker.DyingWorkerExtension", start_call="die_in_transfer"
-)
+DYING = {"worker_extension_cls": "rlep.check.parts.dying_worker.DyingWorkerExtension"}
 Probed = tuple[Int32Array, Int32Array]
 """Prompt and response whose log-probs are compared."""
 
@@ -47,7 +43,7 @@ async def _weights(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) ->
             update, seconds, difference = await _sent(rig, made, sampler, probes, version=1)
         size = sum(spec.nbytes for spec in update.layout)
         return (
-            f"{rig.sampler().transfer}: {size / 2**20:.1f} MiB in {seconds:.2f} s ({size / 2**30 / seconds:.2f} GiB/s), "
+            f"{rig.config.generator.transfer}: {size / 2**20:.1f} MiB in {seconds:.2f} s ({size / 2**30 / seconds:.2f} GiB/s), "
             f"log-probs within {difference:.1g} nats of the learner's"
         )
 
@@ -61,7 +57,7 @@ def lost_member(rig: Rig, learner: type[LearnerRank] = LearnerRank, sampler: typ
 async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) -> str:
     deadline_s = 2 * rig.config.generator.transfer_deadline_s  # to meet, and to transfer
     with ExitStack() as undo:
-        async with started(rig, kind, parts=DYING) as sampler:
+        async with started(rig, kind, changes=DYING) as sampler:
             made, probes = undo.enter_context(_updated(rig, learner))
             begun = time.perf_counter()
             both = asyncio.gather(*_sides(rig, made, sampler, _offer(rig, made, probes, 1)), return_exceptions=True)
@@ -82,13 +78,13 @@ async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]
         async with started(rig, kind) as again:
             _, _, difference = await _sent(rig, made, again, probes, version=2)
     return (
-        f"killed in a transfer by {rig.sampler().transfer}, seen after {seconds:.1f} s; started anew, the next version's "
+        f"killed in a transfer by {rig.config.generator.transfer}, seen after {seconds:.1f} s; started anew, the next version's "
         f"log-probs are within {difference:.1g} nats of the learner's"
     )
 
 
 def _need_gpus(rig: Rig) -> None:
-    if rig.sampler().transfer == "nccl" and torch.cuda.device_count() < 2:
+    if rig.config.generator.transfer == "nccl" and torch.cuda.device_count() < 2:
         raise CheckSkipped("NCCL needs two GPUs, one for each side")
 
 
@@ -96,7 +92,7 @@ def _need_gpus(rig: Rig) -> None:
 def _updated(rig: Rig, learner: type[LearnerRank]) -> Iterator[tuple[LearnerRank, Sequence[Probed]]]:
     """A rank after one update, over NCCL on the second GPU, and what to compare log-probs on."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if rig.sampler().transfer == "nccl":
+    if rig.config.generator.transfer == "nccl":
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
     with closing(make_rank(rig, learner, "weights")) as made:
@@ -112,7 +108,7 @@ def _offer(
     rig: Rig, made: LearnerRank, probes: Sequence[Probed], version: int
 ) -> tuple[WeightUpdate, WeightSender | None]:
     """The learner's weights, and over a network who sends them."""
-    dtype, transfer = rig.sampler().dtype, rig.sampler().transfer
+    dtype, transfer = rig.config.generator.compute_dtype, rig.config.generator.transfer
     if transfer == "shared_memory":
         sender, update = None, made.publish(SharedMemoryWriter(rig.shared), version, probes, dtype)
     else:
@@ -128,7 +124,11 @@ def _sides(
     """The generator's part of a transfer, and over a network the learner's."""
     update, sender = offer
     taking = sampler.load_weights(update)
-    return [taking] if sender is None else [taking, asyncio.to_thread(made.send, sender, rig.sampler().dtype)]
+    return (
+        [taking]
+        if sender is None
+        else [taking, asyncio.to_thread(made.send, sender, rig.config.generator.compute_dtype)]
+    )
 
 
 async def _sent(

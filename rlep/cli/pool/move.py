@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -78,15 +77,7 @@ def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], b
     if out.suffix not in (".parquet", ".jsonl"):
         raise DataError(f"{out}: the authors' form is one file, name it .parquet or .jsonl")
     tokenizer = matching_tokenizer(config, pool)
-    fresh = out.with_name(f".{out.stem}.new{out.suffix}")
-    try:
-        count = write_verl(fresh, _with_responses(pool, tokenizer, data, bars), split="train", candidates=True)
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
-        fresh.replace(out)
-    finally:
-        fresh.unlink(missing_ok=True)
-    return count
+    return write_verl(out, _with_responses(pool, tokenizer, data, bars), split="train", candidates=True)
 
 
 def _with_responses(

@@ -26,7 +26,7 @@ from rlep.driver.values import ScoredMiniBatch
 async def stream_step(step: Step, prompts: Sequence[Prompt]) -> StepOutcome:
     """Train on one rollout of ``prompts`` under policy version k; leaves every generator at k + 1.
 
-    The learner must keep θ_k beside the weights it updates (``LearnerOptions.keep_start_weights``).
+    The learner must keep θ_k beside the weights it updates (``Config.keeps_start_weights``).
     """
     run, k, clock = step.run, step.number, step.clock
     learner, weights, size = step.trainers.learner, step.trainers.weights, run.config.update.prompts

@@ -8,8 +8,7 @@ tokens belong together. On a GPU in half precision torch's variable-length flash
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,16 +23,9 @@ PACKED_ATTENTION = "rlep_packed"
 """The name under which transformers knows ``packed_attention``."""
 
 
-class Memo:
-    """What one layer computes for all: FSDP hands each layer a copy of a dataclass or dict, but not of this."""
-
-    def __init__(self) -> None:
-        self.values: dict[Any, Any] = {}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """How one row of N tokens is cut into sequences, longest first."""
+    """Division of one row of N tokens into sequences, longest first."""
 
     positions: Tensor
     """Position of every token within its sequence, ``[1, N]``."""
@@ -42,11 +34,9 @@ class Layout:
     longest: int
     lengths: Int64Array
     """Of the sequences, ``[S]``, on the host."""
-    memo: Memo = field(default_factory=Memo)
-    """For a replacement of this attention."""
 
     def reach(self, window: object) -> int | None:
-        """How many tokens a token sees through a sliding ``window``; None if the window, if it is one, cuts off nothing."""
+        """Return the tokens that a token sees through a sliding ``window``; None if no window cuts off anything."""
         return window if isinstance(window, int) and window < self.longest else None
 
 

@@ -11,45 +11,44 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from rlep.config.roles import LearnerConfig
+from rlep.config.schema import Config
 from rlep.core.errors import OutOfMemory
 from rlep.core.heap import keep_freed_memory
 from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
-from rlep.engines.learner.options import LearnerOptions
 from rlep.engines.rendezvous import store_at
 
 _LACKING = ("out of memory", "DefaultCPUAllocator: can't allocate memory")
 """What errors of the GPU, its pinned host memory and NCCL say, and those of the host."""
 
 
-def join_ranks(
-    options: LearnerOptions, rank: int, world_size: int, meeting_point: str, listening: socket.socket | None
-) -> None:
+def join_ranks(config: Config, rank: int, world_size: int, meeting_point: str, listening: socket.socket | None) -> None:
     """Set up this process and join the default process group; blocks until all ranks are there. See ``LearnerRank``."""
     keep_freed_memory(None, one_arena=True)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    if options.device == "cuda":
+    learner = config.learner
+    torch.set_num_threads(config.learner_threads)
+    if learner.gpus:
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    torch.manual_seed(seed_for(options.seed, "learner", rank))
+    torch.manual_seed(seed_for(config.run.seed, "learner", rank))
     dist.init_process_group(
-        "nccl" if options.device == "cuda" else "gloo",
-        store=store_at(meeting_point, world_size, options.collective_timeout_s, listening),
+        "nccl" if learner.gpus else "gloo",
+        store=store_at(meeting_point, world_size, learner.collective_timeout_s, listening),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=options.collective_timeout_s),
+        timeout=timedelta(seconds=learner.collective_timeout_s),
     )
 
 
-def rank_mesh(options: LearnerOptions, world_size: int) -> DeviceMesh:
+def rank_mesh(learner: LearnerConfig, world_size: int) -> DeviceMesh:
     """All ranks: one dimension to shard over, the last, before it one of replicas if there are several.
 
     Consecutive ranks are the shards of one replica.
     """
-    if options.replicas == 1:
-        return init_device_mesh(options.device, (world_size,))
-    shape = options.replicas, world_size // options.replicas
-    return init_device_mesh(options.device, shape, mesh_dim_names=("replica", "shard"))
+    if learner.replicas == 1:
+        return init_device_mesh(learner.device, (world_size,))
+    shape = learner.replicas, world_size // learner.replicas
+    return init_device_mesh(learner.device, shape, mesh_dim_names=("replica", "shard"))
 
 
 def current_device(kind: str) -> torch.device:

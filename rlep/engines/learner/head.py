@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-
-Product = Callable[[Tensor, Tensor], Tensor]
-"""``x [N, d], weight [o, d] -> x @ weight.T``, without a gradient."""
 
 _CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
 """Largest fp32 logits matrix held at once, in bytes, by device; about three of this size live in the backward pass.
@@ -29,9 +25,7 @@ _spare: dict[torch.device, Tensor] = {}
 """Memory for what is kept, of the last backward pass: a system takes and clears so large a block slower than it is filled."""
 
 
-def token_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool, product: Product = linear
-) -> tuple[Tensor, Tensor]:
+def token_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
     """Log-softmax in fp32 of ``hidden @ weight.T``, gathered at ``targets``.
 
     Args:
@@ -39,13 +33,12 @@ def token_logprobs(
         weight: output embedding ``[V, d]``.
         targets: int64 ``[R]``.
         entropy: whether the entropy of each distribution is wanted too; the backward pass pays only for one in the loss.
-        product: the matrix product to compute logits and the hidden states' gradient with.
 
     Returns:
         Log-probs fp32 ``[R]`` and entropies fp32 ``[R]`` (``[0]`` unless wanted), both differentiable.
     """
     trained = torch.is_grad_enabled()  # weights want gradients whether there is a backward pass or not
-    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, product, trained)
+    logprobs, entropies = _ChunkedLogprobs.apply(hidden, weight, targets, entropy, trained)
     return logprobs, entropies
 
 
@@ -58,7 +51,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
-        hidden, weight, targets, entropy, product, trained = given
+        hidden, weight, targets, entropy, trained = given
         ctx.set_materialize_grads(False)  # the gradient of entropies that are only looked at is None, not zeros
         count, chunk = len(targets), _chunk_rows(weight)
         logprobs = hidden.new_empty(count, dtype=torch.float32)
@@ -67,7 +60,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         memory, kept = _memory(weight, count, chunk) if trained else (None, logprobs.new_empty(0))
         for start in range(0, count, chunk):
             rows = slice(start, start + chunk)
-            logits = _logits(hidden[rows], weight, product)
+            logits = _logits(hidden[rows], weight)
             probs = torch.softmax(logits, 1, out=kept[rows]) if start < len(kept) else logits.softmax(1)
             chosen, likely = (part.gather(1, targets[rows].unsqueeze(1)).squeeze(1) for part in (logits, probs))
             sure = bool((likely > _SURE).all())
@@ -75,7 +68,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             normalisers[rows] = chosen - logprobs[rows]
             if entropy:
                 entropies[rows] = normalisers[rows] - torch.bmm(probs.unsqueeze(1), logits.unsqueeze(2)).view(-1)
-        ctx.memory, ctx.product = memory, product
+        ctx.memory = memory
         ctx.save_for_backward(hidden, weight, targets, normalisers, entropies, kept)
         return logprobs, entropies
 
@@ -85,10 +78,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         upstream = (torch.zeros_like(normalisers) if grads[0] is None else grads[0]).unsqueeze(1)  # [R, 1]
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        chunk, product = _chunk_rows(weight), ctx.product
+        chunk = _chunk_rows(weight)
 
         def log_probs(rows: slice) -> Tensor:  # fp32 [C, V]
-            return _logits(hidden[rows], weight, product).sub_(normalisers[rows].unsqueeze(1))
+            return _logits(hidden[rows], weight).sub_(normalisers[rows].unsqueeze(1))
 
         for start in range(0, len(targets), chunk):
             rows = slice(start, start + chunk)
@@ -107,13 +100,13 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 )
                 grad_logits = probs.mul_(factor).neg_().scatter_add_(1, at, upstream[rows])
             grad_logits = grad_logits.to(hidden.dtype)
-            grad_hidden[rows] = product(grad_logits, weight.t()) * scale
+            grad_hidden[rows] = linear(grad_logits, weight.t()) * scale
             if grad_weight is not None:
                 _add_product(grad_weight, grad_logits.t(), (hidden[rows] * scale).to(hidden.dtype))
         if grads[1] is None and ctx.memory is not None:
             _spare[weight.device] = ctx.memory  # what was kept has been overwritten: nobody can read it as such again
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
@@ -127,12 +120,15 @@ def _memory(weight: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor]:
     return memory, memory.detach()[: rows * len(weight)].view(rows, len(weight))
 
 
-def _logits(hidden: Tensor, weight: Tensor, product: Product) -> Tensor:
-    """fp32 ``[C, V]``. A GPU's product of half-precision values is summed in fp32, and stays so: rounded to bfloat16, logits
-    of 16 to 32 would be multiples of 1/8."""
+def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Compute the logits in fp32, ``[C, V]``.
+
+    A GPU sums products of half-precision values in fp32, and the sum stays so: rounded to bfloat16, logits of 16 to 32 would be
+    multiples of 1/8.
+    """
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-    return product(hidden, weight).float()
+    return linear(hidden, weight).float()
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

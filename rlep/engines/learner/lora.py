@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from rlep.config.roles import LearnerConfig
 from rlep.core.errors import CheckpointError, ModelError
 from rlep.core.seeds import seed_for
 from rlep.engines.learner.device_state import current_device
-from rlep.engines.learner.options import LoraOptions
 
 A, B = ".lora_A.weight", ".lora_B.weight"
 _PEFT = "base_model.model."
@@ -32,13 +32,13 @@ ALL = "all-linear"
 class LoraLinear(nn.Linear):
     """A linear layer with frozen weights and an adapter in float32."""
 
-    def __init__(self, base: nn.Linear, options: LoraOptions) -> None:
+    def __init__(self, base: nn.Linear, learner: LearnerConfig) -> None:
         nn.Module.__init__(self)  # no weights of its own
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
-        self.lora_A = nn.Linear(base.in_features, options.rank, bias=False, device="meta", dtype=torch.float32)
-        self.lora_B = nn.Linear(options.rank, base.out_features, bias=False, device="meta", dtype=torch.float32)
-        self.scale, self.adapted = options.scale, True
+        self.lora_A = nn.Linear(base.in_features, learner.lora_rank, bias=False, device="meta", dtype=torch.float32)
+        self.lora_B = nn.Linear(learner.lora_rank, base.out_features, bias=False, device="meta", dtype=torch.float32)
+        self.scale, self.adapted = learner.lora_scale, True
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - nn.Linear's name
         """``input [..., i]`` to ``[..., o]``."""
@@ -70,19 +70,20 @@ class Adapter:
             )
 
 
-def add_adapters(model: PreTrainedModel, options: LoraOptions, dtype: torch.dtype) -> None:
-    """Freeze a model, held in ``dtype`` from now on, and give its target layers adapters; weights are on meta.
+def add_adapters(model: PreTrainedModel, learner: LearnerConfig) -> None:
+    """Freeze a model, held in the compute type from now on, and give its target layers adapters; weights are on meta.
 
     Raises:
         ModelError: a target that no layer has.
     """
+    dtype = getattr(torch, learner.compute_dtype)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
         parameter.requires_grad_(False)
     head = model.get_output_embeddings()
     layers = {name: part for name, part in model.named_modules() if type(part) is nn.Linear and part is not head}
     present = {name.rpartition(".")[2] for name in layers}
-    unknown = set(options.targets) - present - {ALL}
+    unknown = set(learner.lora_targets) - present - {ALL}
     if unknown:
         raise ModelError(
             f"learner.lora_targets: no linear layer is called {', '.join(sorted(unknown))}; "
@@ -90,8 +91,8 @@ def add_adapters(model: PreTrainedModel, options: LoraOptions, dtype: torch.dtyp
         )
     for name, layer in layers.items():
         owner, _, leaf = name.rpartition(".")
-        if ALL in options.targets or leaf in options.targets:
-            model.get_submodule(owner).register_module(leaf, LoraLinear(layer, options))
+        if ALL in learner.lora_targets or leaf in learner.lora_targets:
+            model.get_submodule(owner).register_module(leaf, LoraLinear(layer, learner))
 
 
 def initialise(shards: Sequence[tuple[str, DTensor]], seed: int) -> None:
@@ -110,11 +111,11 @@ def initialise(shards: Sequence[tuple[str, DTensor]], seed: int) -> None:
             local.copy_(whole[first : first + len(local)])
 
 
-def adapters_of(shards: Sequence[tuple[str, DTensor]], options: LoraOptions) -> dict[str, Adapter]:
+def adapters_of(shards: Sequence[tuple[str, DTensor]], scale: float) -> dict[str, Adapter]:
     """The adapters by the name of the weight that each changes."""
     found = dict(shards)
     return {
-        name.removesuffix(A) + ".weight": Adapter(a, found[name.removesuffix(A) + B], options.scale)
+        name.removesuffix(A) + ".weight": Adapter(a, found[name.removesuffix(A) + B], scale)
         for name, a in shards
         if name.endswith(A)
     }
@@ -133,7 +134,7 @@ def base_model(model: nn.Module) -> Iterator[None]:
             layer.adapted = True
 
 
-def write_adapter(weights: Mapping[str, Tensor], options: LoraOptions, base: Path, target: Path) -> None:
+def write_adapter(weights: Mapping[str, Tensor], learner: LearnerConfig, base: Path, target: Path) -> None:
     """Write full A and B ``weights`` as a directory that peft loads onto the model in ``base``.
 
     Raises:
@@ -144,8 +145,8 @@ def write_adapter(weights: Mapping[str, Tensor], options: LoraOptions, base: Pat
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": str(base),
-        "r": options.rank,
-        "lora_alpha": options.alpha,
+        "r": learner.lora_rank,
+        "lora_alpha": learner.lora_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": sorted(names),

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from rlep.engines.learner.options import OptimizerOptions
+from rlep.config.training import UpdateConfig
+
+ADAM_EPS = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +35,19 @@ class ShardedAdamW:
     dispatch cost. Only the norm needs the other ranks.
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, DTensor]], options: OptimizerOptions) -> None:
-        self.options = options
+    def __init__(self, parameters: Sequence[tuple[str, DTensor]], update: UpdateConfig, end: int) -> None:
+        """``end``: rollouts or updates of the run, whichever ``update.unit`` counts."""
+        self._update, self._end = update, end
         self._parameters = tuple(parameters)
         self._locals = {name: nn.Parameter(parameter.to_local().detach()) for name, parameter in self._parameters}
         # A rank beyond a short tensor's first dimension holds an empty shard.
         held = [local for local in self._locals.values() if local.numel()]
         self._adamw = torch.optim.AdamW(
             held or [nn.Parameter(torch.zeros(1))],
-            lr=options.lr,
-            betas=options.betas,
-            eps=options.eps,
-            weight_decay=options.weight_decay,
+            lr=update.lr,
+            betas=update.betas,
+            eps=ADAM_EPS,
+            weight_decay=update.weight_decay,
             fused=True,
         )
         # Made like the shards, not from local tensors: those DTensor would move from the host to the mesh's device.
@@ -60,15 +63,19 @@ class ShardedAdamW:
                     **moments,
                 }
 
+    def lr_at(self, index: int) -> float:
+        """Learning rate of rollout or update ``index``."""
+        return self._update.lr_at(index, self._end)
+
     @property
     def steps(self) -> int:
-        """How many updates have been applied."""
+        """Count of the updates that have been applied."""
         state = next(iter(self._adamw.state.values()), None)
         return 0 if state is None else int(state["step"].item())
 
     def step(self, index: int) -> StepResult:
         """Clip and apply the gradients of all shards, with the learning rate of rollout or update ``index``; collective."""
-        lr = self.options.lr_at(index)
+        lr = self.lr_at(index)
         grads = []
         for name, parameter in self._parameters:
             gradient = parameter.grad
@@ -79,8 +86,8 @@ class ShardedAdamW:
         norm = self._global_norm(grads)
         applied = math.isfinite(norm)
         if applied:
-            clip = self.options.clip_norm
-            if clip > 0 and norm > clip:
+            clip = self._update.clip_norm
+            if norm > clip:
                 clip_grads_with_norm_(self._locals.values(), clip, torch.tensor(norm))
             for group in self._adamw.param_groups:
                 group["lr"] = lr

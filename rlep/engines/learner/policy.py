@@ -11,17 +11,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ModelError
 from rlep.engines.learner.attention import PACKED_ATTENTION
 from rlep.engines.learner.device_state import current_device
-from rlep.engines.learner.head import Product, token_logprobs
-from rlep.engines.learner.kernels import Kernels
+from rlep.engines.learner.head import token_logprobs
 from rlep.engines.learner.lora import A, B, add_adapters, initialise
-from rlep.engines.learner.options import PolicyOptions
 from rlep.engines.learner.packed_row import PackedRow
 from rlep.engines.torch_private import parameters_on_meta
 
@@ -31,9 +29,9 @@ _OTHER_HEADS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 class Policy(nn.Module):
     """The FSDP root: the whole way from token ids to log-probs, so that one forward call gathers every weight it needs."""
 
-    def __init__(self, model: PreTrainedModel, product: Product = linear) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model, self._product = model, product
+        self.model = model
 
     def forward(self, row: PackedRow, entropy: bool) -> tuple[Tensor, Tensor]:
         """Log-probs fp32 ``[R]`` of the row's response tokens and their distributions' entropies fp32 ``[R]`` (or ``[0]``)."""
@@ -45,16 +43,15 @@ class Policy(nn.Module):
         )
         hidden = outputs.last_hidden_state[0].index_select(0, row.predictors)  # [R, d]
         head = self.model.get_output_embeddings()
-        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy, product=self._product)
+        return token_logprobs(hidden, head.weight, row.targets, entropy=entropy)
 
 
-def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kernels: Kernels | None = None) -> Policy:
+def build_policy(directory: Path, learner: LearnerConfig, mesh: DeviceMesh, *, seed: int = 0) -> Policy:
     """The model of a Hugging Face directory, sharded over the last dimension of ``mesh`` and replicated over one before it.
 
-    Each rank reads only its own part of the weights.
+    Each rank reads only its own part of the weights. ``seed`` is of the first values of adapters.
 
-    Dropout is off: log-probs must be those of the generator. ``kernels`` are taken where they can be: for float32 that is
-    not compiled and has no adapters.
+    Dropout is off: log-probs must be those of the generator.
 
     Raises:
         ModelError: the directory holds no causal LM, lacks weights, or the architecture needs what is not computed here.
@@ -68,19 +65,15 @@ def build_policy(directory: Path, options: PolicyOptions, mesh: DeviceMesh, kern
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory} is not a causal language model that transformers knows: {error}") from error
     _check_supported(config, model)
-    if options.lora is not None:
-        add_adapters(model, options.lora, getattr(torch, options.dtype))
-    product: Product = linear
-    if kernels is not None and options.dtype == "float32" and not options.compile and options.lora is None:
-        kernels.patch_model(model)
-        product = kernels.product
+    if learner.lora_rank:
+        add_adapters(model, learner)
     device = current_device(mesh.device_type)
-    policy = Policy(model, product).eval()
-    _shard(policy, options, mesh)
-    _materialise(policy, torch.device("cpu") if options.cpu_offload else device, device)
+    policy = Policy(model).eval()
+    _shard(policy, learner, mesh)
+    _materialise(policy, torch.device("cpu") if learner.cpu_offload else device, device)
     read_weights(policy, directory)
-    if options.lora is not None:
-        initialise(tuple(named_shards(policy)), options.lora.seed)
+    if learner.lora_rank:
+        initialise(tuple(named_shards(policy)), seed)
     return policy
 
 
@@ -144,18 +137,18 @@ def _check_supported(config: PreTrainedConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _shard(policy: Policy, options: PolicyOptions, mesh: DeviceMesh) -> None:
-    precision = MixedPrecisionPolicy(param_dtype=getattr(torch, options.dtype), reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy() if options.cpu_offload else OffloadPolicy()
+def _shard(policy: Policy, learner: LearnerConfig, mesh: DeviceMesh) -> None:
+    precision = MixedPrecisionPolicy(param_dtype=getattr(torch, learner.compute_dtype), reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy() if learner.cpu_offload else OffloadPolicy()
     for layer in policy.model.base_model.layers:
-        if options.activation_checkpointing:
+        if learner.activation_checkpointing:
             layer.forward = _checkpointed(layer.forward)
-        if options.compile:
+        if learner.compile:
             layer.compile()
         fully_shard(
             layer,
             mesh=mesh,
-            reshard_after_forward=options.reshard_after_forward,
+            reshard_after_forward=learner.reshard_after_forward,
             mp_policy=precision,
             offload_policy=offload,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,23 +16,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlep.algorithms.loss import LossSums
-from rlep.algorithms.objective import high_entropy_mask
+from rlep.algorithms.loss import LossSums, packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_values import high_entropy_mask, normalizers, regulariser_normalizers
 from rlep.algorithms.packing import Budget, pack, take
+from rlep.config.schema import Config
+from rlep.config.training import LossConfig
 from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
 from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.full_weights import FullWeights
-from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.largest_update import largest_update
 from rlep.engines.learner.lora import adapters_of, base_model, write_adapter
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
-from rlep.engines.learner.options import LearnerOptions, WeightDtype
-from rlep.engines.learner.packed_row import PackedRow, pack_row
+from rlep.engines.learner.packed_row import PackedRow, largest_update, pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, reshard
-from rlep.engines.learner.row_loss import RowLoss, cross_entropy, policy_loss
 from rlep.engines.learner.start_weights import StartWeights
 from rlep.engines.learner.trainer_state import Position, read_trainer, write_model, write_trainer
 from rlep.engines.learner.update_report import UpdateReport, model_flops, peak_flops, peak_memory, reset_peak_memory
@@ -45,7 +43,12 @@ from rlep.engines.learner.weight_sender import (
     write_weights,
 )
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
-from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightDtype, WeightUpdate
+
+RowLoss = Callable[[PackedRow, Tensor, Tensor], tuple[Tensor, LossSums]]
+"""Row, log-probs ``[R]`` and entropies of its response tokens -> its share of the batch's loss, and what is counted."""
+Reference = Callable[[PackedRow], Tensor]
+"""Row -> log-probs ``[R]`` of the reference policy, without gradients."""
 
 
 class LearnerRank:
@@ -54,60 +57,57 @@ class LearnerRank:
     def __init__(
         self,
         model: Path,
-        options: LearnerOptions,
+        config: Config,
         *,
         rank: int,
         world_size: int,
         meeting_point: str,
         listening: socket.socket | None = None,
-        kernels: Kernels | None = None,
     ) -> None:
         """Join the group and load the base weights; blocks until all ranks are there.
 
         Args:
             model: Hugging Face directory of a causal LM.
-            options: equal on all ranks.
+            config: equal on all ranks.
             rank: 0 … world_size - 1.
             world_size: number of ranks.
             meeting_point: where ranks meet: ``file:///new/file`` on a file system all share, or ``tcp://host:port``.
             listening: rank 0's socket at that host and port, from ``rendezvous.listen``.
-            kernels: replacements for the model's forward functions and matrix product.
 
         Raises:
             ModelError: the model cannot be used.
         """
-        self.options = options
+        self.config = config
         self._source, self._rank, self._world = model, rank, world_size
         with ExitStack() as undo:
-            join_ranks(options, rank, world_size, meeting_point, listening)
+            join_ranks(config, rank, world_size, meeting_point, listening)
             undo.callback(dist.destroy_process_group)
-            self._writer = BackgroundWriter(options.collective_timeout_s)
-            self._build(kernels)
+            self._writer = BackgroundWriter(config.learner.collective_timeout_s)
+            self._build()
             undo.pop_all()
 
-    def _build(self, kernels: Kernels | None) -> None:
-        options = self.options
-        mesh = rank_mesh(options, self._world)
-        build = partial(build_policy, options=options.policy, mesh=mesh, kernels=kernels)
-        self._policy = build(self._source)
-        lora = options.policy.lora
+    def _build(self) -> None:
+        config, learner = self.config, self.config.learner
+        mesh = rank_mesh(learner, self._world)
+        build = partial(build_policy, self._source, learner, mesh, seed=config.run.seed)
+        self._policy, lora = build(), learner.lora_rank > 0
         # With adapters the reference policy is the policy without them.
-        self._reference = None if options.reference is None or lora is not None else build(options.reference)
+        self._reference = build() if config.loss.kl_coef and not lora else None
         shards: tuple[tuple[str, DTensor], ...] = tuple(named_shards(self._policy))
         self._trained = tuple((name, shard) for name, shard in shards if shard.requires_grad)
-        served = shards if lora is None else [shard for shard in shards if not shard[1].requires_grad]
-        self._weights = FullWeights(served, None if lora is None else adapters_of(self._trained, lora))
-        self._optimizer = ShardedAdamW(self._trained, options.optimizer)
+        served = [shard for shard in shards if not shard[1].requires_grad] if lora else shards
+        self._weights = FullWeights(served, adapters_of(self._trained, learner.lora_scale) if lora else None)
+        self._optimizer = ShardedAdamW(self._trained, config.update, config.schedule_end)
         self._start, self._offloaded, self._change = StartWeights(self._trained), OffloadedState(), ChangeCheck()
         self._updates = 0
-        self._budget = Budget(options.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
-        self._device = current_device(options.device)
+        self._budget = Budget(learner.micro_batch_tokens, attention_length=6 * self._policy.model.config.hidden_size)
+        self._device = current_device(learner.device)
 
     def score(self, batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
         """Log-probs ``[R]`` of all response tokens at temperature 1, on every rank.
 
         Under the present weights; with ``rollout`` under those before its first update, which
-        ``options.keep_start_weights`` keeps.
+        ``Config.keeps_start_weights`` keeps.
         """
         with self._start.at_start_of(rollout):
             return self._no_grad_pass(batch, entropy=False)
@@ -122,33 +122,31 @@ class LearnerRank:
         Raises:
             UpdateError: the batch has no old log-probs.
         """
-        options = self.options.loss
+        fraction = self.config.loss.high_entropy_fraction
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
-        self._start.updating(rollout, keep=self.options.keep_start_weights)
+        self._start.updating(rollout, keep=self.config.keeps_start_weights)
         high_entropy = None
-        if options.high_entropy_fraction < 1:
+        if fraction < 1:
             mask = np.repeat(batch.trained, batch.response_lengths)
-            high_entropy = high_entropy_mask(
-                self._no_grad_pass(batch, entropy=True), mask, options.high_entropy_fraction
-            )
+            high_entropy = high_entropy_mask(self._no_grad_pass(batch, entropy=True), mask, fraction)
         return self._step(batch, rollout, self._policy_loss(batch, high_entropy), entropy=True)
 
     def rehearse(self) -> None:
-        """Compute the gradients of the largest update that the options allow, and drop them; all state stays to the bit.
+        """Compute the gradients of the largest update that the configuration allows, and drop them; all state stays to the bit.
 
         Before the first rollout a GPU that is too small for it fails here, and not hours later at the longest responses.
         """
-        batch = largest_update(self._world, self.options.micro_batch_tokens, self.options.longest_sequence)
-        self._start.updating(-1, keep=self.options.keep_start_weights)
+        batch = largest_update(self._world, self.config.learner.micro_batch_tokens, self.config.context)
+        self._start.updating(-1, keep=self.config.keeps_start_weights)
         self._accumulate(batch, self._policy_loss(batch, None), entropy=True)
         self._optimizer.drop_gradients()
         self._start.forget()
         reset_peak_memory(self._device)
 
     def _policy_loss(self, batch: SequenceBatch, high_entropy: BoolArray | None) -> RowLoss:
-        reference = None if self.options.reference is None else self._reference_logprobs
-        return policy_loss(batch, self.options.loss, high_entropy, reference)
+        reference = self._reference_logprobs if self.config.loss.kl_coef else None
+        return policy_loss(batch, self.config, high_entropy, reference)
 
     def _reference_logprobs(self, row: PackedRow) -> Tensor:
         if self._reference is not None:
@@ -166,7 +164,7 @@ class LearnerRank:
         Raises:
             WeightSyncError: a generator is gone, did not come, or did not keep up.
         """
-        send_weights(self._weights, sender, dtype or self.options.policy.dtype)
+        send_weights(self._weights, sender, dtype or self.config.learner.compute_dtype)
 
     def publish(
         self,
@@ -191,7 +189,7 @@ class LearnerRank:
             WeightSyncError: the weights cannot be written.
         """
         masters = self._change.check(self._weights, version)
-        dtype, checks = dtype or self.options.policy.dtype, scored_probes(probes, self.score)
+        dtype, checks = dtype or self.config.learner.compute_dtype, scored_probes(probes, self.score)
         sums = masters if dtype == "float32" else self._weights.checksums(dtype)
         source = target if isinstance(target, BroadcastGroup) else write_weights(self._weights, target, version, dtype)
         return None if source is None else weight_update(self._weights, source, version, checks, dtype, checksums=sums)
@@ -206,9 +204,9 @@ class LearnerRank:
             CheckpointError: the one before is still being written.
         """
         self._writer.check_free()
-        dtype, source, rank = self.options.policy.dtype, self._source, self._rank
-        weights, lora = self._weights.on_host(dtype), self.options.policy.lora
-        adapter = {} if lora is None else FullWeights(self._trained).on_host("float32")
+        dtype, source, rank = self.config.learner.compute_dtype, self._source, self._rank
+        weights, learner = self._weights.on_host(dtype), self.config.learner
+        adapter = FullWeights(self._trained).on_host("float32") if learner.lora_rank else {}
         taken = self._state() | random_state(rank, self._device)
         state = {name: tensor.to("cpu", copy=True) for name, tensor in taken.items()}
         position = Position(updates=self._updates, applied=self._optimizer.steps)
@@ -216,14 +214,14 @@ class LearnerRank:
         def write() -> None:
             write_trainer(state, position, directory / "trainer", self._writer.group)
             if rank == 0:  # last: nobody waits for rank 0 any more if this fails
-                if lora is not None:
-                    write_adapter(adapter, lora, source, directory / "adapter")
+                if learner.lora_rank:
+                    write_adapter(adapter, learner, source, directory / "adapter")
                 write_model(weights, source, directory / "model", dtype)
 
         self._writer.begin(write)
 
     def written(self, wait_s: float = 0.0) -> bool:
-        """Whether this rank's part of the last ``save`` is complete; not collective.
+        """Return True once this rank's part of the last ``save`` is complete; not collective.
 
         Args:
             wait_s: longest wait for it; 0 only looks.
@@ -284,20 +282,19 @@ class LearnerRank:
 
     def _step(self, batch: SequenceBatch, rollout: int, row_loss: RowLoss, *, entropy: bool) -> UpdateReport:
         started = time.perf_counter()
-        index = rollout if self.options.optimizer.unit == "rollouts" else self._updates
+        index = rollout if self.config.update.unit == "rollouts" else self._updates
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
         if not batch.response_lengths[batch.computed].any():
-            return UpdateReport("no tokens", lr=self.options.optimizer.lr_at(index))
+            return UpdateReport("no tokens", lr=self._optimizer.lr_at(index))
         loss, sums = self._accumulate(batch, row_loss, entropy)
         step = self._optimizer.step(index)
         self._change.note(step)
-        clip = self.options.optimizer.clip_norm
         return UpdateReport(
             skipped="" if step.applied else "non-finite gradient",
             loss=loss,
             grad_norm=step.grad_norm,
-            clipped=step.applied and 0 < clip < step.grad_norm,
+            clipped=step.applied and step.grad_norm > self.config.update.clip_norm,
             lr=step.lr,
             trained_tokens=trained,
             cost=self._cost(batch, time.perf_counter() - started),
@@ -305,30 +302,30 @@ class LearnerRank:
         )
 
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
-        frozen = self.options.policy.lora is not None
+        frozen = self.config.learner.lora_rank > 0
         weights = sum(math.prod(spec.shape) for spec in self._weights.layout("float32"))
         batch = take(batch, np.flatnonzero(batch.computed))
         return UpdateCost(
             tokens=len(batch.tokens),
             seconds=seconds,
             model_flops=model_flops(self._policy.model.config, weights, batch, frozen=frozen),
-            peak_flops=peak_flops(self._device, self.options.policy.dtype, self._world),
+            peak_flops=peak_flops(self._device, self.config.learner.compute_dtype, self._world),
             peak_memory_bytes=peak_memory(self._device),
         )
 
     def _accumulate(self, batch: SequenceBatch, row_loss: RowLoss, entropy: bool) -> tuple[float, LossSums]:
         """Gradients of the whole update into the shards; its loss and sums over all ranks.
 
-        Each micro-batch's are reduce-scattered and added up in the shards, unless ``policy.unsharded_gradients``; replicas
+        Each micro-batch's are reduce-scattered and added up in the shards, unless ``learner.unsharded_gradients``; replicas
         exchange theirs once, with the last.
         """
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
         plan = pack(batch, self._world, self._budget, batch.computed)[self._rank]  # the others have no gradient
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
-            self._policy.set_requires_gradient_sync(last or not self.options.policy.unsharded_gradients)
+            self._policy.set_requires_gradient_sync(last or not self.config.learner.unsharded_gradients)
             self._policy.set_requires_all_reduce(last)
-            self._policy.set_reshard_after_backward(last or self.options.policy.reshard_after_forward)
+            self._policy.set_reshard_after_backward(last or self.config.learner.reshard_after_forward)
             row = pack_row(batch, sequences, self._device)
             part, part_sums = row_loss(row, *self._policy(row, entropy))
             part.backward()
@@ -346,3 +343,35 @@ class LearnerRank:
     def _state(self) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = {f"weight.{name}": parameter.detach() for name, parameter in self._trained}
         return weights | self._optimizer.moments()
+
+
+def policy_loss(
+    batch: SequenceBatch, config: Config, high_entropy: BoolArray | None, reference: Reference | None
+) -> RowLoss:
+    """Equation 4 of a row of ``batch``; ``high_entropy`` ``[R]`` chooses tokens, None takes all."""
+    limit = config.rollout.max_tokens
+    weights = normalizers(batch, config.loss, fixed_length=limit)  # [S]
+    kept = regulariser_normalizers(batch, config.loss, fixed_length=limit)  # [S]
+
+    def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+        with torch.no_grad():
+            base = None if reference is None else reference(row)
+        chosen = None if high_entropy is None else torch.from_numpy(row.of_responses(high_entropy)).to(logprobs.device)
+        values = {"reference_logprobs": base, "entropy": entropy, "high_entropy": chosen}
+        values["regulariser_weights"] = None if batch.regularised is None else row.of_sequences(kept)
+        part = packed_tokens(row.part, logprobs, row.of_sequences(weights), **values)
+        return packed_policy_loss(part, config.loss, config.replay)
+
+    return loss
+
+
+def cross_entropy(batch: SequenceBatch) -> RowLoss:
+    """The mean over all trained response tokens of ``batch``."""
+    weights = normalizers(batch, LossConfig())
+
+    def loss(row: PackedRow, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, LossSums]:
+        per_token = np.repeat(row.of_sequences(weights), row.part.response_lengths)
+        total = -(logprobs.double() * torch.from_numpy(per_token).to(logprobs.device)).sum()
+        return total, LossSums.zeros(logprobs.device)
+
+    return loss

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from rlep.core.errors import CheckpointError
-from rlep.engines.learner.options import WeightDtype
+from rlep.engines.weights.weight_update import WeightDtype
 
 MAX_FILE_BYTES = 5 * 10**9
 """Weights files of the Hugging Face directory stay below this size."""

@@ -44,7 +44,7 @@ class UpdateReport:
     """Response tokens in the loss."""
     cost: UpdateCost = field(default_factory=UpdateCost)
     stats: Mapping[str, float] = field(default_factory=dict)
-    """``<source>/<name>`` as ``algorithms.loss_stats.source_metrics`` gives them."""
+    """``<source>/<name>`` as ``algorithms.loss_values.source_metrics`` gives them."""
 
 
 def model_flops(config: PreTrainedConfig, weights: int, batch: SequenceBatch, *, frozen: bool = False) -> float:

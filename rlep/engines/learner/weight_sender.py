@@ -12,7 +12,6 @@ from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch
 from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.optimizer import StepResult
-from rlep.engines.learner.options import WeightDtype
 from rlep.engines.weights.broadcast import BroadcastMember, Meeting
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
@@ -22,6 +21,7 @@ from rlep.engines.weights.weight_update import (
     Probe,
     SharedMemoryWeights,
     TensorSpec,
+    WeightDtype,
     WeightUpdate,
 )
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ChangeCheck:
-    """Whether updates that were applied change the weights, from one publication to the next."""
+    """A check that applied updates change the weights, from one publication to the next."""
 
     def __init__(self) -> None:
         self._published: tuple[int, ...] = ()
@@ -71,7 +71,7 @@ def weight_update(
     *,
     checksums: tuple[int, ...],
 ) -> WeightUpdate:
-    """What the generators need to take the weights from ``source`` and to check them."""
+    """Return what the generators need to take the weights from ``source`` and to check them."""
     return WeightUpdate(version, weights.layout(dtype), source, tuple(probes), LOGPROB_TOLERANCE[dtype], checksums)
 
 
@@ -100,7 +100,7 @@ class WeightSender:
 
     @property
     def group(self) -> BroadcastGroup:
-        """What the generators join."""
+        """The group that the generators join."""
         return self._meeting.group
 
     def send(self, layout: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:

@@ -9,19 +9,20 @@ import asyncio
 import importlib
 import math
 import os
-from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.core.types import Completion, Float32Array, Int32Array, Request, Sampling
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
-from rlep.engines.sampler.setup import STOCK, EngineParts, SamplerOptions, prepare_environment, start_engine
+from rlep.engines.sampler.setup import NO_CHANGES, prepare_environment, start_engine
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
@@ -38,7 +39,7 @@ Result = TypeVar("Result")
 CPU_EXIT_S = 0.5
 """How long a CPU engine's only process has to end by itself."""
 
-__all__ = ["Sampler", "SamplerHealth", "SamplerOptions", "prepare_environment"]
+__all__ = ["Sampler", "SamplerHealth", "prepare_environment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +58,18 @@ class Sampler:
     ``policy_version`` is None, and ``generate`` refuses, until ``confirm`` (or ``serve_base``) succeeded for the weights
     that are loaded.
 
-    Scheduler and sampler are vLLM's own unless ``parts`` names others. A response is drawn with the seed of its request
-    alone, but vLLM may round a log-prob differently in another batch. So the same seed gives the same tokens on a CPU in
-    float32 in practice, and on a GPU only with ``VLLM_BATCH_INVARIANT=1``.
+    A response is drawn with the seed of its request alone, but vLLM may round a log-prob differently in another batch. So the
+    same seed gives the same tokens on a CPU in float32 in practice, and on a GPU only with ``VLLM_BATCH_INVARIANT=1``.
     """
 
-    def __init__(self, model: Path, options: SamplerOptions, parts: EngineParts = STOCK) -> None:
+    def __init__(self, model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> None:
+        """``changes``: arguments of vLLM's engine other than those of the configuration."""
         self.policy_version: int | None = None
         self._model = model
-        self._options, self._parts = options, parts
+        self._config, self._changes = config, changes
         self._engine: AsyncLLMEngine | None = None
         self._tokenizer: Tokenizer  # since ``start``
-        self._weights = WeightLoading({}, options)
+        self._weights = WeightLoading({}, config.generator)
         self._loaded: int | None = None
         self._pristine = True
         self._samples: set[asyncio.Task[Any]] = set()
@@ -76,7 +77,7 @@ class Sampler:
         self._loading = asyncio.Lock()
         self._among_peers = asyncio.Event()
         self._sleep = SleepState()
-        self._in_flight = WeightChange() if options.on_update != "wait" else None
+        self._in_flight = WeightChange() if config.on_update != "wait" else None
 
     async def start(self, deadline_s: float) -> None:
         """Start the engine with the weights of the model directory; it serves none of them yet.
@@ -92,10 +93,7 @@ class Sampler:
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
             await asyncio.to_thread(importlib.import_module, "vllm.engine.async_llm_engine")
-            self._engine = engine = await asyncio.to_thread(start_engine, self._model, self._options, self._parts)
-            if self._parts.start_call is not None:
-                with engine_errors():
-                    await engine.collective_rpc(self._parts.start_call, timeout=deadline_s)
+            self._engine = await asyncio.to_thread(start_engine, self._model, self._config, self._changes)
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
@@ -104,7 +102,7 @@ class Sampler:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
         if ties_head(self._model):  # vLLM's own config says no where the files hold the head too
             expected.pop(TIED_HEAD, None)
-        self._weights = WeightLoading(expected, self._options)
+        self._weights = WeightLoading(expected, self._config.generator)
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:
         """Sample one response per request, and yield them in small batches as they finish, in no fixed order.
@@ -183,7 +181,7 @@ class Sampler:
             self._loaded = weight_update.version
 
     async def _replace(self, engine: AsyncLLMEngine, weight_update: WeightUpdate) -> None:
-        keep = self._options.on_update == "keep"
+        keep = self._config.on_update == "keep"
         # Without its cache a response that continues is prefilled again under the new weights.
         await engine.pause_generation(mode="keep" if keep else "abort", clear_cache=True)
         if isinstance(weight_update.source, BroadcastGroup):
@@ -252,8 +250,10 @@ class Sampler:
         self.policy_version = version
 
     async def health(self) -> SamplerHealth:
-        """Ask the engine; it replies between two of its steps. While it waits for its peers in a group, which has its own
-        deadline, it does not reply: then it is enough that its processes live.
+        """Ask the engine; it replies between two of its steps.
+
+        While it waits for its peers in a group, which has its own deadline, it does not reply: then it is enough that its
+        processes live.
 
         Raises ``ActorLost`` when the engine died.
         """
@@ -273,7 +273,7 @@ class Sampler:
         await asyncio.gather(*running, return_exceptions=True)
         if engine is not None:
             # A CPU has no device memory to hand back, and the engine's process takes seconds to take itself apart.
-            alone = self._options.device == "cpu" and self._options.tensor_parallel == 1
+            alone = not self._config.generator.gpus and self._config.generator.tensor_parallel == 1
             await asyncio.to_thread(engine.shutdown, CPU_EXIT_S if alone else None)
             await asyncio.to_thread(destroy_socket_context, engine)
         runtime = os.environ.get(RUNTIME_DIRECTORY_KEY)
@@ -286,7 +286,7 @@ class Sampler:
         return self._engine
 
     def _check_lengths(self, requests: Sequence[Request], sampling: Sampling) -> None:
-        context = self._options.max_model_len
+        context = self._config.context
         for request in requests:
             if len(request.tokens) + sampling.max_tokens > context:
                 raise ModelError(

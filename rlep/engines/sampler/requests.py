@@ -82,9 +82,9 @@ def finish_reason(request: Request, output: CompletionOutput) -> FinishReason:
 
 
 def preemptions() -> int:
-    """How often the engine of this process has taken a running request's KV cache for another; it begins that request again.
+    """Count the running requests whose KV cache this process's engine gave to another; it begins them again.
 
-    Needs ``SamplerOptions.statistics``.
+    Needs an engine with ``disable_log_stats = False``.
     """
     from prometheus_client import REGISTRY
 

@@ -1,4 +1,4 @@
-"""How a sampler's engine is set up: its options, vLLM's environment variables, and vLLM's arguments.
+"""Setup of a sampler's engine: vLLM's environment variables, and vLLM's arguments.
 
 Measured with a tiny Qwen2 (64 wide, 2 layers, vocabulary 42) on two cores, float32, 256 samples of 40 tokens:
 
@@ -19,16 +19,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
 from rlep.core.paths import SOCKET_PATH_BYTES
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY, Lifeline
 from rlep.engines.sampler.runtime import list_shared_memory, make_runtime
 from rlep.engines.sampler.vllm_private import SOCKET_NAME_BYTES, in_every_process
-from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.weight_update import Transfer
 
 if TYPE_CHECKING:
@@ -39,67 +39,14 @@ _BACKENDS: dict[Transfer, str] = {"shared_memory": "rlep-shared-memory", "gloo":
 """vLLM's names of the transfer engines; ``nccl`` is its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What an engine is built from, by name, since it is imported where the engine runs."""
-
-    scheduler: str | None = None
-    """Scheduler class; None is vLLM's own. Not used with ``on_update = "keep"``, which needs each token's own version."""
-    worker_extension: str = WORKER_EXTENSION
-    """A class derived from ``WorkerExtension``."""
-    start_call: str | None = None
-    """A method of the worker extension that is called once, on every worker, when the model is loaded."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables of the engine's processes, beside those that every engine has."""
+NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
+BLOCK_SIZE = 128
+"""CPU: tokens per KV cache block. Prompts shorter than a block cannot share theirs."""
+PROBES = 4
+"""Sequences of the log-prob check."""
 
 
-STOCK = EngineParts()
-"""vLLM's own scheduler and sampler."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerOptions:
-    """How one engine uses its machine."""
-
-    max_model_len: int
-    """Longest prompt and response together, in tokens."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    cpu_acceleration: bool = False
-    """CPU: with the parts that ``rlep.engines.cpu`` has for it; ``GeneratorActor`` hands them in."""
-    transfer: Transfer = "shared_memory"
-    """How weights arrive: a file in shared memory, or the learner's broadcast over gloo or NCCL."""
-    on_update: OnUpdate = "wait"
-    """What new weights do to responses being generated: wait for them, continue them, or begin them again."""
-    max_num_seqs: int = 256
-    """Sequences decoded together."""
-    max_num_batched_tokens: int = 8192
-    """Tokens of one engine step, prefill and decode together; raised to ``max_model_len`` and ``max_num_seqs``."""
-    kv_cache_gib: float = 0.25
-    """CPU: size of the KV cache in GiB, allocated at the start."""
-    kv_cache_blocks: int | None = None
-    """Size of the KV cache in blocks, one of which stays empty; None is all that fit its memory."""
-    block_size: int = 128
-    """CPU: tokens per KV cache block. Prompts shorter than a block cannot share theirs."""
-    threads: int = 1
-    """CPU: threads of the model's matrix products, shared out to the workers."""
-    gpu_memory_utilization: float = 0.9
-    """GPU: share of the device's memory for weights and KV cache."""
-    tensor_parallel: int = 1
-    """Workers that share the model, on CPU too."""
-    sleeps: bool = False
-    """GPU: built so that ``Sampler.sleep`` frees the memory of weights and KV cache."""
-    enforce_eager: bool = False
-    """GPU: no CUDA graphs and no compilation. CPU engines are always eager."""
-    seed: int = 0
-    """Seed of the engine's own generator; samples use the seed of their request."""
-    statistics: bool = False
-    """vLLM's metrics, which cost time for each token; ``requests.preemptions`` reads them."""
-
-
-def prepare_environment(
-    options: SamplerOptions, runtime_parent: Path | None = None, parts: EngineParts = STOCK
-) -> Path:
+def prepare_environment(config: Config, runtime_parent: Path | None = None) -> Path:
     """Set vLLM's environment variables; to be called in the sampler's own process before anything imports vLLM.
 
     Everything vLLM puts on disk for this engine (sockets, rendezvous files) goes into a new private directory below
@@ -124,66 +71,74 @@ def prepare_environment(
         "TMPDIR": str(runtime),
         RUNTIME_DIRECTORY_KEY: str(runtime),
     }
-    if options.device == "cpu":
+    workers = config.generator.tensor_parallel
+    if not config.generator.gpus:
         settings |= {
             # Inductor's C++ compile of two sampler helpers takes a minute even in eager mode.
             "TORCH_COMPILE_DISABLE": "1",
-            "OMP_NUM_THREADS": str(max(1, options.threads // options.tensor_parallel)),
+            "OMP_NUM_THREADS": str(max(1, config.generator_threads // workers)),
             # Several workers: vLLM would pin each to a NUMA node of its own, or refuse to start without one. Nobody
             # here knows the other roles' cores, so the number of threads is bounded and the scheduler places them.
-            **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if options.tensor_parallel > 1 else {}),
+            **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if workers > 1 else {}),
             # Allows the model inside the engine's process: no third process, no message queue between the two.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # An update frees the packed matrices of the last one and packs its own. glibc would give their pages back in
+            # between: an update of 500 M weights took 2.2 s, and takes 1.3 s.
+            "MALLOC_MMAP_THRESHOLD_": str(2**32),
+            "MALLOC_TRIM_THRESHOLD_": str(2**33),
         }
     else:
         # FlashInfer's sampler ignores seeds, so that our requests never get it; but vLLM tries it while it starts, and
         # dies where it cannot be compiled: without nvcc, as in our image (vllm-project/vllm#49497).
         settings["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    os.environ.update({**settings, **parts.environment})
+    os.environ.update(settings)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     return runtime
 
 
-def engine_arguments(model: Path, options: SamplerOptions, parts: EngineParts = STOCK) -> AsyncEngineArgs:
-    """vLLM's arguments for these options; imports vLLM."""
+def engine_arguments(model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> AsyncEngineArgs:
+    """vLLM's arguments, with ``changes``; imports vLLM."""
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
 
-    cpu = options.device == "cpu"
-    return AsyncEngineArgs(
+    role, context = config.generator, config.context
+    cpu = not role.gpus
+    # The log-prob check must not wait for responses that are being generated.
+    sequences = role.max_sequences + (0 if config.on_update == "wait" else PROBES)
+    arguments: dict[str, Any] = dict(
         model=str(model),
-        dtype=options.dtype,
+        dtype=role.compute_dtype,
         load_format="safetensors",
-        max_model_len=options.max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_model_len, options.max_num_seqs),
-        enforce_eager=cpu or options.enforce_eager,
-        kv_cache_memory_bytes=int(options.kv_cache_gib * 2**30) // options.tensor_parallel if cpu else None,
-        num_gpu_blocks_override=options.kv_cache_blocks,
-        block_size=options.block_size if cpu else None,
+        max_model_len=context,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=max(role.max_batched_tokens, context, sequences),
+        enforce_eager=cpu or role.eager,
+        kv_cache_memory_bytes=int(role.kv_cache_gib * 2**30) // role.tensor_parallel if cpu else None,
+        block_size=BLOCK_SIZE if cpu else None,
         # Without a full block to share, the prefix cache only costs.
-        enable_prefix_caching=options.max_model_len > options.block_size if cpu else True,
+        enable_prefix_caching=context > BLOCK_SIZE if cpu else True,
         # vLLM 0.32 dies when it cuts the prompt of a request with a seed: CPU generators cannot be set back.
         enable_chunked_prefill=not cpu,
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        tensor_parallel_size=options.tensor_parallel,
-        distributed_executor_backend="uni" if options.tensor_parallel == 1 else "mp",
-        enable_sleep_mode=options.sleeps and not cpu,  # vLLM's CPU worker sleeps without freeing anything
-        seed=options.seed,
-        disable_log_stats=not options.statistics,
+        gpu_memory_utilization=role.memory_utilization,
+        tensor_parallel_size=role.tensor_parallel,
+        distributed_executor_backend="uni" if role.tensor_parallel == 1 else "mp",
+        # vLLM's CPU worker sleeps without freeing anything.
+        enable_sleep_mode=config.cluster.placement == "colocated" and not cpu,
+        seed=config.run.seed,
+        disable_log_stats=True,
         logprobs_mode="raw_logprobs",
-        worker_extension_cls=parts.worker_extension,
-        weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[options.transfer]),
-        scheduler_cls=None if options.on_update == "keep" else parts.scheduler,
+        worker_extension_cls=WORKER_EXTENSION,
+        weight_transfer_config=WeightTransferConfig(backend=_BACKENDS[role.transfer]),
         **in_every_process(Lifeline()),
     )
+    return AsyncEngineArgs(**(arguments | dict(changes)))
 
 
-def start_engine(model: Path, options: SamplerOptions, parts: EngineParts) -> AsyncLLMEngine:
+def start_engine(model: Path, config: Config, changes: Mapping[str, Any] = NO_CHANGES) -> AsyncLLMEngine:
     """Start vLLM's processes; blocks until the model is loaded."""
     from vllm import AsyncLLMEngine
 
-    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, options, parts))
-    if options.tensor_parallel > 1:
+    engine = AsyncLLMEngine.from_engine_args(engine_arguments(model, config, changes))
+    if config.generator.tensor_parallel > 1:
         list_shared_memory(Path(os.environ[RUNTIME_DIRECTORY_KEY]))
     return engine

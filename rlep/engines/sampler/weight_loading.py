@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import WeightSyncError
 from rlep.core.plural import counted
-from rlep.engines.sampler.setup import SamplerOptions
 from rlep.engines.weights.weight_update import (
     NCCL_BUFFER_BYTES,
     BroadcastGroup,
@@ -57,18 +57,18 @@ class Loaded:
 
 
 class WeightLoading:
-    """What one engine expects, and the group with the learner that it is in."""
+    """Weights that one engine expects, and its group with the learner."""
 
-    def __init__(self, expected: dict[str, TensorSpec], options: SamplerOptions) -> None:
+    def __init__(self, expected: dict[str, TensorSpec], generator: GeneratorConfig) -> None:
         """``expected``: every weight of the model by name; without ``TIED_HEAD`` where it is the embedding."""
-        self._expected, self._options = expected, options
+        self._expected, self._generator = expected, generator
         self._group: BroadcastGroup | None = None
         self._barrier: Barrier | None = None
         self._loaded: Loaded | None = None
 
     async def check(self, weight_update: WeightUpdate) -> None:
         """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
-        source, wanted = weight_update.source, self._options.transfer
+        source, wanted = weight_update.source, self._generator.transfer
         if wanted != (source.backend if isinstance(source, BroadcastGroup) else "shared_memory"):
             raise WeightSyncError(f"this generator takes weights by {wanted}, published was {source!r:.80}")
         layouts = [weight_update.layout]
@@ -112,12 +112,12 @@ class WeightLoading:
 
         if self._barrier is None or not joined:
             self._barrier = Barrier(group)
-        workers = range(group.first_rank, group.first_rank + self._options.tensor_parallel)
+        workers = range(group.first_rank, group.first_rank + self._generator.tensor_parallel)
         return int(self._barrier.arrive(workers))
 
 
 def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
-    """What the transfer engine is told about a group; ``port``: where rank 0 opens vLLM's NCCL group."""
+    """Describe a group to the transfer engine; ``port``: where rank 0 opens vLLM's NCCL group."""
     if group.backend == "gloo":
         return asdict(group)
     return {
@@ -131,7 +131,7 @@ def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
 
 
 def update_info(weight_update: WeightUpdate) -> dict[str, Any]:
-    """What the transfer engine is told about a weight update."""
+    """Describe a weight update to the transfer engine."""
     source = weight_update.source
     if isinstance(source, SharedMemoryWeights):
         return {

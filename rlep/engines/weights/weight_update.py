@@ -1,4 +1,4 @@
-"""What a learner publishes and a generator loads: where the weights are, their layout, and probes to check them by.
+"""A weight update, which a learner publishes and a generator loads: place of the weights, their layout, and probes of them.
 
 Weights in shared memory are a file in the safetensors format, which is complete exactly while its header carries the published
 stamp. This module needs neither vLLM nor torch to be imported, so that both sides of a transfer can use it.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 GroupBackend = Literal["gloo", "nccl"]
 Transfer = Literal["shared_memory", "gloo", "nccl"]
+WeightDtype = Literal["float32", "bfloat16", "float16"]
 
 NCCL_BUFFER_BYTES = 256 * 2**20
 """Size of vLLM's buffers for packed weights; learner rank 0 and each worker hold two beside all else. Its default is 1 GiB."""
@@ -56,7 +57,7 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Count of the numbers it holds."""
         return math.prod(self.shape)
 
     @property
@@ -205,7 +206,7 @@ def checkpoint_layout(model: Path) -> dict[str, TensorSpec]:
 
 
 def ties_head(model: Path) -> bool:
-    """Whether a model directory's config makes its output head and its embedding one matrix, whatever its files hold.
+    """Return True if a model's config makes its output head and its embedding one matrix, whatever its files hold.
 
     Raises:
         ModelError: no config that transformers knows.

@@ -9,9 +9,9 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlep.config.schema import Config
+from rlep.config.settings import parse_config
 from rlep.core.types import SequenceBatch
-from rlep.engines.cpu import acceleration
-from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.options import LearnerOptions, LoraOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 
 Command = tuple[Any, ...]
-KERNELS: dict[str, Kernels | None] = {"plain": None, "accelerated": acceleration().kernels}
-"""The two computations that every equality holds for."""
-PLAIN = OptimizerOptions(lr=1e-3, warmup=0, clip_norm=0.0)
+NO_CLIP = 1e9
+PLAIN: dict[str, Any] = {"lr": 1e-3, "warmup": 0, "clip_norm": NO_CLIP}
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,8 @@ class Spec:
     replicas: int = 1
     keep: bool = False
     """Whether the weights before a rollout's first update are kept."""
-    unsharded: bool = False
-    """Whether gradients are reduced once an update."""
-    lora: LoraOptions | None = None
-    accelerated: bool = False
-    """Whether the ranks take the kernels of ``rlep.engines.cpu``."""
+    learner: dict[str, Any] = field(default_factory=dict)
+    """More of ``[learner]``."""
 
 
 def save_batch(path: Path, batch: SequenceBatch) -> str:
@@ -77,19 +72,28 @@ def gradients_of_first_update(learner: LearnerRank) -> dict[str, torch.Tensor]:
     }
 
 
+def config_of(*, learner: Mapping[str, Any], **sections: Mapping[str, Any]) -> Config:
+    """The configuration of learners on one thread each."""
+    return parse_config({"learner": {"threads": 1, **learner}, **sections})
+
+
 @contextmanager
 def single_ranks(directory: Path, model: Path) -> Iterator[Callable[..., LearnerRank]]:
     """Starts learners of one rank in this process, which can hold one at a time: starting one closes the one before."""
     living: list[LearnerRank] = []
     started = 0
 
-    def start(base: Path = model, kernels: Kernels | None = None, **options: Any) -> LearnerRank:
+    def start(
+        base: Path = model, *, keep: bool = False, micro_batch_tokens: int = 16384, **sections: Mapping[str, Any]
+    ) -> LearnerRank:
         nonlocal started
         close_all()
-        settings = replace(LearnerOptions(optimizer=PLAIN, threads=1), **options)
+        update = {**sections.pop("update", PLAIN), "stream": keep}
+        learner = {"micro_batch_tokens": micro_batch_tokens, **sections.pop("learner", {})}
+        settings = config_of(update=update, learner=learner, **sections)
         started += 1
         meeting = f"file://{directory}/meeting-{started}"
-        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting, kernels=kernels))
+        living.append(LearnerRank(base, settings, rank=0, world_size=1, meeting_point=meeting))
         return living[-1]
 
     def close_all() -> None:
@@ -184,22 +188,20 @@ def run_rank(spec: Spec, rank: int, log: Path) -> None:
     with log.open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    options = LearnerOptions(
-        policy=PolicyOptions(unsharded_gradients=spec.unsharded, lora=spec.lora),
-        optimizer=OptimizerOptions(lr=spec.lr, clip_norm=spec.clip_norm, warmup=0),
-        micro_batch_tokens=spec.micro_batch_tokens,
-        collective_timeout_s=spec.collective_timeout_s,
-        replicas=spec.replicas,
-        keep_start_weights=spec.keep,
-        threads=1,
-    )
+    learner_section = {
+        "ranks": spec.world_size,
+        "replicas": spec.replicas,
+        "micro_batch_tokens": spec.micro_batch_tokens,
+        "collective_timeout_s": spec.collective_timeout_s,
+        **spec.learner,
+    }
+    update = {"lr": spec.lr, "clip_norm": spec.clip_norm, "warmup": 0, "stream": spec.keep}
     learner = LearnerRank(
         Path(spec.model),
-        options,
+        config_of(learner=learner_section, update=update),
         rank=rank,
         world_size=spec.world_size,
         meeting_point=spec.meeting,
-        kernels=KERNELS["accelerated" if spec.accelerated else "plain"],
     )
     results = [carry_out(learner, rank, command) for command in spec.commands]
     if rank == 0:

@@ -18,7 +18,6 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 
 from rlep.engines.learner import attention
-from rlep.engines.learner.options import PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
 from tests.engines.learner.learner_process import gradients_of_first_update, single_ranks
@@ -48,10 +47,10 @@ def test_compiled_layers_have_the_gradients_of_the_padded_reference(
 ) -> None:
     monkeypatch.setattr(attention, "_has_flash", lambda _: flash)
     model = write_tiny_model(tmp_path / "model", architecture)
-    policy = PolicyOptions(compile=True, activation_checkpointing=checkpointing)
+    policy = {"compile": True, "activation_checkpointing": checkpointing}
     for seed in (0, 1):
         batch = ragged_batch(seed=seed)
-        learner = start(model, policy=policy, micro_batch_tokens=64)
+        learner = start(model, learner=policy, micro_batch_tokens=64)
         report = learner.update(batch, rollout=0)
         loss, gradients = padded_gradients(model, batch)
         assert report.loss == pytest.approx(loss, rel=1e-6)
@@ -63,9 +62,7 @@ def test_compiled_layers_have_the_gradients_of_the_padded_reference(
 
 def test_rows_of_new_lengths_need_no_new_graph(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_has_flash", lambda _: True)
-    learner = start(
-        write_tiny_model(tmp_path / "model", "qwen2"), policy=PolicyOptions(compile=True), micro_batch_tokens=64
-    )
+    learner = start(write_tiny_model(tmp_path / "model", "qwen2"), learner={"compile": True}, micro_batch_tokens=64)
     graphs = []
     for seed in range(12):
         learner.update(ragged_batch(seed=seed), rollout=seed)

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlep.algorithms.objective import LossOptions
 from rlep.core.errors import UpdateError
 from rlep.core.types import Float32Array
-from rlep.engines.learner.options import OptimizerOptions
 from rlep.engines.learner.policy import named_shards
 from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner.learner_cases import ragged_batch, write_tiny_model
@@ -32,13 +30,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def start(model: Path, tmp_path: Path) -> Iterator[Callable[..., LearnerRank]]:
     with single_ranks(tmp_path, model) as begin:
-        yield partial(begin, keep_start_weights=True)
+        yield partial(begin, keep=True)
 
 
 def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_first(
     start: Callable[..., LearnerRank],
 ) -> None:
-    options = {"optimizer": OptimizerOptions(lr=1e-2, warmup=0)}
+    options = {"update": {"lr": 1e-2, "warmup": 0}}
     learner = start(**options)
     for rollout in range(2):
         scored = [replace(batch, old_logprobs=learner.score(batch)) for batch in SETS]
@@ -54,7 +52,7 @@ def test_sets_scored_and_trained_one_by_one_give_the_weights_of_sets_scored_firs
 
 
 def test_scoring_at_the_start_leaves_the_present_weights_alone(start: Callable[..., LearnerRank]) -> None:
-    learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0))
+    learner = start(update={"lr": 1e-2, "warmup": 0})
     before = learner.score(SETS[0], rollout=7)
     learner.update(SETS[1], rollout=7)
     present, now = weights_of(learner), learner.score(SETS[0])
@@ -67,7 +65,7 @@ def test_scoring_at_the_start_leaves_the_present_weights_alone(start: Callable[.
 
 
 def test_weights_that_were_not_kept_are_not_made_up(start: Callable[..., LearnerRank], tmp_path: Path) -> None:
-    learner = start(keep_start_weights=False)
+    learner = start(keep=False)
     learner.update(SETS[0], rollout=3)
     with pytest.raises(UpdateError, match="rollout 3 has been updated on and the weights before that were not kept"):
         learner.score(SETS[1], rollout=3)
@@ -81,7 +79,7 @@ def test_weights_that_were_not_kept_are_not_made_up(start: Callable[..., Learner
 
 
 def test_a_failure_while_scoring_gives_the_present_weights_back(start: Callable[..., LearnerRank]) -> None:
-    learner = start(optimizer=OptimizerOptions(lr=1e-2, warmup=0))
+    learner = start(update={"lr": 1e-2, "warmup": 0})
     learner.update(SETS[0], rollout=0)
     present = weights_of(learner)
     broken = replace(SETS[1], tokens=np.full_like(SETS[1].tokens, 10_000))
@@ -103,9 +101,8 @@ def test_two_ranks_keep_their_shards(model: Path, tmp_path: Path) -> None:
 
 def test_asleep_it_holds_no_memory_and_it_goes_on_to_the_bit(start: Callable[..., LearnerRank], model: Path) -> None:
     options = {
-        "optimizer": OptimizerOptions(lr=1e-2, warmup=0),
-        "loss": LossOptions(kl_coef=0.1),
-        "reference": model,
+        "update": {"lr": 1e-2, "warmup": 0},
+        "loss": {"kl_coef": 0.1},
     }
 
     def trained(*, sleeps: bool) -> tuple[dict[str, Tensor], Float32Array]:
@@ -129,16 +126,16 @@ def test_asleep_it_holds_no_memory_and_it_goes_on_to_the_bit(start: Callable[...
 def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., LearnerRank], model: Path) -> None:
     """Weights, random numbers, moments, reports and later scores are those of a learner that did not rehearse, to the bit."""
 
-    def trained(*, longest: int) -> tuple[list[object], dict[str, Tensor], Float32Array]:
+    def trained(*, rehearses: bool) -> tuple[list[object], dict[str, Tensor], Float32Array]:
         learner = start(
-            optimizer=OptimizerOptions(lr=1e-2, warmup=2, unit="updates"),
-            loss=LossOptions(kl_coef=0.1, entropy_coef=0.1),
-            reference=model,
-            keep_start_weights=True,
+            update={"lr": 1e-2, "warmup": 2, "unit": "updates"},
+            loss={"kl_coef": 0.1, "entropy_coef": 0.1},
             micro_batch_tokens=50,
-            longest_sequence=longest,
+            data={"max_prompt_tokens": 8},
+            rollout={"max_tokens": 16},
+            reward={"overlong_buffer": 0},
         )
-        if longest:
+        if rehearses:
             learner.rehearse()
         reports = [learner.update(batch, rollout=0) for batch in SETS]
         told: list[object] = [(report.loss, report.grad_norm, report.lr, report.stats) for report in reports]
@@ -146,8 +143,8 @@ def test_a_rehearsal_of_the_largest_update_leaves_no_trace(start: Callable[..., 
         state = weights_of(learner) | moments | {"random": torch.rand(4)}
         return [*told, learner._optimizer.steps], state, learner.score(SETS[0], rollout=0)
 
-    told, state, scores = trained(longest=24)
-    expected, wanted, plain = trained(longest=0)
+    told, state, scores = trained(rehearses=True)
+    expected, wanted, plain = trained(rehearses=False)
     assert told == expected
     assert same(state, wanted)
     np.testing.assert_array_equal(scores, plain)

@@ -11,7 +11,16 @@ import torch
 
 from rlep.algorithms.packing import take
 from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
-from tests.engines.learner.learner_process import Command, Spec, log_of, run_ranks, same, save_batch, start_ranks
+from tests.engines.learner.learner_process import (
+    NO_CLIP,
+    Command,
+    Spec,
+    log_of,
+    run_ranks,
+    same,
+    save_batch,
+    start_ranks,
+)
 from tests.small import contents
 
 
@@ -20,11 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("model"), "qwen2-tied")
 
 
-@pytest.mark.parametrize(
-    "setting", [{}, {"accelerated": True}, {"unsharded": True}], ids=["plain", "accelerated", "unsharded"]
-)
+@pytest.mark.parametrize("setting", [{}, {"learner": {"unsharded_gradients": True}}], ids=["plain", "unsharded"])
 def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_reference(
-    setting: dict[str, bool], model: Path, tmp_path: Path
+    setting: dict[str, Any], model: Path, tmp_path: Path
 ) -> None:
     """However its micro-batches are added up, the gradient is within 1e-6 (L2, relative) of one sum in float64."""
     batch = ragged_batch()
@@ -32,7 +39,7 @@ def test_two_ranks_with_tiny_micro_batches_give_the_gradient_of_the_padded_refer
     # 40 tokens: most micro-batches hold two sequences.
     files = [str(tmp_path / name) for name in ("gradients.pt", "weights.pt")]
     commands = [("update", path, 0), ("gradients", files[0]), ("gathered", files[1])]
-    settings = {"micro_batch_tokens": 40, "clip_norm": 0.0, **setting}
+    settings = {"micro_batch_tokens": 40, "clip_norm": NO_CLIP, **setting}
     report, *_ = run_ranks(tmp_path, model, 2, commands, **settings)
     loss, gradients = padded_gradients(model, batch)
     assert report["loss"] == pytest.approx(loss, rel=1e-6)
@@ -50,7 +57,7 @@ def test_a_rank_without_sequences_changes_nothing_and_holds_nobody_up(model: Pat
     batch = take(ragged_batch(), [5])
     path = save_batch(tmp_path / "batch.npz", batch)
     commands = [("score", path), ("update", path, 0), ("gradients", str(tmp_path / "gradients.pt"))]
-    scored, report, _ = run_ranks(tmp_path, model, 3, commands, clip_norm=0.0)
+    scored, report, _ = run_ranks(tmp_path, model, 3, commands, clip_norm=NO_CLIP)
     assert len(scored) == batch.response_lengths.sum()
     loss, gradients = padded_gradients(model, batch)
     assert report["loss"] == pytest.approx(loss, rel=1e-6)
@@ -81,7 +88,9 @@ def test_two_replicas_are_the_learner_that_as_many_plain_shards_are(ranks: int, 
     def run(name: str, world_size: int, *first: Command, replicas: int = 1) -> list[Any]:
         commands = [*first, ("checksums",), ("gradients", str(tmp_path / f"{name}.pt")), ("score", path)]
         commands += [("save", str(tmp_path / name)), ("written",)]
-        return run_ranks(tmp_path, model, world_size, commands, clip_norm=0.0, replicas=replicas, micro_batch_tokens=40)
+        return run_ranks(
+            tmp_path, model, world_size, commands, clip_norm=NO_CLIP, replicas=replicas, micro_batch_tokens=40
+        )
 
     def gradients(name: str) -> dict[str, torch.Tensor]:
         loaded: dict[str, torch.Tensor] = torch.load(tmp_path / f"{name}.pt", weights_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlep.algorithms.objective import LossOptions
 from rlep.core.errors import CheckpointError, ModelError
-from rlep.engines.learner.options import LoraOptions, OptimizerOptions, PolicyOptions
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.weights.checksums import checksum
 from tests.engines.learner.learner_cases import (
@@ -41,8 +38,8 @@ from tests.engines.learner.learner_process import (
 )
 
 Start = Callable[..., LearnerRank]
-EACH = LoraOptions(rank=3, alpha=6.0)  # scale 2; three rows on two ranks are cut unevenly
-SOME = LoraOptions(rank=4, alpha=2.0, targets=("q_proj", "v_proj", "down_proj"), seed=5)
+EACH: dict[str, Any] = {"lora_rank": 3, "lora_alpha": 6.0}  # scale 2; three rows on two ranks are cut unevenly
+SOME: dict[str, Any] = {"lora_rank": 4, "lora_alpha": 2.0, "lora_targets": ("q_proj", "v_proj", "down_proj")}
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +53,9 @@ def start(model: Path, tmp_path: Path) -> Iterator[Start]:
         yield begin
 
 
-def adapted(start: Start, lora: LoraOptions, **options: Any) -> LearnerRank:
+def adapted(start: Start, lora: dict[str, Any], **options: Any) -> LearnerRank:
     """A learner whose adapters change the model: B is zero at first."""
-    policy = replace(options.pop("policy", PolicyOptions()), lora=lora)
-    learner = start(policy=policy, **options)
+    learner = start(learner={**options.pop("learner", {}), **lora}, **options)
     generator = torch.Generator().manual_seed(1)
     for _, shard in learner._trained:
         shard.to_local().detach().normal_(0.0, 0.2, generator=generator)
@@ -82,7 +78,7 @@ def of_peft(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("lora", [EACH, SOME], ids=["all-linear", "three-targets"])
 @pytest.mark.parametrize("architecture", ["qwen2-tied", "qwen3", "llama"])
 def test_gradients_and_log_probs_are_those_of_peft_on_the_saved_adapter(
-    architecture: str, lora: LoraOptions, start: Start, tmp_path: Path
+    architecture: str, lora: dict[str, Any], start: Start, tmp_path: Path
 ) -> None:
     directory = write_tiny_model(tmp_path / "model", architecture)
     learner = adapted(start, lora, base=directory, micro_batch_tokens=64)
@@ -99,12 +95,14 @@ def test_gradients_and_log_probs_are_those_of_peft_on_the_saved_adapter(
 
 @pytest.mark.parametrize("lora", [EACH, SOME], ids=["all-linear", "three-targets"])
 def test_the_layers_that_get_adapters_and_their_shapes_are_those_of_peft(
-    lora: LoraOptions, start: Start, model: Path
+    lora: dict[str, Any], start: Start, model: Path
 ) -> None:
-    learner = start(policy=PolicyOptions(lora=lora))
-    targets = "all-linear" if lora is EACH else list(lora.targets)
+    learner = start(learner=lora)
+    targets = "all-linear" if lora is EACH else list(lora["lora_targets"])
     base = AutoModelForCausalLM.from_pretrained(model)
-    peft = get_peft_model(base, LoraConfig(r=lora.rank, lora_alpha=int(lora.alpha), target_modules=targets))  # type: ignore[arg-type]
+    peft = get_peft_model(
+        base, LoraConfig(r=lora["lora_rank"], lora_alpha=int(lora["lora_alpha"]), target_modules=targets)
+    )
     trainable = {name: tuple(value.shape) for name, value in peft.named_parameters() if value.requires_grad}
     assert {name: tuple(shard.shape) for name, shard in learner._trained} == of_peft(trainable)  # type: ignore[arg-type]
     for name, shard in learner._trained:
@@ -113,17 +111,19 @@ def test_the_layers_that_get_adapters_and_their_shapes_are_those_of_peft(
         assert 0.8 * limit <= largest <= limit
 
 
-@pytest.mark.parametrize("policy", [PolicyOptions(), PolicyOptions(activation_checkpointing=True)])
+@pytest.mark.parametrize("policy", [{}, {"activation_checkpointing": True}])
 def test_gradients_follow_from_those_of_the_merged_weights_with_a_reference_policy_too(
-    policy: PolicyOptions, start: Start, model: Path, tmp_path: Path
+    policy: dict[str, bool], start: Start, model: Path, tmp_path: Path
 ) -> None:
     """dA = s Bᵀ dW and dB = s dW Aᵀ, where dW is what full fine-tuning of the merged model computes."""
-    batch, penalty = ragged_batch(), {"loss": LossOptions(kl_coef=0.3), "reference": model}
-    learner = adapted(start, EACH, policy=policy, micro_batch_tokens=40, **penalty)
+    batch, penalty = ragged_batch(), {"loss": {"kl_coef": 0.3}}
+    learner = adapted(start, EACH, learner=policy, micro_batch_tokens=40, **penalty)
     merged = saved(learner, tmp_path / "saved") / "model"
     adapters = {name: shard.to_local().detach().clone() for name, shard in learner._trained}
     report, gradients = learner.update(batch, rollout=0), gradients_of_first_update(learner)
+    base = start(model, **penalty)
     full = start(merged, **penalty)
+    full._reference = base._reference  # the model without adapters, and not the merged one that it started from
     wanted = full.update(batch, rollout=0)
     assert report.loss == pytest.approx(wanted.loss, rel=1e-5)
     assert report.stats["fresh/reference_kl"] == pytest.approx(wanted.stats["fresh/reference_kl"], rel=1e-4)
@@ -151,7 +151,7 @@ def test_what_is_served_and_saved_is_the_merged_model(start: Start, model: Path,
             torch.testing.assert_close(weight.double(), base[name] + 0.5 * product, rtol=1e-6, atol=1e-6)
         else:
             assert torch.equal(weight, base[name])
-    assert sum(not torch.equal(served[name], base[name]) for name in base) == 2 * len(SOME.targets)
+    assert sum(not torch.equal(served[name], base[name]) for name in base) == 2 * len(SOME["lora_targets"])
     assert same(load_file(directory / "model" / "model.safetensors"), served)
     for dtype in ("float32", "bfloat16"):
         rounded = learner._weights.gathered(dtype)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_what_is_served_and_saved_is_the_merged_model(start: Start, model: Path,
 def test_only_adapters_are_trained_and_they_go_on_to_the_bit(
     dtype: Literal["float32", "bfloat16"], start: Start, model: Path, tmp_path: Path
 ) -> None:
-    settings = {"policy": PolicyOptions(dtype=dtype, lora=EACH), "optimizer": OptimizerOptions(lr=1e-3, warmup=2)}
+    settings = {"learner": {"dtype": dtype, **EACH}, "update": {"lr": 1e-3, "warmup": 2}}
     learner = start(**settings)
     learner.update(ragged_batch(seed=1), rollout=0)
     directory = saved(learner, tmp_path / "saved")
@@ -187,7 +187,7 @@ def test_only_adapters_are_trained_and_they_go_on_to_the_bit(
 
 def test_the_first_step_is_that_of_b_alone_and_its_gradient_full_fine_tunings(start: Start, model: Path) -> None:
     """B is zero at first: the model is the base, A has no gradient, and dB = s dW Aᵀ."""
-    learner, batch = start(policy=PolicyOptions(lora=SOME)), ragged_batch()
+    learner, batch = start(learner=SOME), ragged_batch()
     first = {name: shard.to_local().detach().clone() for name, shard in learner._trained}
     learner.update(batch, rollout=0)
     found, full = gradients_of_first_update(learner), padded_gradients(model, batch)[1]
@@ -207,7 +207,7 @@ def test_more_ranks_train_and_serve_what_one_does(ranks: int, replicas: int, mod
     def run(name: str, count: int, replicas: int = 1) -> tuple[list[Any], dict[str, Tensor]]:
         commands: list[Command] = [("update", path, step) for step, path in enumerate(paths)]
         commands += [("save", str(tmp_path / name)), ("gathered", str(tmp_path / f"{name}.pt")), ("written",)]
-        settings = {"lora": EACH, "lr": 0.01, "micro_batch_tokens": 40, "replicas": replicas}
+        settings = {"learner": EACH, "lr": 0.01, "micro_batch_tokens": 40, "replicas": replicas}
         reports = run_ranks(tmp_path, model, count, commands, **settings)[:2]
         return reports, torch.load(tmp_path / f"{name}.pt", weights_only=True)["float32"]
 
@@ -222,7 +222,7 @@ def test_more_ranks_train_and_serve_what_one_does(ranks: int, replicas: int, mod
     for name, weight in peft[0].items():
         torch.testing.assert_close(peft[1][name], weight, rtol=1e-4, atol=1e-4)
     again: list[Command] = [("load", str(tmp_path / "many")), ("gathered", str(tmp_path / "again.pt"))]
-    run_ranks(tmp_path, model, 1, again, lora=EACH)
+    run_ranks(tmp_path, model, 1, again, learner=EACH)
     resumed = torch.load(tmp_path / "again.pt", weights_only=True)["float32"]
     for name, weight in sharded.items():
         torch.testing.assert_close(resumed[name], weight, rtol=1e-6, atol=1e-6)  # the product of other rows at a time
@@ -230,14 +230,16 @@ def test_more_ranks_train_and_serve_what_one_does(ranks: int, replicas: int, mod
 
 def test_a_target_that_no_layer_has_is_refused_by_name(start: Start) -> None:
     with pytest.raises(ModelError, match=r"no linear layer is called query; there are down_proj, .*, v_proj"):
-        start(policy=PolicyOptions(lora=LoraOptions(2, 4.0, ("query", "v_proj"))))
+        start(learner={"lora_rank": 2, "lora_targets": ("query", "v_proj")})
 
 
 @pytest.mark.parametrize(
-    "other", [replace(SOME, rank=2), replace(SOME, targets=("q_proj", "k_proj")), None], ids=["rank", "targets", "full"]
+    "other",
+    [SOME | {"lora_rank": 2}, SOME | {"lora_targets": ("q_proj", "k_proj")}, {}],
+    ids=["rank", "targets", "full"],
 )
-def test_a_checkpoint_of_other_adapters_is_refused(other: LoraOptions | None, start: Start, tmp_path: Path) -> None:
-    saved(start(policy=PolicyOptions(lora=SOME)), tmp_path / "saved")
-    learner = start(policy=PolicyOptions(lora=other))
+def test_a_checkpoint_of_other_adapters_is_refused(other: dict[str, Any], start: Start, tmp_path: Path) -> None:
+    saved(start(learner=SOME), tmp_path / "saved")
+    learner = start(learner=other)
     with pytest.raises(CheckpointError, match="cannot read trainer state"):
         learner.load(tmp_path / "saved")

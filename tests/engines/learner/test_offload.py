@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rlep.config.training import UpdateConfig
 from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.offload import OffloadedState
 from rlep.engines.learner.optimizer import ShardedAdamW
-from rlep.engines.learner.options import OptimizerOptions
 
 Shards = tuple[tuple[str, DTensor], ...]
 
@@ -48,7 +48,7 @@ def test_weights_are_gathered_on_the_gpu_where_nccl_can_take_them(
 
 
 def test_moments_that_a_checkpoint_takes_and_gives_back_are_the_optimizers_own(shards: Shards) -> None:
-    optimizer = ShardedAdamW(shards, OptimizerOptions())
+    optimizer = ShardedAdamW(shards, UpdateConfig(), 400)
     (state,) = optimizer._adamw.state.values()
     for key in ("exp_avg", "exp_avg_sq"):
         moment = optimizer.moments()[f"{key}.weight"]

@@ -15,22 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3Config
 
+from rlep.config.roles import LearnerConfig
 from rlep.core.errors import ModelError
-from rlep.engines.cpu import fused
-from rlep.engines.cpu.causal import plan_of
-from rlep.engines.cpu.products import product
 from rlep.engines.learner import attention, head
 from rlep.engines.learner.attention import layout_of
-from rlep.engines.learner.head import Product, token_logprobs
-from rlep.engines.learner.kernels import Kernels
-from rlep.engines.learner.options import PolicyOptions
+from rlep.engines.learner.head import token_logprobs
 from rlep.engines.learner.packed_row import pack_row
 from rlep.engines.learner.policy import build_policy, named_shards, read_weights
 from tests.engines.learner.learner_cases import ARCHITECTURES, SIZES, padded_logprobs, ragged_batch, write_tiny_model
-from tests.engines.learner.learner_process import KERNELS
 
 CPU = torch.device("cpu")
 
@@ -43,16 +38,13 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_packed_row_scores_each_sequence_as_if_alone(
-    architecture: str, kernels: Kernels | None, mesh: DeviceMesh, tmp_path: Path
-) -> None:
+def test_a_packed_row_scores_each_sequence_as_if_alone(architecture: str, mesh: DeviceMesh, tmp_path: Path) -> None:
     directory = write_tiny_model(tmp_path, architecture)
     batch = ragged_batch(sequences=24)
     row = pack_row(batch, np.arange(24), CPU)
     assert row.layout.longest > 4 * row.layout.lengths[-1]  # so that keys of several lengths are laid out
-    policy = build_policy(directory, PolicyOptions(), mesh, kernels)
+    policy = build_policy(directory, LearnerConfig(), mesh)
     with torch.no_grad():
         logprobs, entropies = policy(row, True)
         alone = AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -61,16 +53,15 @@ def test_a_packed_row_scores_each_sequence_as_if_alone(
     np.testing.assert_allclose(entropies, wanted[1][torch.from_numpy(row.responses)], atol=1e-5)
 
 
-@pytest.mark.parametrize("kernels", KERNELS.values(), ids=KERNELS)
 def test_with_activation_checkpointing_autograd_saves_the_input_of_each_layer_alone(
-    kernels: Kernels | None, mesh: DeviceMesh, tmp_path: Path
+    mesh: DeviceMesh, tmp_path: Path
 ) -> None:
     row = pack_row(ragged_batch(), np.arange(12), CPU)
 
     def saved_bytes(layers: int, checkpointing: bool) -> int:
         config = Qwen3Config(**(SIZES | {"num_hidden_layers": layers}))
         AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-        policy = build_policy(tmp_path, PolicyOptions(activation_checkpointing=checkpointing), mesh, kernels)
+        policy = build_policy(tmp_path, LearnerConfig(activation_checkpointing=checkpointing), mesh)
         saved: list[int] = []
 
         def count(tensor: Tensor) -> Tensor:
@@ -95,7 +86,7 @@ def test_shared_key_heads_do_not_keep_torch_from_attention_in_linear_memory(
     # For float32 on a GPU only torch's kernel that holds all scores takes fewer key heads than query heads.
     attend = Mock(side_effect=scaled_dot_product_attention)
     monkeypatch.setattr(attention, "scaled_dot_product_attention", attend)
-    policy = build_policy(write_tiny_model(tmp_path, "qwen3"), PolicyOptions(), mesh)
+    policy = build_policy(write_tiny_model(tmp_path, "qwen3"), LearnerConfig(), mesh)
     policy(pack_row(ragged_batch(), np.arange(12), CPU), False)
     assert attend.call_count == 2 * 12  # layers, sequences
     for call in attend.call_args_list:
@@ -110,9 +101,8 @@ def test_a_row_must_be_sorted_and_without_empty_sequences(lengths: list[int]) ->
         layout_of(np.array(lengths, dtype=np.int64), CPU)
 
 
-@pytest.mark.parametrize("chosen_product", [linear, product], ids=KERNELS)
 def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softmax(
-    chosen_product: Product, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(
         head._CHUNK_BYTES, "cpu", 3 * 4 * 11
@@ -125,7 +115,7 @@ def test_chunked_log_probs_and_entropies_have_the_gradients_of_a_full_log_softma
     scores = (hidden @ weight.t()).log_softmax(-1)
     chosen, entropy = scores.gather(1, targets[:, None]).squeeze(1), -(scores.exp() * scores).sum(1)
     wanted = torch.autograd.grad((chosen * pull[0] + entropy * pull[1]).sum(), (hidden, weight))
-    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True, product=chosen_product)
+    logprobs, entropies = token_logprobs(hidden, weight, targets, entropy=True)
     got = torch.autograd.grad((logprobs * pull[0] + entropies * pull[1]).sum(), (hidden, weight))
     torch.testing.assert_close((logprobs, entropies, *got), (chosen, entropy, *wanted), rtol=1e-5, atol=1e-6)
 
@@ -138,17 +128,6 @@ def test_log_probs_of_tokens_that_fp32_gives_no_probability_are_exact() -> None:
     np.testing.assert_allclose(logprobs.detach(), wanted, rtol=1e-6)
     (gradient,) = torch.autograd.grad(logprobs[0], hidden)
     np.testing.assert_allclose(gradient[0], [-1.0], rtol=1e-6)  # of z_1 - z_0 in the hidden state
-
-
-def test_accelerated_attention_is_laid_out_once_for_all_layers(
-    mesh: DeviceMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = Mock(side_effect=plan_of)
-    monkeypatch.setattr(fused, "plan_of", planned)
-    policy = build_policy(write_tiny_model(tmp_path, "qwen2"), PolicyOptions(), mesh, KERNELS["accelerated"])
-    assert len(policy.model.base_model.layers) > 1
-    policy(pack_row(ragged_batch(sequences=4), np.arange(4), CPU), False)[0].sum().backward()
-    planned.assert_called_once()
 
 
 @pytest.mark.parametrize("room", [0, 5, 9])  # in rows, for chunks of 3, 3 and 1: none, the first, all
@@ -193,7 +172,7 @@ def test_on_gpus_products_of_bfloat16_are_float32_without_being_rounded_between(
         hidden = torch.empty(3, 4, dtype=torch.bfloat16, device="cuda")
         weight, total = torch.empty(5, 4, dtype=torch.bfloat16, device="cuda"), torch.empty(5, 4, device="cuda")
         with torch.profiler.profile() as profile:
-            logits = head._logits(hidden, weight, torch.nn.functional.linear)
+            logits = head._logits(hidden, weight)
             head._add_product(total, torch.empty(5, 3, dtype=torch.bfloat16, device="cuda"), hidden)
         assert (logits.dtype, tuple(logits.shape), logits.device.type) == (torch.float32, (3, 5), "cuda")
     assert "aten::to" not in {event.key for event in profile.key_averages()}
@@ -213,7 +192,7 @@ def test_a_half_precision_checkpoint_becomes_float32_master_weights(mesh: Device
     directory = write_tiny_model(tmp_path, "qwen2-tied")
     stored = {name: tensor.bfloat16() for name, tensor in load_file(directory / "model.safetensors").items()}
     save_file(stored, directory / "model.safetensors")
-    for name, shard in named_shards(build_policy(directory, PolicyOptions(), mesh)):
+    for name, shard in named_shards(build_policy(directory, LearnerConfig(), mesh)):
         assert shard.dtype == torch.float32
         assert torch.equal(shard.full_tensor().detach(), stored.pop(name).float())
     assert not stored
@@ -223,8 +202,8 @@ def test_bfloat16_compute_stays_near_float32(mesh: DeviceMesh, tmp_path: Path) -
     directory = write_tiny_model(tmp_path, "qwen2-tied")
     row = pack_row(ragged_batch(), np.arange(12), CPU)
     with torch.no_grad():
-        exact = build_policy(directory, PolicyOptions(), mesh)(row, False)[0]
-        rounded = build_policy(directory, PolicyOptions(dtype="bfloat16"), mesh)(row, False)[0]
+        exact = build_policy(directory, LearnerConfig(), mesh)(row, False)[0]
+        rounded = build_policy(directory, LearnerConfig(dtype="bfloat16"), mesh)(row, False)[0]
     assert rounded.dtype == torch.float32
     # bfloat16 keeps 8 bits: some difference must show, and it is a small part of log-probs of about -4.
     assert 1e-4 < float((rounded - exact).abs().max()) < 0.3
@@ -236,11 +215,11 @@ def test_a_checkpoint_that_lacks_weights_is_refused_by_name(mesh: DeviceMesh, tm
     del stored["model.norm.weight"]
     save_file(stored, directory / "model.safetensors")
     with pytest.raises(ModelError, match=r"lacks 1 weights .*model\.norm\.weight"):
-        build_policy(directory, PolicyOptions(), mesh)
+        build_policy(directory, LearnerConfig(), mesh)
 
 
 def test_weights_of_another_shape_are_refused(mesh: DeviceMesh, tmp_path: Path) -> None:
-    policy = build_policy(write_tiny_model(tmp_path / "a", "qwen2"), PolicyOptions(), mesh)
+    policy = build_policy(write_tiny_model(tmp_path / "a", "qwen2"), LearnerConfig(), mesh)
     other = write_tiny_model(tmp_path / "b", "qwen2")
     stored = load_file(other / "model.safetensors")
     stored["lm_head.weight"] = torch.zeros(38, 32)
@@ -254,7 +233,7 @@ def test_a_torn_weights_file_is_refused(mesh: DeviceMesh, tmp_path: Path) -> Non
     whole = (directory / "model.safetensors").read_bytes()
     (directory / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ModelError, match="cannot read weights"):
-        build_policy(directory, PolicyOptions(), mesh)
+        build_policy(directory, LearnerConfig(), mesh)
 
 
 @pytest.mark.parametrize("content", [None, {}, {"model_type": "no-such-model"}, {"model_type": "vit"}])
@@ -264,7 +243,7 @@ def test_a_directory_without_a_causal_model_is_refused(
     if content is not None:
         (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ModelError, match=str(tmp_path)):
-        build_policy(tmp_path, PolicyOptions(), mesh)
+        build_policy(tmp_path, LearnerConfig(), mesh)
 
 
 @pytest.mark.parametrize(
@@ -276,4 +255,4 @@ def test_architectures_whose_logits_would_come_out_wrong_are_refused(
 ) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=reason):
-        build_policy(tmp_path, PolicyOptions(), mesh)
+        build_policy(tmp_path, LearnerConfig(), mesh)

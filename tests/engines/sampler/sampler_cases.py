@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from rlep.config.schema import Config
 from rlep.core.types import Completion, Float32Array, Int32Array, Request
-from rlep.engines.cpu import acceleration
-from rlep.engines.sampler.setup import STOCK
 
 VOCABULARY = 42
 CONTEXT = 96
 PAD, EOS = 0, 1
-PARTS = {"stock": STOCK, "accelerated": acceleration().engine}
-"""What an engine is built from: vLLM's own scheduler and sampler, or those of ``cluster.cpu_acceleration``."""
+BLOCK = 32
+SMALL_BLOCKS: dict[str, Any] = {"block_size": BLOCK, "enable_prefix_caching": True}
+"""Changes of vLLM's arguments: blocks that prompts of less than the context can share."""
 
 
 def build_model(directory: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausalLM:
@@ -45,6 +46,16 @@ def build_model(directory: Path, *, tied: bool, seed: int = 0) -> Qwen2ForCausal
         perturb(model, 0.1)
     model.save_pretrained(directory)
     return model.eval()
+
+
+def config_of(context: int = CONTEXT, *, colocated: bool = False, **generator: Any) -> Config:
+    """The configuration of a generator with this context, in tokens."""
+    return Config().with_values(
+        data={"max_prompt_tokens": context - 1},
+        rollout={"max_tokens": 1},
+        generator={"kv_cache_gib": 0.0625, **generator},
+        cluster={"placement": "colocated" if colocated else "split"},
+    )
 
 
 def perturb(model: Qwen2ForCausalLM, scale: float) -> None:

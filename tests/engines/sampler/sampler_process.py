@@ -6,11 +6,13 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.config.schema import Config
+from rlep.engines.sampler.engine import Sampler, prepare_environment
+from tests.engines.sampler.sampler_cases import config_of
 
 
-async def own(model: Path, options: SamplerOptions) -> None:
-    sampler = Sampler(model, options)
+async def own(model: Path, config: Config) -> None:
+    sampler = Sampler(model, config)
     await sampler.start(deadline_s=500)
     sys.stdout.write("\nready\n")
     sys.stdout.flush()
@@ -18,6 +20,6 @@ async def own(model: Path, options: SamplerOptions) -> None:
 
 
 if __name__ == "__main__":
-    chosen = SamplerOptions(max_model_len=64, kv_cache_gib=0.0625)
+    chosen = config_of(64)
     prepare_environment(chosen, Path(sys.argv[2]))
     asyncio.run(own(Path(sys.argv[1]), chosen))

@@ -1,7 +1,4 @@
-"""The generator on a real vLLM: what it samples, how it takes weights, what it refuses, how it ends.
-
-Once with vLLM's own scheduler and sampler, once with those of ``rlep.engines.cpu``.
-"""
+"""The generator on a real vLLM: what it samples, how it takes weights, what it refuses, how it ends."""
 
 from __future__ import annotations
 
@@ -19,15 +16,17 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import ActorLost, ModelError, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import Probe, SharedMemoryWeights, TensorSpec, WeightUpdate
 from tests.engines.sampler.sampler_cases import (
+    BLOCK,
     CONTEXT,
     EOS,
-    PARTS,
+    SMALL_BLOCKS,
     VOCABULARY,
     build_model,
+    config_of,
     perturb,
     requests,
     sequence,
@@ -38,16 +37,10 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-BLOCK, BLOCKS = 32, 48
+BLOCKS = 48
 BLOCK_BYTES = BLOCK * 2 * 2 * 2 * 32 * 4  # 2 layers, keys and values, 2 heads of 32 float32
 # Blocks that some prompts share, fewer than requests; steps that cannot take all prompts at once.
-OPTIONS = SamplerOptions(
-    max_model_len=CONTEXT,
-    kv_cache_gib=BLOCKS * BLOCK_BYTES / 2**30,
-    block_size=BLOCK,
-    max_num_seqs=64,
-    max_num_batched_tokens=CONTEXT,
-)
+CONFIG = config_of(kv_cache_gib=BLOCKS * BLOCK_BYTES / 2**30, max_sequences=64, max_batched_tokens=CONTEXT)
 FULL = Sampling(max_tokens=24)
 
 
@@ -93,15 +86,14 @@ async def collect(sampler: Sampler, wanted: list[Request], sampling: Sampling = 
     return {completion.request_id: completion for completion in found}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied-stock", "untied-accelerated"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tied", "untied"])
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
-    head, parts = request.param.split("-")
     directory = tmp_path_factory.mktemp(request.param)
-    model = build_model(directory, tied=head == "tied")
-    runtime = prepare_environment(OPTIONS, parts=PARTS[parts])
-    sampler = Sampler(directory, OPTIONS, PARTS[parts])
+    model = build_model(directory, tied=request.param == "tied")
+    runtime = prepare_environment(CONFIG)
+    sampler = Sampler(directory, CONFIG, SMALL_BLOCKS)
     with pytest.raises(ActorLost, match="not started"):
         await sampler.health()
     await sampler.start(deadline_s=500)
@@ -321,7 +313,7 @@ async def test_an_iterator_closed_early_leaves_nothing_running(rig: Rig) -> None
     assert len(await collect(rig.sampler, requests(8))) == 8
 
 
-@pytest.mark.parametrize("rig", ["tied-stock"], indirect=True)
+@pytest.mark.parametrize("rig", ["tied"], indirect=True)
 async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
     engines = [one for one in psutil.Process().children(recursive=True) if "EngineCore" in " ".join(one.cmdline())]
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
@@ -336,7 +328,7 @@ async def test_a_dead_engine_is_reported_as_lost(rig: Rig) -> None:
         await collect(rig.sampler, requests(1))
 
 
-@pytest.mark.parametrize("rig", ["untied-accelerated"], indirect=True)
+@pytest.mark.parametrize("rig", ["untied"], indirect=True)
 async def test_closing_ends_running_calls(rig: Rig) -> None:
     running = asyncio.create_task(collect(rig.sampler, requests(64), Sampling(max_tokens=40)))
     scoring = asyncio.create_task(rig.sampler.score([sequence(8, 40, 1)] * 64))

@@ -16,9 +16,10 @@ import pytest_asyncio
 import torch
 from transformers import Qwen2ForCausalLM
 
+from rlep.config.schema import Config
 from rlep.core.errors import WeightSyncError
 from rlep.engines.learner.weight_sender import WeightSender
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.checksums import checksum
 from rlep.engines.weights.weight_update import (
     LOGPROB_TOLERANCE,
@@ -28,14 +29,12 @@ from rlep.engines.weights.weight_update import (
     TensorSpec,
     WeightUpdate,
 )
-from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
+from tests.engines.sampler.sampler_cases import CONTEXT, build_model, config_of, perturb, sequence, true_logprobs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
-GLOO = SamplerOptions(
-    max_model_len=CONTEXT, kv_cache_gib=0.0625, max_num_seqs=8, max_num_batched_tokens=CONTEXT, transfer="gloo"
-)
-NCCL = replace(GLOO, transfer="nccl", device="cuda", dtype="bfloat16", gpu_memory_utilization=0.3, enforce_eager=True)
+GLOO = config_of(max_sequences=8, max_batched_tokens=CONTEXT, transfer="gloo")
+NCCL = GLOO.with_values(generator={"transfer": "nccl", "gpus": 1.0, "memory_utilization": 0.3})
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs: one for each side")
 
 
@@ -43,7 +42,7 @@ TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs 
 class Rig:
     """A started sampler, and the model whose weights it is sent."""
 
-    options: SamplerOptions
+    config: Config
     sampler: Sampler
     model: Qwen2ForCausalLM
 
@@ -51,12 +50,14 @@ class Rig:
     def layout(self) -> tuple[TensorSpec, ...]:
         """What is sent, in this order."""
         weights = self.model.named_parameters()
-        return tuple(TensorSpec(name, self.options.dtype, tuple(weight.shape)) for name, weight in weights)
+        return tuple(
+            TensorSpec(name, self.config.generator.compute_dtype, tuple(weight.shape)) for name, weight in weights
+        )
 
     @property
     def tolerance(self) -> float:
         """Of the log-prob check."""
-        return LOGPROB_TOLERANCE[self.options.dtype]
+        return LOGPROB_TOLERANCE[self.config.generator.compute_dtype]
 
     def offer(self, group: BroadcastGroup, version: int) -> WeightUpdate:
         """The present weights."""
@@ -64,20 +65,20 @@ class Rig:
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
         )
-        dtype = getattr(torch, self.options.dtype)
+        dtype = getattr(torch, self.config.generator.compute_dtype)
         checksums = tuple(int(checksum(weight.to(dtype))) for _, weight in self.model.named_parameters())
         return WeightUpdate(version, self.layout, group, probes, self.tolerance, checksums)
 
     def new_group(self, deadline_s: float = 60.0) -> WeightSender:
         """Of the learner and this generator."""
-        assert self.options.transfer != "shared_memory"
-        return WeightSender("127.0.0.1", self.options.transfer, 2, deadline_s)
+        assert self.config.generator.transfer != "shared_memory"
+        return WeightSender("127.0.0.1", self.config.generator.transfer, 2, deadline_s)
 
     def send(self, sender: WeightSender, count: int | None) -> None:
         """The learner's side, of the first ``count`` weights or all; it is on the second GPU, where there are any."""
-        if self.options.device == "cuda":
+        if self.config.generator.gpus:
             torch.cuda.set_device(1)
-        home = "cuda:1" if self.options.device == "cuda" else "cpu"
+        home = "cuda:1" if self.config.generator.gpus else "cpu"
         weights = itertools.islice(self.model.named_parameters(), count)
         sender.send(self.layout, ((name, weight.to(home)) for name, weight in weights))
 
@@ -101,13 +102,13 @@ class Rig:
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
-    options: SamplerOptions = request.param
+    config: Config = request.param
     directory = tmp_path_factory.mktemp("model")
     model = build_model(directory, tied=True)
-    prepare_environment(options)
-    sampler = Sampler(directory, options)
+    prepare_environment(config)
+    sampler = Sampler(directory, config)
     await sampler.start(deadline_s=500)
-    yield Rig(options, sampler, model)
+    yield Rig(config, sampler, model)
     await sampler.close()
 
 
@@ -123,11 +124,11 @@ async def test_versions_follow_each_other_through_one_group_and_are_confirmed(ri
 
 async def test_what_cannot_be_taken_is_refused_before_the_old_weights_are_touched(rig: Rig, tmp_path: Path) -> None:
     served, group = rig.sampler.policy_version, rig.new_group().group
-    with pytest.raises(WeightSyncError, match=f"takes weights by {rig.options.transfer}"):
+    with pytest.raises(WeightSyncError, match=f"takes weights by {rig.config.generator.transfer}"):
         await rig.sampler.load_weights(
             replace(rig.offer(group, 9), source=SharedMemoryWeights(tmp_path / "weights-0", 1, ""))
         )
-    with pytest.raises(WeightSyncError, match=f"takes weights by {rig.options.transfer}"):
+    with pytest.raises(WeightSyncError, match=f"takes weights by {rig.config.generator.transfer}"):
         await rig.sampler.load_weights(
             rig.offer(replace(group, backend="nccl" if group.backend == "gloo" else "gloo"), 9)
         )
@@ -141,7 +142,7 @@ async def test_a_load_that_leaves_the_old_weights_is_refused_though_log_probs_do
 ) -> None:
     async def nothing(*_: object) -> None: ...
 
-    if rig.options.dtype == "bfloat16":
+    if rig.config.generator.compute_dtype == "bfloat16":
         pytest.skip("a change that bfloat16 shows may be one that log-probs show")
     first, second, third = rig.new_group(), rig.new_group(), rig.new_group()
     await rig.transfer(first, 4)
@@ -162,7 +163,7 @@ async def test_a_load_that_leaves_the_old_weights_is_refused_though_log_probs_do
 
 
 async def test_a_learner_that_breaks_off_leaves_nothing_served_until_a_new_group_repeats_it(rig: Rig) -> None:
-    if rig.options.transfer == "nccl":
+    if rig.config.generator.transfer == "nccl":
         pytest.skip("a generator that NCCL holds is ended by its supervisor: tests/cluster/test_weight_group.py")
     broken = rig.new_group(deadline_s=5.0)
     with pytest.raises(WeightSyncError, match="failed and must be repeated"):

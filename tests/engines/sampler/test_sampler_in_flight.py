@@ -1,7 +1,4 @@
-"""Weights that change while a real vLLM generates: every token is labelled with, and has the log-prob of, its own version.
-
-``keep`` with vLLM's own scheduler, which alone can; ``abort`` with that and with the one of ``rlep.engines.cpu``.
-"""
+"""Weights that change while a real vLLM generates: every token is labelled with, and has the log-prob of, its own version."""
 
 from __future__ import annotations
 
@@ -19,18 +16,24 @@ from transformers import Qwen2ForCausalLM
 
 from rlep.core.errors import WeightSyncError
 from rlep.core.types import Completion, Int32Array, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.sampler.weight_change import OnUpdate
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import Probe, TensorSpec, WeightUpdate
-from tests.engines.sampler.sampler_cases import CONTEXT, PARTS, VOCABULARY, build_model, perturb, true_logprobs
+from tests.engines.sampler.sampler_cases import (
+    CONTEXT,
+    SMALL_BLOCKS,
+    VOCABULARY,
+    build_model,
+    config_of,
+    perturb,
+    true_logprobs,
+)
 from tests.waiting import DEADLINE_S
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-OPTIONS = SamplerOptions(
-    max_model_len=CONTEXT, kv_cache_gib=0.0625, block_size=32, max_num_seqs=36, max_num_batched_tokens=CONTEXT
-)
+CONFIG = config_of(max_sequences=32, max_batched_tokens=CONTEXT)
 SAMPLING = Sampling(max_tokens=60)
 WRITERS, REQUESTS = 4, 300  # together 33 times what the engine holds: whenever the weights change, it is generating
 CHECKED = 150
@@ -89,19 +92,17 @@ def versions_of(completion: Completion) -> list[int]:
     return versions
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["keep-accelerated", "abort-stock", "abort-accelerated"]
-)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["keep", "abort"])
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
-    on_update, parts = request.param.split("-")
     directory = tmp_path_factory.mktemp(request.param)
     model = build_model(directory, tied=True)
-    prepare_environment(OPTIONS, parts=PARTS[parts])
-    sampler = Sampler(directory, replace(OPTIONS, on_update=on_update), PARTS[parts])
+    config = CONFIG.with_values(rollout={"max_staleness": 1, "partial": request.param})
+    prepare_environment(config)
+    sampler = Sampler(directory, config, SMALL_BLOCKS)
     await sampler.start(deadline_s=500)
-    yield Rig(sampler, SharedMemoryWriter(directory), on_update, model)
+    yield Rig(sampler, SharedMemoryWriter(directory), request.param, model)
     await sampler.close()
 
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from rlep.core.errors import ConfigError, ModelError
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
-from tests.engines.sampler.sampler_cases import build_model
+from rlep.engines.sampler.engine import Sampler, prepare_environment
+from tests.engines.sampler.sampler_cases import build_model, config_of
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -40,7 +40,7 @@ def test_a_directory_too_deep_for_a_socket_is_refused(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 60)
     deep.mkdir()
     with pytest.raises(ConfigError, match="107 bytes"):
-        prepare_environment(SamplerOptions(max_model_len=64), deep)
+        prepare_environment(config_of(64), deep)
     assert not list(deep.iterdir())
 
 
@@ -50,12 +50,12 @@ def test_a_gpu_starts_without_the_sampler_that_ignores_seeds_and_needs_a_compile
 ) -> None:
     with tempfile.TemporaryDirectory() as runtime:
         monkeypatch.setattr(os, "environ", {})
-        prepare_environment(SamplerOptions(max_model_len=64, device=device), Path(runtime))
+        prepare_environment(config_of(64, gpus=1.0 if device == "cuda" else 0.0), Path(runtime))
     assert os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") == value
 
 
 async def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
-    sampler = Sampler(tmp_path, SamplerOptions(max_model_len=64))
+    sampler = Sampler(tmp_path, config_of(64))
     with pytest.raises(ModelError, match="no usable safetensors"):
         await sampler.start(deadline_s=1)
     await sampler.close()
@@ -64,7 +64,7 @@ async def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
 async def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_model(tmp_path, tied=True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    sampler = Sampler(tmp_path, SamplerOptions(max_model_len=4096))
+    sampler = Sampler(tmp_path, config_of(4096))
     with pytest.raises(ModelError, match="4096"):
         await sampler.start(deadline_s=500)
     await sampler.close()

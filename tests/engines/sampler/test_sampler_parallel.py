@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,9 +19,10 @@ import pytest_asyncio
 import torch
 from transformers import Qwen2ForCausalLM
 
+from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
-from rlep.engines.sampler.engine import Sampler, SamplerOptions, prepare_environment
+from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
     LOGPROB_TOLERANCE,
@@ -30,28 +32,14 @@ from rlep.engines.weights.weight_update import (
     TensorSpec,
     WeightUpdate,
 )
-from tests.engines.sampler.sampler_cases import CONTEXT, build_model, perturb, sequence, true_logprobs
+from tests.engines.sampler.sampler_cases import CONTEXT, build_model, config_of, perturb, sequence, true_logprobs
 from tests.small import workers_of
 from tests.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
-CPU = SamplerOptions(
-    max_model_len=CONTEXT,
-    kv_cache_gib=0.125,
-    max_num_seqs=8,
-    max_num_batched_tokens=CONTEXT,
-    tensor_parallel=2,
-    threads=2,
-)
-CUDA = replace(
-    CPU,
-    tensor_parallel=1,
-    sleeps=True,
-    device="cuda",
-    dtype="bfloat16",
-    gpu_memory_utilization=0.3,
-    enforce_eager=True,
-)
+CPU = config_of(kv_cache_gib=0.125, max_sequences=8, max_batched_tokens=CONTEXT, tensor_parallel=2, threads=2)
+ON_GPU: dict[str, Any] = {"gpus": 1.0, "memory_utilization": 0.3, "max_sequences": 8, "max_batched_tokens": CONTEXT}
+CUDA = config_of(colocated=True, **ON_GPU)
 ONE_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="whether sleep frees memory is seen on a GPU only")
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
 
@@ -60,7 +48,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=24)
 class Rig:
     """A started sampler, and the model whose weights it is given."""
 
-    options: SamplerOptions
+    config: Config
     sampler: Sampler
     model: Qwen2ForCausalLM
     writer: SharedMemoryWriter
@@ -68,12 +56,14 @@ class Rig:
     @property
     def tolerance(self) -> float:
         """Of the log-prob check."""
-        return LOGPROB_TOLERANCE[self.options.dtype]
+        return LOGPROB_TOLERANCE[self.config.generator.compute_dtype]
 
     def publish(self, version: int) -> WeightUpdate:
         """The present weights, whole."""
         weights = list(self.model.named_parameters())
-        layout = tuple(TensorSpec(name, self.options.dtype, tuple(weight.shape)) for name, weight in weights)
+        layout = tuple(
+            TensorSpec(name, self.config.generator.compute_dtype, tuple(weight.shape)) for name, weight in weights
+        )
         probes = tuple(
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
@@ -105,20 +95,20 @@ class Rig:
     params=[
         pytest.param(CPU, id="cpu"),
         pytest.param(CUDA, id="cuda", marks=ONE_GPU),
-        pytest.param(replace(CUDA, enforce_eager=False), id="cuda-graphs", marks=ONE_GPU),
+        pytest.param(CUDA.with_values(generator={"eager": False}), id="cuda-graphs", marks=ONE_GPU),
     ],
 )
 async def rig(
     request: pytest.FixtureRequest, environment: None, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Rig]:
-    options: SamplerOptions = request.param
+    config: Config = request.param
     directory = tmp_path_factory.mktemp("model")
     model = build_model(directory, tied=True)
-    prepare_environment(options)
-    sampler = Sampler(directory, options)
+    prepare_environment(config)
+    sampler = Sampler(directory, config)
     await sampler.start(deadline_s=800)
     writer = SharedMemoryWriter(tmp_path_factory.mktemp("weights"))
-    yield Rig(options, sampler, model, writer)
+    yield Rig(config, sampler, model, writer)
     writer.close()
     await sampler.close()
 
@@ -152,10 +142,10 @@ async def test_sampled_tokens_have_their_raw_logprobs_and_are_among_the_likelies
 
 
 async def test_asleep_it_serves_nothing_and_wakes_with_new_weights(rig: Rig) -> None:
-    held = torch.cuda.mem_get_info()[0] if rig.options.sleeps else 0
+    held = torch.cuda.mem_get_info()[0] if rig.config.cluster.placement == "colocated" else 0
     await rig.sampler.sleep()
     await rig.sampler.sleep()
-    if rig.options.sleeps:  # weights and KV cache: nearly all of its 0.3
+    if rig.config.cluster.placement == "colocated":  # weights and KV cache: nearly all of its 0.3
         assert torch.cuda.mem_get_info()[0] - held > 0.2 * torch.cuda.mem_get_info()[1]
     with pytest.raises(WeightSyncError, match="serves no policy version"):
         await rig.answer(3)
@@ -189,7 +179,7 @@ async def test_a_load_that_broke_off_while_it_woke_leaves_a_sampler_that_sleeps_
 
 
 async def test_a_dead_worker_is_a_dead_sampler(rig: Rig) -> None:
-    if rig.options.tensor_parallel == 1:
+    if rig.config.generator.tensor_parallel == 1:
         pytest.skip("one worker is the engine itself: tests/engines/sampler/test_sampler.py")
     workers = workers_of(psutil.Process())
     assert len(workers) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rlep import AsyncPoolClient, PoolClient
-from rlep.algorithms.selection import draw_uniform
+from rlep.core.draws import draw_uniform
 from rlep.core.types import Trajectory, prompt_id_of
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool

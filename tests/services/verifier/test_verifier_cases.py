@@ -14,7 +14,7 @@ CASES = Path(__file__).with_name("verifier_cases.txt")
 
 
 def read_cases() -> dict[str, list[tuple[str, str, bool]]]:
-    """``{class: [(reference, answer, correct), ...]}``"""
+    """Read ``{class: [(reference, answer, correct), ...]}``."""
     classes: dict[str, list[tuple[str, str, bool]]] = {}
     for line in CASES.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") or not line:

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError
 
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.timeline import Timeline
-from rlep.config.roles import GeneratorConfig
+from rlep.config.settings import parse_config
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.weights.weight_update import BroadcastGroup, SharedMemoryWeights, WeightUpdate
@@ -116,10 +116,9 @@ class Scene:
             place=self._place,
             waits_for=lambda _: "waits for a place",
         )
-        config = GeneratorConfig.model_validate(
-            {"transfer": transfer, "restarts": restarts, "max_sequences": 4, "transfer_deadline_s": 0.2}
-        )
-        self.pool = GeneratorPool(cast(Any, cluster), config, Path("model"), cast(Any, None), lease_s=60)
+        generator = {"transfer": transfer, "restarts": restarts, "max_sequences": 4, "transfer_deadline_s": 0.2}
+        config = parse_config({"generator": generator})
+        self.pool = GeneratorPool(cast(Any, cluster), config, Path("model"), lease_s=60)
 
     async def _place(self, kind: object, name: str, *_: object, slot: object) -> Any:
         await self.places.wait()

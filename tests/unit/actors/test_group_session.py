@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from rlep.actors.learner_actor import Dtype, Probes
-from rlep.actors.weight_sync import GroupOptions, GroupSession
+from rlep.actors.weight_sync import GroupSession
+from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import LearnerLost, WeightSyncError
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -61,7 +62,8 @@ class Side:
 
 
 def session(side: Side, workers: int = 2) -> GroupSession:
-    return GroupSession(cast(Any, side), cast(Any, side), (), "float32", GroupOptions("gloo", workers, 5.0))
+    role = GeneratorConfig(transfer="gloo", tensor_parallel=workers, transfer_deadline_s=5.0)
+    return GroupSession(cast(Any, side), cast(Any, side), (), role)
 
 
 async def test_each_generator_gets_the_ranks_after_the_learner_and_the_group_is_kept() -> None:

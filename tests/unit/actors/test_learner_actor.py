@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlep.actors.learner_actor import LearnerActor, Rank, allocator_settings
-from rlep.engines.learner.options import LoraOptions, PolicyOptions
+from rlep.config.roles import LearnerConfig
 
 pytestmark = pytest.mark.asyncio
 
@@ -79,6 +79,6 @@ async def test_otherwise_it_closes_in_order(rank: Computing) -> None:
 
 async def test_pinned_memory_is_rounded_up_only_where_every_update_copies_all_gradients_to_the_host() -> None:
     exact = "expandable_segments:True,pinned_max_cached_size_mb:1"
-    assert allocator_settings(PolicyOptions()) == exact
-    assert allocator_settings(PolicyOptions(cpu_offload=True, lora=LoraOptions(8, 16.0))) == exact
-    assert allocator_settings(PolicyOptions(cpu_offload=True)) == "expandable_segments:True"
+    assert allocator_settings(LearnerConfig()) == exact
+    assert allocator_settings(LearnerConfig(cpu_offload=True, lora_rank=8)) == exact
+    assert allocator_settings(LearnerConfig(cpu_offload=True)) == "expandable_segments:True"

@@ -16,9 +16,8 @@ import rlep.actors.learners as module
 from rlep.actors.learner_actor import Rank
 from rlep.actors.learners import Learners
 from rlep.actors.timeline import Timeline
-from rlep.config.roles import LearnerConfig
+from rlep.config.schema import Config
 from rlep.core.errors import CheckpointError, LearnerLost, OutOfMemory
-from rlep.engines.learner.options import LearnerOptions
 
 pytestmark = pytest.mark.asyncio
 
@@ -53,8 +52,9 @@ def rank_of(answer: Answer, ping: Answer) -> Any:
 def learners_of(
     *ranks: Answer, deadline_s: float = 60.0, heartbeat_timeout_s: float = 60.0, pings: Sequence[Answer] = ()
 ) -> Learners:
-    config = LearnerConfig(deadline_s=deadline_s, heartbeat_timeout_s=heartbeat_timeout_s)
-    learners = Learners(cast(Any, SimpleNamespace(timeline=Timeline())), config, Path("model"), LearnerOptions())
+    deadlines = {"deadline_s": deadline_s, "heartbeat_timeout_s": heartbeat_timeout_s}
+    config = Config().with_values(learner=deadlines)
+    learners = Learners(cast(Any, SimpleNamespace(timeline=Timeline())), config, Path("model"))
     learners._ranks = list(map(rank_of, ranks, pings or [alive] * len(ranks)))
     return learners
 
@@ -145,8 +145,8 @@ async def test_other_errors_of_a_rank_stay_what_they_are() -> None:
     assert not isinstance(error.value, OutOfMemory)
 
 
-@pytest.mark.parametrize(("longest", "begun"), [(0, ["start"]), (64, ["start", "rehearse"])])
-async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(longest: int, begun: list[str]) -> None:
+@pytest.mark.parametrize(("gpus", "begun"), [(0, ["start"]), (1, ["start", "rehearse"])])
+async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(gpus: int, begun: list[str]) -> None:
     asked: list[str] = []
 
     async def answer() -> object:
@@ -161,8 +161,8 @@ async def test_the_largest_update_is_rehearsed_when_the_ranks_have_started(longe
         return SimpleNamespace(run=SimpleNamespace(remote=remote), node=node, ping=ping)
 
     cluster = SimpleNamespace(timeline=Timeline(), place=place, reserve=lambda *_: None)
-    options = LearnerOptions(longest_sequence=longest)
-    learners = Learners(cast(Any, cluster), LearnerConfig(ranks=2), Path("model"), options)
+    config = Config().with_values(learner={"ranks": 2, "gpus": gpus})
+    learners = Learners(cast(Any, cluster), config, Path("model"))
     await learners.start()
     assert asked == ["meeting_point", *(method for method in begun for _ in range(2))]
 
@@ -217,7 +217,7 @@ async def test_what_may_pass_is_tried_again(
 async def test_a_learner_that_is_out_of_restarts_says_what_it_failed_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LearnerLost) as raised:
         await restarted(monkeypatch, *((rollout, INDEX) for rollout in range(20)))
-    limit = LearnerConfig().restarts
+    limit = Config().learner.restarts
     assert str(raised.value) == (
         f"the learner was lost and is out of restarts (learner.restarts = {limit}): "
         "learner-0.save: IndexError: token id 99999 ≥ vocabulary 42"

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from rlep.actors.learners import Learners
-from rlep.config.roles import ActorConfig, LearnerConfig
-from rlep.engines.learner.options import LearnerOptions
+from rlep.config.roles import ActorConfig
+from rlep.config.schema import Config
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_the_ranks_of_a_replica_share_a_bundle(
 ) -> None:
     reserved: list[Sequence[ActorConfig]] = []
     cluster = cast(Any, SimpleNamespace(reserve=lambda name, wanted: reserved.append(wanted)))
-    config = LearnerConfig(ranks=4, replicas=replicas, cpus=2, gpus=1, label_selector={"rlep-role": "learner"})
-    learners = Learners(cluster, config, Path("model"), LearnerOptions())
+    learner = {"ranks": 4, "replicas": replicas, "cpus": 2, "gpus": 1, "label_selector": {"rlep-role": "learner"}}
+    learners = Learners(cluster, Config().with_values(learner=learner), Path("model"))
     assert [learners._slot(rank).bundle for rank in range(4)] == slots
     for wanted in reserved:
         assert wanted == [ActorConfig(cpus=cpus, gpus=gpus, label_selector={"rlep-role": "learner"})] * bundles

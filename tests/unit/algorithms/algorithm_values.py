@@ -10,7 +10,7 @@ from hypothesis import settings
 from torch import Tensor
 
 from rlep.algorithms.loss import LossSums, PackedTokens, packed_policy_loss
-from rlep.algorithms.objective import LossOptions
+from rlep.config.training import LossConfig
 from rlep.core.types import (
     FinishReason,
     Group,
@@ -33,7 +33,7 @@ FEW = settings(PROPERTY, max_examples=12)
 
 
 def prompt_of(question: str = "1+1", length: int = 2) -> Prompt:
-    """A prompt of ``length`` tokens 900, 901, …"""
+    """A prompt of ``length`` tokens, from 900 upwards."""
     tokens = np.arange(900, 900 + length, dtype=np.int32)
     return Prompt(prompt_id_of(question, "2"), question, "2", tokens)
 
@@ -115,7 +115,7 @@ def batch_of(
     )
 
 
-def packed_one(options: LossOptions, **values: Any) -> tuple[float, list[float], LossSums]:
+def packed_one(loss: LossConfig, **values: Any) -> tuple[float, list[float], LossSums]:
     """Loss and gradient of one sequence with the given ``[R]`` values, weight 1 and advantage 1 unless told otherwise."""
     logprobs = torch.tensor(values.pop("logprobs"), dtype=torch.float64, requires_grad=True)
     count = len(logprobs)
@@ -128,7 +128,7 @@ def packed_one(options: LossOptions, **values: Any) -> tuple[float, list[float],
         "replayed": torch.zeros(1, dtype=torch.bool),
     }
     given |= {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in values.items()}
-    loss, sums = packed_policy_loss(PackedTokens(logprobs=logprobs, **given), options)
-    loss.backward()
+    total, sums = packed_policy_loss(PackedTokens(logprobs=logprobs, **given), loss)
+    total.backward()
     assert logprobs.grad is not None
-    return loss.item(), logprobs.grad.tolist(), sums
+    return total.item(), logprobs.grad.tolist(), sums

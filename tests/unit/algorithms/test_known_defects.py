@@ -11,11 +11,12 @@ import torch
 
 from rlep.algorithms.advantages import group_advantages
 from rlep.algorithms.loss import packed_policy_loss, packed_tokens
+from rlep.algorithms.loss_values import normalizers
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.objective import LossOptions, normalizers
 from rlep.algorithms.packing import Budget, pack, sequence_batch, take, updates
-from rlep.algorithms.selection import draw_uniform
 from rlep.algorithms.shaping import Shaping, rewards
+from rlep.config.training import LossConfig
+from rlep.core.draws import draw_uniform
 from rlep.core.errors import MixingError
 from rlep.core.types import Group
 from tests.unit.algorithms.algorithm_values import (
@@ -75,14 +76,14 @@ def test_the_token_mean_is_of_the_update_and_not_of_each_micro_batch() -> None:
     # Lengths 1 and 9, losses −1 per token: the mean over tokens weighs every token 1/10; a mean of the two
     # micro-batches' means would weigh the short answer's token 1/2 and the others 1/18.
     batch = batch_of([1, 9], advantages=[1.0, 1.0], old=np.zeros(10))
-    weights = normalizers(batch, LossOptions())
+    weights = normalizers(batch, LossConfig())
     gradients = np.zeros(10)
     starts = [0, 1]
     for (micro,) in pack(batch, 2, Budget(tokens=10)):
         (index,) = micro
         part = take(batch, micro)
         logprobs = torch.zeros(int(part.response_lengths.sum()), requires_grad=True)
-        loss, _ = packed_policy_loss(packed_tokens(part, logprobs, weights[micro]), LossOptions())
+        loss, _ = packed_policy_loss(packed_tokens(part, logprobs, weights[micro]), LossConfig())
         loss.backward()
         assert logprobs.grad is not None
         gradients[starts[index] : starts[index] + len(logprobs)] = logprobs.grad.numpy()

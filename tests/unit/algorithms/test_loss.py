@@ -210,7 +210,7 @@ def test_advantages_may_differ_from_token_to_token() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"aggregation": "mean"}, "aggregation = 'mean': must be one of token-mean, prompt-token-mean"),
+        ({"aggregation": "mean"}, "loss.aggregation = 'mean': must be 'token-mean', 'prompt-token-mean'"),
         ({"old_logprobs": torch.zeros(2, 2)}, r"logprobs \(2, 3\), old_logprobs \(2, 2\)"),
         ({"advantages": torch.zeros(3)}, r"advantages \(3,\) must be \[S\] or \[S, T\]"),
         ({"mask": torch.full((2, 3), 0.5)}, "mask must hold 0 and 1 only"),
@@ -226,10 +226,10 @@ def test_advantages_may_differ_from_token_to_token() -> None:
             {"token_count": 9, "aggregation": "seq-mean-token-sum"},
             "token_count = 9 cannot normalise a part of 6 tokens under 'seq-mean-token-sum'",
         ),
-        ({"clip_low": 1.5}, r"clip_low = 1\.5: must lie in 0 … 1"),
-        ({"dual_clip": 1.0}, r"dual_clip = 1\.0: must be above 1, or None for off"),
-        ({"aggregation": "fixed-length"}, "fixed_length = None: fixed-length needs the generation budget"),
-        ({"fixed_length": 5}, "fixed_length = 5 has no effect with aggregation 'token-mean'"),
+        ({"clip_low": 1.5}, r"loss\.clip_low = 1\.5: must be less than 1"),
+        ({"dual_clip": 1.0}, r"loss\.dual_clip = 1\.0: must be more than 1"),
+        ({"aggregation": "fixed-length"}, "fixed_length = None with aggregation 'fixed-length'"),
+        ({"fixed_length": 5}, "fixed_length = 5 with aggregation 'token-mean': fixed-length divides by it"),
     ],
 )
 def test_bad_input_names_the_value(changes: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlep.algorithms.old_logprobs import incomparable, old_logprobs
+from rlep.algorithms.loss_values import incomparable, old_logprobs
 from rlep.algorithms.packing import sequence_batch
 from rlep.core.errors import ConfigError, MixingError
 from rlep.core.types import Group, Sampling

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlep.algorithms.loss_terms import kl_estimate
-from rlep.algorithms.objective import LossOptions
+from rlep.algorithms.loss import kl_estimate
+from rlep.config.training import LossConfig
 from tests.unit.algorithms.algorithm_values import packed_one
 
 
@@ -23,7 +23,7 @@ from tests.unit.algorithms.algorithm_values import packed_one
     ],
 )
 def test_the_kl_estimators_by_hand(estimator: Any, value: float, slope: float) -> None:
-    options = LossOptions(kl_coef=0.1, kl_estimator=estimator)
+    options = LossConfig(kl_coef=0.1, kl_estimator=estimator)
     loss, gradient, sums = packed_one(
         options, logprobs=[-1.0], advantages=[0.0], reference_logprobs=torch.tensor([-1.5], dtype=torch.float64)
     )
@@ -36,7 +36,7 @@ def test_the_kl_estimators_by_hand(estimator: Any, value: float, slope: float) -
 def test_a_constant_group_has_its_kl_and_entropy_by_hand(estimator: Any) -> None:
     # Two sequences of one token each; the second one's group is constant. The policy's mean is over 1 token, that of KL
     # and entropy over 2. Ratios are 1, so the policy's term of the first is -1 and its slope -1. δ = 0.5 and 1.0.
-    options = LossOptions(kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.2)
+    options = LossConfig(kl_coef=0.1, kl_estimator=estimator, entropy_coef=0.2)
     loss, gradient, sums = packed_one(
         options,
         logprobs=[-1.0, -2.0],

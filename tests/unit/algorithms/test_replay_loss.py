@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from rlep.algorithms.loss import packed_policy_loss, packed_tokens
-from rlep.algorithms.loss_terms import shaped_terms
-from rlep.algorithms.objective import LossOptions, normalizers
-from rlep.core.errors import ConfigError
+from rlep.algorithms.loss import packed_policy_loss, packed_tokens, shaped_terms
+from rlep.algorithms.loss_values import normalizers
+from rlep.config.replay import ReplayConfig
+from rlep.config.training import LossConfig
 from tests.unit.algorithms.algorithm_values import batch_of
 
+Rules = tuple[LossConfig, ReplayConfig]
+LOSS = LossConfig()
+
+
+def replay_of(**values: Any) -> ReplayConfig:
+    return ReplayConfig(count=1, **values)
+
+
 OPTIONS = [
-    LossOptions(),
-    LossOptions(replay_weight=0.083),
-    LossOptions(replay_weight=0.0),
-    LossOptions(replay_shaping=0.1),
-    LossOptions(replay_shaping=0.5, replay_weight=2.0, dual_clip=None),
-    LossOptions(replay_is_cap=1.5),
-    LossOptions(replay_is_cap=1.0, replay_weight=0.5, aggregation="seq-mean-token-mean"),
+    (LOSS, replay_of()),
+    (LOSS, replay_of(weight=0.083)),
+    (LOSS, replay_of(weight=0.0)),
+    (LOSS, replay_of(shaping=0.1)),
+    (LossConfig(dual_clip=None), replay_of(shaping=0.5, weight=2.0)),
+    (LOSS, replay_of(is_cap=1.5)),
+    (LossConfig(aggregation="seq-mean-token-mean"), replay_of(is_cap=1.0, weight=0.5)),
 ]
 
 
-def token(new: float, old: float, sampler: float, advantage: float, replayed: bool, options: LossOptions) -> float:
+def token(new: float, old: float, sampler: float, advantage: float, replayed: bool, rules: Rules) -> float:
     """The loss of one token, from the formulas."""
+    loss, replay = rules
     ratio = math.exp(new - old)
-    if replayed and options.replay_shaping:
-        term = -advantage * ratio / (ratio + options.replay_shaping)
+    if replayed and replay.shaping:
+        term = -advantage * ratio / (ratio + replay.shaping)
     else:
         clipped = min(max(ratio, 0.8), 1.28)
         term = max(-advantage * ratio, -advantage * clipped)
-        if advantage < 0 and options.dual_clip is not None:
-            term = min(term, -advantage * options.dual_clip)
-    if replayed and options.replay_is_cap is not None:
-        term *= min(math.exp(old - sampler), options.replay_is_cap)
-    return term * options.replay_weight if replayed else term
+        if advantage < 0 and loss.dual_clip is not None:
+            term = min(term, -advantage * loss.dual_clip)
+    if replayed and replay.is_cap is not None:
+        term *= min(math.exp(old - sampler), replay.is_cap)
+    return term * replay.weight if replayed else term
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=[str(number) for number in range(len(OPTIONS))])
-def test_loss_and_gradient_are_those_of_plain_loops(options: LossOptions) -> None:
+@pytest.mark.parametrize("rules", OPTIONS, ids=[str(number) for number in range(len(OPTIONS))])
+def test_loss_and_gradient_are_those_of_plain_loops(rules: Rules) -> None:
     draw = np.random.default_rng(3)
     lengths, replayed = [3, 5, 2, 4], [False, True, True, False]
     advantages = [1.2, 0.7, -0.9, -1.1]
@@ -49,14 +59,14 @@ def test_loss_and_gradient_are_those_of_plain_loops(options: LossOptions) -> Non
     old, sampler = new + draw.normal(0, 0.5, 14), new + draw.normal(0, 0.5, 14)
     sampler[:3] = np.nan  # of fresh tokens nobody asks
     batch = batch_of(lengths, advantages=advantages, groups=[0, 0, 1, 1], replayed=replayed, old=old, behaviour=sampler)
-    weights = normalizers(batch, options)
+    weights = normalizers(batch, rules[0])
 
     def loss_of(values: np.ndarray) -> float:
         total, at = 0.0, 0
         for sequence, length in enumerate(lengths):
             for position in range(at, at + length):
                 given = float(old[position]), float(sampler[position]), advantages[sequence], replayed[sequence]
-                total += weights[sequence] * token(float(values[position]), *given, options)
+                total += weights[sequence] * token(float(values[position]), *given, rules)
             at += length
         return total
 
@@ -66,7 +76,7 @@ def test_loss_and_gradient_are_those_of_plain_loops(options: LossOptions) -> Non
     assert batch.behaviour_logprobs is not None
     old, sampler = batch.old_logprobs.astype(np.float64), batch.behaviour_logprobs.astype(np.float64)
     advantages = [float(value) for value in batch.advantages]
-    loss, _ = packed_policy_loss(packed_tokens(batch, logprobs, weights), options)
+    loss, _ = packed_policy_loss(packed_tokens(batch, logprobs, weights), *rules)
     loss.backward()
     assert loss.item() == pytest.approx(loss_of(new), rel=1e-9)
     assert logprobs.grad is not None
@@ -89,31 +99,13 @@ def test_the_gradient_weight_of_shaping(ratio: float, weight: float) -> None:
 def test_shaped_tokens_are_not_counted_as_clipped() -> None:
     batch = batch_of([1, 1], advantages=[1.0, 1.0], groups=[0, 0], replayed=[False, True], old=np.array([-2.0, -2.0]))
     logprobs = torch.tensor([-1.0, -1.0], dtype=torch.float64)
-    for options, clipped in ((LossOptions(), (1.0, 1.0)), (LossOptions(replay_shaping=0.1), (1.0, 0.0))):
-        _, sums = packed_policy_loss(packed_tokens(batch, logprobs, normalizers(batch, options)), options)
+    for replay, clipped in ((replay_of(), (1.0, 1.0)), (replay_of(shaping=0.1), (1.0, 0.0))):
+        _, sums = packed_policy_loss(packed_tokens(batch, logprobs, normalizers(batch, LOSS)), LOSS, replay)
         found = sums.metrics()
         assert (found["fresh/clip_fraction_high"], found["replay/clip_fraction_high"]) == clipped
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"replay_weight": -1.0}, "replay_weight = -1.0: must not be negative"),
-        ({"replay_shaping": -0.1}, "replay_shaping = -0.1: must not be negative"),
-        ({"replay_shaping": math.inf}, "replay_shaping = inf: must not be negative"),
-        ({"replay_is_cap": 0.0}, "replay_is_cap = 0.0: must be above 0"),
-        ({"replay_shaping": 0.1, "replay_is_cap": 2.0}, "both correct for the sampler"),
-        ({"replay_shaping": 0.1, "level": "sequence"}, "needs level 'token' and surrogate 'ppo'"),
-        ({"replay_shaping": 0.1, "surrogate": "cispo", "dual_clip": None}, "needs level 'token' and surrogate 'ppo'"),
-    ],
-)
-def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LossOptions(**options)  # type: ignore[arg-type]
-
-
 def test_importance_sampling_needs_the_samplers_log_probs() -> None:
-    options = LossOptions(replay_is_cap=2.0)
     batch = batch_of([1], advantages=[1.0], groups=[0], replayed=[True], old=np.array([-1.0]))
-    with pytest.raises(ValueError, match="replay_is_cap needs behaviour_logprobs"):
-        packed_policy_loss(packed_tokens(batch, torch.zeros(1), normalizers(batch, options)), options)
+    with pytest.raises(ValueError, match=r"replay\.is_cap needs behaviour_logprobs"):
+        packed_policy_loss(packed_tokens(batch, torch.zeros(1), normalizers(batch, LOSS)), LOSS, replay_of(is_cap=2.0))

@@ -13,18 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlep.algorithms.selection import (
-    Candidate,
-    ReplaySchedule,
-    Strategy,
-    draw_aged,
-    draw_questions,
-    draw_uniform,
-    draw_uniform_keyed,
-    prompt_keys,
-    reasoning_digest,
-    select,
-)
+from rlep.algorithms.selection import Candidate, ReplaySchedule, Strategy, reasoning_digest, select
+from rlep.core.draws import draw_aged, draw_questions, draw_uniform, draw_uniform_keyed, prompt_keys
 from rlep.core.errors import ConfigError
 from rlep.core.seeds import seed_for
 from rlep.core.types import prompt_id_of

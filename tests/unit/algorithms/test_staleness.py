@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlep.algorithms.loss_terms import truncated_importance
+from rlep.algorithms.loss import truncated_importance
 from rlep.algorithms.mixing import mix
-from rlep.algorithms.staleness import importance_weights, token_staleness
+from rlep.algorithms.rollout_stats import importance_weights, token_staleness
 from rlep.core.errors import MixingError, StaleRolloutError
 from rlep.core.types import Int32Array, SequenceBatch, Trajectory
 from tests.unit.driver.driver_values import TOKENIZER, answer_of, prompts_of

@@ -11,8 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from rlep.check.data_checks import check_lora_targets, check_output_head, check_watched
+from rlep.check.fit_checks import memory_advice
 from rlep.config.schema import Config
-from rlep.config.settings import load_config
+from rlep.config.settings import load_config, parse_config
 from rlep.core.errors import ConfigError, ModelError
 from tests.small import BASE
 from tests.unit.driver.driver_values import prompt_set
@@ -103,3 +104,12 @@ def test_more_than_64_prompts_are_not_watched() -> None:
     assert len(watching(*map(str, range(64))).rollouts.watch) == 64
     with pytest.raises(ConfigError, match="must have at most 64 values"):
         watching(*map(str, range(65)))
+
+
+def test_a_lack_of_memory_comes_with_the_plan_and_the_settings_that_lower_it() -> None:
+    model = {"path": str(Path(__file__).parents[3] / "rlep" / "quickstart" / "model")}
+    advice = memory_advice(parse_config({"model": model, "learner": {"gpus": 1}}))
+    # 109,888 parameters: 12 and 4 bytes each
+    assert "weights and Adam 1.3 MiB, gradients 429.2 KiB" in advice
+    assert "--set learner.activation_checkpointing=true, --set learner.micro_batch_tokens=4096" in advice
+    assert "--set learner.ranks=2. `rlep plan --gpu-memory GIB`" in advice

@@ -8,10 +8,6 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.config.settings import (
-    DELETED,
-    DELETED_VALUES,
-    RENAMED,
-    RENAMED_VALUES,
     as_override,
     differences,
     dump_config,
@@ -106,9 +102,6 @@ def test_an_unknown_key_is_named_with_the_nearest_one(text: str, hint: str) -> N
         ("pool.token_file=token", r"pool\.token_file is for a pool server: it needs pool\.url = grpcs://"),
         ("pool.ca_file=ca.pem", r"pool\.ca_file is for a pool server's certificate"),
         ("replay.weight=-1", r"replay\.weight = -1: must be at least 0"),
-        ("replay.shaping=0.1", r"replay\.shaping is set but replay\.count = 0"),
-        ("replay.group=replace", r"replay\.group is set but replay\.count = 0"),
-        ("replay.source=live", r"replay\.source is set but replay\.count = 0"),
         ("run.name=a b", r"run\.name = 'a b': must match the pattern"),
         (
             "generator.count=true",
@@ -126,25 +119,11 @@ def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["replay.shaping=0.1"], r'replay\.shaping = 0\.1 with replay\.old_logprobs = "recompute"'),
-        (["replay.is_cap=2", "replay.old_logprobs=unit"], r'replay\.is_cap = 2\.0 with replay\.old_logprobs = "unit"'),
         (["replay.group=replace", "rollout.fresh=2"], r"replay\.count = 2 and rollout\.fresh = 2: a group needs"),
-        (["replay.group=replace", "update.stream=true"], r'replay\.group = "replace" with update\.stream'),
-        (["replay.max_age=3"], r'replay\.max_age is of live replays, but replay\.source = "offline"'),
-        (["replay.selection=newest"], r'replay\.selection = "newest" is of live replays'),
-        (
-            ["replay.source=both", "replay.age_decay=5"],
-            r'replay\.age_decay = 5\.0 with replay\.source = "both" and replay\.selection = "uniform"',
-        ),
-        (
-            ["replay.source=live", "replay.selection=recent"],
-            r'replay\.selection = "recent" with replay\.source = "live"',
-        ),
-        (["replay.source=live", "replay.require=true"], r"replay\.require needs an offline pool"),
-        (["replay.source=live", "replay.failed=1"], r"replay\.failed needs an offline pool"),
         (["replay.source=both", "pool.url=grpc://h:1"], r'replay\.source = "both" with pool\.url = grpc://h:1'),
         (["replay.source=live", f"run.name={'x' * 60}"], r"at most 59 characters"),
         (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: run\.steps = 400"),
+        (["replay.max_age=3"], r'replay\.max_age = 3 needs replay\.source = "live" or "both", not "offline"'),
     ],
 )
 def test_replay_keys_that_contradict_each_other_are_both_named(overrides: list[str], message: str) -> None:
@@ -247,57 +226,6 @@ def test_an_override_for_the_shell_gives_the_same_value(key: str, value: object)
     section, name = key.split(".")
     assert option == "--set"
     assert load_config([], [override]).model_dump(mode="json")[section][name] == value
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("generator.silence_s=15", "generator.silence_s is now called generator.heartbeat_timeout_s"),
-        ("learner.silence_s=15", "learner.silence_s is now called learner.heartbeat_timeout_s"),
-        ("generator.hedge=3", "generator.hedge no longer exists: requests are no longer sent twice by response time"),
-        ("generator.maximum=8", "generator.maximum no longer exists: .*; set generator.count, or use `rlep scale`"),
-        ("update.stream=fixed", "update.stream = 'fixed': this value is now called true"),
-        (
-            "update.stream=completion",
-            "update.stream = 'completion': .* not reproducible; true updates in a fixed order",
-        ),
-    ],
-)
-def test_what_was_renamed_or_deleted_is_refused_with_what_to_use_instead(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        load_config([], [text])
-
-
-def test_the_tables_of_old_names_lead_to_present_ones() -> None:
-    tree = Config().model_dump(mode="json")
-    for key in RENAMED.values():
-        section, name = key.split(".")
-        assert name in tree[section], key
-    for old in [*RENAMED, *DELETED]:
-        section, name = old.split(".")
-        assert name not in tree[section], old
-    for (key, _), value in RENAMED_VALUES.items():
-        load_config([], [f"{key}={value}"])
-    for key, value in [*RENAMED_VALUES, *DELETED_VALUES]:
-        with pytest.raises(ConfigError, match=f"^{key} = '{value}': this value "):
-            load_config([], [f"{key}={value}"])
-
-
-def test_a_stored_config_takes_over_new_names_and_loses_what_went(tmp_path: Path) -> None:
-    present = load_config([], ["generator.heartbeat_timeout_s=15", 'generator.label_selector={"ray.io/zone"="a"}'])
-    tree = json.loads(dump_config(present))
-    tree["generator"]["silence_s"] = tree["generator"].pop("heartbeat_timeout_s")
-    tree["generator"] |= {"minimum": 1, "maximum": 4, "idle_s": 600, "hedge": 3.0}
-    assert parse_stored_config(tree, tmp_path / "config.json") == present
-    tree["update"]["stream"] = "off"
-    assert parse_stored_config(tree, tmp_path / "config.json") == present
-    tree["update"]["stream"] = "fixed"
-    assert parse_stored_config(tree, tmp_path / "config.json").update.stream
-    tree["update"]["stream"] = "completion"
-    with pytest.raises(
-        ConfigError, match=r"^.*config\.json: update\.stream = 'completion': this value no longer exists"
-    ):
-        parse_stored_config(tree, tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(

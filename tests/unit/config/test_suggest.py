@@ -7,18 +7,10 @@ import pytest
 
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.config.suggest import SYNONYMS, distance, suggestions
+from rlep.config.suggest import SYNONYMS, suggestions
 from rlep.core.errors import ConfigError
 
 KEYS = [f"{name}.{key}" for name, field in Config.model_fields.items() for key in field.annotation.model_fields]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "edits"),
-    [("", "", 0), ("lr", "", 2), ("kitten", "sitting", 3), ("promts", "prompts", 1), ("abc", "cab", 2)],
-)
-def test_the_distance_counts_insertions_deletions_and_replacements(left: str, right: str, edits: int) -> None:
-    assert distance(left, right) == distance(right, left) == edits
 
 
 @pytest.mark.parametrize(

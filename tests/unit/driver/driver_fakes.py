@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from rlep.algorithms.selection import draw_uniform
 from rlep.config.schema import Config
+from rlep.core.draws import draw_uniform
 from rlep.core.errors import LearnerLost, UpdateError
 from rlep.core.seeds import generator_for
 from rlep.core.types import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlep.algorithms.loss_stats import SOURCES
+from rlep.algorithms.loss_values import SOURCES
 from rlep.config.schema import Config
 from rlep.config.settings import parse_config
 from rlep.core.jsonl import read_lines

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlep.config.schema import CheckpointConfig
+from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded
 from rlep.driver import checkpoint as module
 from rlep.driver.checkpoint import Checkpoint, Checkpoints, read_checkpoint
@@ -179,12 +179,6 @@ async def test_values_of_another_metric_are_no_match(tmp_path: Path) -> None:
     await Scene(tmp_path, best="rollout/reward").save_all({1: 5.0})
     scene = Scene(tmp_path, keep=1, best="rollout/accuracy")
     assert await scene.save_all({2: 0.5, 3: 0.1}) == [2, 3]
-
-
-async def test_the_best_of_a_metric_that_was_renamed_since_is_kept(tmp_path: Path) -> None:
-    await Scene(tmp_path, keep=1, best="group/rescued").save_all({1: 0.9})
-    scene = Scene(tmp_path, keep=1, best="group/solved_by_replay")
-    assert await scene.save_all({2: 0.5, 3: 0.1}) == [1, 3]
 
 
 async def test_without_a_metric_only_the_last_are_kept(tmp_path: Path) -> None:

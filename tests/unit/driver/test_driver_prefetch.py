@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, DeadlineExceeded, StaleRolloutError
+from rlep.core.errors import DeadlineExceeded, StaleRolloutError
 from rlep.core.jsonl import read_lines
 from rlep.core.types import Completion, Prompt, Request, Sampling, SequenceBatch, UpdateOutcome
 from rlep.driver.context import Step
@@ -258,19 +258,3 @@ async def test_cancellation_leaves_no_task(tmp_path: Path, written: int) -> None
     with pytest.raises(asyncio.CancelledError):
         await running
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.parametrize(
-    ("rollout", "loss", "reason"),
-    [
-        ({"max_staleness": 1}, {}, r"rollout\.max_staleness = 1 needs loss\.tis_cap"),
-        ({"max_staleness": 1, "temperature": 0.9}, {"tis_cap": 2.0}, r"needs rollout\.temperature = 1, top_p = 1"),
-        ({"max_staleness": 1, "top_p": 0.9}, {"tis_cap": 2.0}, r"needs rollout\.temperature = 1, top_p = 1"),
-        ({"max_staleness": 1, "top_k": 5}, {"tis_cap": 2.0}, r"top_k = 0"),
-        ({"max_staleness": 1, "dynamic_sampling": True}, {"tis_cap": 2.0}, r"with rollout\.dynamic_sampling"),
-        ({"partial": "abort"}, {}, r"rollout\.partial = abort is set but rollout\.max_staleness = 0"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(rollout: dict[str, object], loss: dict[str, object], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        config_of(rollout=rollout, loss=loss)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlep.config.schema import CheckpointConfig
+from rlep.config.training import CheckpointConfig
 from rlep.core.errors import CheckpointError, DeadlineExceeded, StaleCheckpoint
 from rlep.driver import checkpoint as module
 from rlep.driver.checkpoint import STALE_TRIES, Checkpoints, choose_checkpoint

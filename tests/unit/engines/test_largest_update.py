@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rlep.algorithms.packing import Budget, pack
-from rlep.engines.learner.largest_update import largest_update
+from rlep.engines.learner.packed_row import largest_update
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -76,16 +76,6 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         metric_for("rollout/acuracy")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("update/old_kl/replay", "update/approx_kl/replay"), ("group/rescued", "group/solved_by_replay")],
-)
-def test_a_former_name_is_refused_with_the_present_one(old: str, new: str) -> None:
-    assert metric_for(new)
-    with pytest.raises(ValueError, match=f"unknown metric '{old}'; it is now called {new}$"):
-        metric_for(old)
-
-
 def test_the_table_is_well_formed() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)

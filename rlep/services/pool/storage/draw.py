@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlep.algorithms.selection import draw_uniform_keyed, prompt_keys
+from rlep.core.draws import draw_uniform_keyed, prompt_keys
 from rlep.core.types import Int32Array, Int64Array
 from rlep.services.pool.storage.store import Generation, Store
 

@@ -75,7 +75,7 @@ def cross(left: Matrix, right: Matrix) -> Matrix:
 
 
 def _minor(a: Scalar, b: Scalar, c: Scalar, d: Scalar) -> Scalar:
-    """``ab - cd``"""
+    """Compute ``ab - cd``."""
     return add(multiply(a, b), multiply(Fraction(-1), multiply(c, d)))
 
 

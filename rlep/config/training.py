@@ -1,0 +1,178 @@
+"""Sections about training: reward, advantage, loss, update, evaluation, collection, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from rlep.config.replay import plain_sampling
+from rlep.config.section import Count, Decay, Positive, Section, Share, Weight, clashes, needs, option
+
+Aggregation = Literal["token-mean", "prompt-token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "fixed-length"]
+
+
+class RewardConfig(Section):
+    """From verdict to reward."""
+
+    correct: float = 1.0
+    """Reward of a correct response, and of a score of 1."""
+    otherwise: float = -1.0
+    """Reward of every other verdict, timeouts included, and of a score of 0."""
+    overlong_buffer: Count = 512
+    """Lc: tokens before ``rollout.max_tokens`` over which the penalty grows linearly; 0 switches it off."""
+    overlong_factor: float = Field(1.0, ge=0)
+    """Largest overlong penalty."""
+    mask_truncated: bool = False
+    """Take responses without EOS out of the loss instead of penalising them."""
+
+
+class AdvantageConfig(Section):
+    """One baseline over the mixed group (eq. 5)."""
+
+    estimator: Literal["group", "leave-one-out"] = "group"
+    """``group``: GRPO. ``leave-one-out``: RLOO."""
+    ddof: Literal[0, 1] = 1
+    """Degrees of freedom subtracted in the standard deviation."""
+    eps: float = Field(1e-6, ge=0)
+    """Added to the standard deviation."""
+    scale: bool = True
+    """Divide by the standard deviation; False is Dr.GRPO."""
+    drop_constant: bool = False
+    """Leave groups whose rewards are all equal out of the policy's loss and its token count: they have no gradient there either
+    way, and are not computed. KL and entropy, where they are on, act on them all the same."""
+
+
+class LossConfig(Section):
+    """Eq. 4 and its variants."""
+
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """Lower clip: ratios below 1 - clip_low are clipped."""
+    clip_high: float = Field(0.28, ge=0)
+    """Upper clip (clip-higher): ratios above 1 + clip_high are clipped."""
+    dual_clip: float | None = Field(10.0, gt=1)
+    """Bound of the loss where the advantage is negative; None (``"none"`` or 0 in TOML) is eq. 4 literally."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses are averaged over one update."""
+    level: Literal["token", "sequence"] = "token"
+    """Importance ratio per token, or per sequence (GSPO)."""
+    surrogate: Literal["ppo", "cispo"] = option(
+        "ppo",
+        requires=[needs("loss.level", "token", because="cispo is defined per token")],
+        excludes=[clashes("loss.dual_clip", because='cispo bounds the ratio itself; set loss.dual_clip = "none"')],
+    )
+    """Clipped surrogate, or clipped importance weights on the log-probs (CISPO)."""
+    tis_cap: float | None = option(None, requires=plain_sampling(), gt=0)
+    """Truncated importance sampling between sampler and learner, capped here; None is off."""
+    kl_coef: Weight = 0.0
+    """Weight of the KL to the base model; 0 is off, anything else holds the base weights a second time."""
+    kl_estimator: Literal["k1", "k2", "k3"] = option(
+        "k3",
+        excludes=[
+            clashes(
+                "loss.kl_coef",
+                when=("k1",),
+                because='in the loss its gradient is zero in expectation, so it holds the policy nowhere; set "k3" (GRPO) or '
+                '"k2" (the gradient of the KL itself)',
+            )
+        ],
+    )
+    """Estimator of that KL; ``k1`` is refused with ``kl_coef``: as a loss, its gradient is zero in expectation."""
+    entropy_coef: Weight = 0.0
+    """Weight of the entropy bonus; 0 is off."""
+    high_entropy_fraction: float = Field(1.0, gt=0, le=1)
+    """Train only on this share of tokens, those of highest entropy (the 80/20 paper uses 0.2)."""
+
+
+class UpdateConfig(Section):
+    """Division of a rollout into optimizer steps, and the optimizer."""
+
+    prompts: Positive = 64
+    """B: prompts (whole groups) per optimizer step; must divide ``rollout.prompts``."""
+    stream: bool = option(
+        False,
+        excludes=[
+            clashes(
+                "rollout.dynamic_sampling",
+                because="which groups a step trains on is known only when all are verified; switch one of them off",
+            )
+        ],
+    )
+    """Score and update on mini-batches while later responses are generated; the result is the same to the bit."""
+    lr: float = Field(1e-6, gt=0)
+    """AdamW learning rate."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """AdamW moment decays."""
+    weight_decay: float = Field(0.1, ge=0)
+    """Decoupled weight decay, of every weight: biases, norms and embeddings too."""
+    warmup: Count = 10
+    """Linear warm-up, counted in ``update.unit`` (first factor 1/this); 0 starts at full rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate after the warm-up; a decay ends after the last of ``run.steps``, which is one part above the end."""
+    floor: Share = 0.0
+    """Factor of ``lr`` at the end of a decay."""
+    unit: Literal["rollouts", "updates"] = "rollouts"
+    """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Global gradient norm is clipped here; a non-finite gradient skips the update."""
+    idle_steps: Count = 100
+    """End the run when no update had a gradient in so many steps in a row, or in any step of the run; 0: never."""
+
+    def lr_at(self, index: int, end: int) -> float:
+        """Learning rate at the ``index``-th (from 0) rollout or update of ``end``."""
+        return self.lr * self._factor(index, end)
+
+    def _factor(self, index: int, end: int) -> float:
+        if index < self.warmup:
+            return (index + 1) / self.warmup
+        if self.schedule == "constant":
+            return 1.0
+        done = min(1.0, (index - self.warmup) / (end - self.warmup))  # the last one is above the floor
+        left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return self.floor + (1.0 - self.floor) * left
+
+
+class EvaluationConfig(Section):
+    """Held-out accuracy during training and in ``rlep evaluate``."""
+
+    every: Count = 10
+    """Steps between evaluations, beside the first and the last; 0 evaluates only at the ends."""
+    samples: Positive = 32
+    """n: responses per question."""
+    final_samples: Positive | None = None
+    """n after the last step; None takes ``samples``."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus."""
+    seed: int = Field(0, ge=0)
+    """Seed of the evaluation's samples; use the same in runs that you compare."""
+
+
+class CollectionConfig(Section):
+    """``rlep collect``: verified responses of the trained policy enter the pool."""
+
+    samples: Positive = 64
+    """Candidates per question."""
+    temperature: float = Field(0.7, gt=0)
+    """Sampling temperature."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus."""
+    cap: Positive = 64
+    """Most responses stored for one question."""
+    failed: Count = 0
+    """Most complete but wrong responses stored for one question, in a separate pool, for ``replay.failed``."""
+
+
+class CheckpointConfig(Section):
+    """Resumable state of a training run."""
+
+    every: Positive = 10
+    """Steps between checkpoints; the last step is always written."""
+    keep: Positive = 2
+    """Newest checkpoints kept."""
+    best: str | None = None
+    """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
+    accept: tuple[Literal["data", "tokenizer", "pool", "template", "update"], ...] = ()
+    """What may differ from the run that is continued; everything else is refused."""
