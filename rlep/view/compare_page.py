@@ -95,7 +95,7 @@ def points(table: StepTable, metric: str, over: str) -> tuple[tuple[float, float
 
 
 def positions(table: StepTable, over: str) -> Sequence[float]:
-    """Return the place of each step on an axis; NaN where the run did not record it."""
+    """Where each step stands on an axis; NaN where the run did not record it."""
     if over == "steps":
         return table.steps
     if over == "time":
