@@ -31,9 +31,9 @@ class PackedRow:
     targets: Tensor
     """The response tokens, int64 ``[R]``."""
     sequences: Int64Array
-    """Which sequences of the batch, ``[S]``; empty in a filler row."""
+    """Places of the sequences in the batch, ``[S]``; empty in a filler row."""
     responses: Int64Array
-    """Where the response tokens stand in the batch's per-token arrays, ``[R]``; empty in a filler row."""
+    """Places of the response tokens in the batch's per-token arrays, ``[R]``; empty in a filler row."""
 
     def of_sequences(self, values: NDArray[Value]) -> NDArray[Value]:
         """This row's entries of a per-sequence array of the batch; a zero in a filler row."""
