@@ -29,7 +29,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What a pool's own counters say."""
+    """Counters of a pool."""
 
     trajectories: int
     bytes: int

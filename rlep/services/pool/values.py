@@ -1,4 +1,4 @@
-"""What a pool's callers give and get, wherever the pool is."""
+"""Values that a pool's callers give and get, wherever the pool is."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def held_verdict(name: str) -> Literal["correct", "wrong"]:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool holds."""
+    """Contents of a pool."""
 
     trajectories: int
     bytes: int
