@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlep.services.pool.census import LEVELS, PoolCounts, PoolEntry
 from rlep.services.pool.rpc.client import PoolClient
-from rlep.services.pool.rpc.served_census import census, counts_of, entries_of_prompt, response_counts
-from rlep.services.pool.values import PoolPlace
+from rlep.services.pool.rpc.served_census import PoolEntry, census, entries_of_prompt, response_counts, stats_of
+from rlep.services.pool.values import PoolPlace, PoolStats
 from rlep.view import rollouts
 from rlep.view.pool_places import PoolPlaces, where
 from rlep.view.run_files import RunPlace, or_note
 from rlep.view.templating import rendered
 
+LEVELS = (1, 2, 4, 8)
+"""Responses of a question that are counted: those of ``PoolStats.questions_with``."""
 SHOWN_QUESTIONS = 32
 ANSWERS_A_QUESTION = 4
 """Responses that are read of each of them."""
@@ -60,7 +61,7 @@ class PoolView:
 
     name: str
     place: str
-    counts: PoolCounts | None
+    stats: PoolStats | None
     coverage: Sequence[tuple[str, int, int | None]]
     """(responses, questions of the pool that were counted, questions of the run's newest steps)."""
     questions: Sequence[SomeQuestion]
@@ -154,22 +155,21 @@ def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
 
 
 def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
-    def read() -> list[tuple[PoolCounts, list[int], list[SomeQuestion]]]:
+    def read() -> list[tuple[PoolStats, list[int], list[SomeQuestion]]]:
         with census(place) as opened:
-            return [(counts_of(opened), response_counts(opened, asked), _some(opened))]
+            return [(stats_of(opened), response_counts(opened, asked), _some(opened))]
 
     found, notes = or_note(read)
     if not found:
         return PoolView(place.name, where(place), None, (), (), notes)
-    counts, asked_counts, questions = found[0]
-    coverage = counts.coverage
-    least = {0: coverage.counted} | dict(coverage.at_least)
+    stats, asked_counts, questions = found[0]
+    least = {0: stats.questions} | dict(stats.questions_with)
     asked_least = {level: sum(count >= level for count in asked_counts) for level in (0, *LEVELS)}
     rows = [
         (label, pool, run if asked else None)
         for (label, pool), (_, run) in zip(by_count(least), by_count(asked_least), strict=True)
     ]
-    return PoolView(place.name, where(place), counts, rows, questions, [])
+    return PoolView(place.name, where(place), stats, rows, questions, [])
 
 
 def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:

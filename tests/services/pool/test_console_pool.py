@@ -22,10 +22,10 @@ from rlep.services.pool.rpc.access import Tokens
 from rlep.services.pool.rpc.places import hosted
 from rlep.services.pool.rpc.served_census import (
     census,
-    counts_of,
     entries_of_prompt,
     pool_names,
     response_counts,
+    stats_of,
 )
 from rlep.services.pool.values import PoolPlace
 from rlep.view.words import short
@@ -84,12 +84,12 @@ def test_a_pool_is_counted_at_every_address_alike(counted: PoolPlace, tmp_path: 
         assert "counted" in pool_names(place)
         for address in (counted, place):
             with census(address) as look:
-                counts, (entries, total) = counts_of(look), entries_of_prompt(look, "q5", 4)
+                stats, (entries, total) = stats_of(look), entries_of_prompt(look, "q5", 4)
                 assert response_counts(look, ["q5", "nobody", "q2"]) == [9, 0, 2]
                 aside, kept = (entries_of_prompt(look, prompt_id, 4)[0] for prompt_id in ("q0", "q1"))
-            assert (counts.trajectories, counts.coverage.questions) == (20, 6)
-            assert counts.coverage.at_least == {n: sum(held >= n for held in HELD) for n in (1, 2, 4, 8)}
-            assert (counts.coverage.quarantined, counts.by_policy) == (1, {"policy@3": 20})
+            assert (stats.trajectories, stats.questions) == (20, 6)
+            assert stats.questions_with == {n: sum(held >= n for held in HELD) for n in (1, 2, 4, 8)}
+            assert (stats.quarantined, stats.by_policy) == (1, {"policy@3": 20})
             assert (len(entries), total) == (4, 9)
             assert [entry.quarantined for entry in (*aside, *kept)] == [True, False]
         client = client_of(tmp_path, pools=[place])

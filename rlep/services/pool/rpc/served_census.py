@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlep.core.errors import PoolError, RecordRefused
 from rlep.core.types import Trajectory
-from rlep.services.pool.census import Counted, PoolCounts, PoolEntry
 from rlep.services.pool.rpc.places import SOCKET, connected
 from rlep.services.pool.storage.codec import decode
-from rlep.services.pool.values import PoolPlace
+from rlep.services.pool.values import PoolPlace, PoolStats
 
 if TYPE_CHECKING:
     from rlep.services.pool.rpc.client import PoolClient
 
 DEADLINE_S = 2.0
 """Longest wait for one answer; an address that is away costs a page this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """One response in a pool; None where its record is damaged."""
+
+    content_id: str
+    trajectory: Trajectory | None
+    quarantined: bool
 
 
 @contextmanager
@@ -35,22 +44,12 @@ def pool_names(place: PoolPlace) -> list[str]:
         return client.names()
 
 
-def counts_of(client: PoolClient) -> PoolCounts:
-    """The pool's counters. Raises ``PoolError`` where nobody has added to it, or ``DeadlineExceeded``."""
+def stats_of(client: PoolClient) -> PoolStats:
+    """The pool's statistics. Raises ``PoolError`` where nobody has added to it, or ``DeadlineExceeded``."""
     stats = client.stats()
     if not stats.tokenizer_digest:
         raise PoolError("there is no such pool")
-    return PoolCounts(
-        trajectories=stats.trajectories,
-        bytes=stats.bytes,
-        by_policy=_most_first(stats.by_policy),
-        by_verifier=_most_first(stats.by_verifier),
-        cap=stats.cap,
-        minimum=stats.minimum,
-        tokenizer_digest=stats.tokenizer_digest,
-        sealed=stats.sealed,
-        coverage=Counted(stats.questions, stats.questions_with, stats.quarantined),
-    )
+    return stats
 
 
 def response_counts(client: PoolClient, prompt_ids: Sequence[str]) -> list[int]:
@@ -68,10 +67,6 @@ def entries_of_prompt(client: PoolClient, prompt_id: str, most: int) -> tuple[li
         records = client.stored({prompt_id: ids[: most - len(entries)]}, quarantined=quarantined)[prompt_id]
         entries += (PoolEntry(name, _readable(record, prompt_id), quarantined) for name, record in records.items())
     return entries, total
-
-
-def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
-    return {name: count for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count}
 
 
 def _readable(record: bytes, prompt_id: str) -> Trajectory | None:

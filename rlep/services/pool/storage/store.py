@@ -256,12 +256,6 @@ class Store:
         """How many prompts ever had a record, quarantined ones included."""
         return int(self._one("counting", "SCARD", "index"))
 
-    def some_prompts(self, about: int) -> list[str]:
-        """Prompts that ever had a record, ascending: all, or about so many, which come first by the server's own hash."""
-        places = 2 * about  # of its table, which is half full at least
-        _, prompt_ids = self._one("looking at some prompts", "SSCAN", "index", 0, "COUNT", places)
-        return sorted({prompt_id.decode() for prompt_id in prompt_ids})
-
     def counts(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[int]:
         """Per prompt, how many records, or quarantined ones, it has."""
         key = self._quarantine if quarantined else self._records
