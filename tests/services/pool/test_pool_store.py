@@ -218,7 +218,7 @@ def test_a_reader_never_writes_and_needs_a_pool(open_pool: OpenPool, trajectory:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cap": 1}, "minimum = 2, cap = 1"),
+        ({"cap": 1, "minimum": 2}, "minimum = 2, cap = 1"),
         ({"minimum": 0}, "minimum = 0"),
         ({"writer_epoch": -1}, "writer_epoch = -1"),
         ({"tokenizer": None}, "needs tokenizer_digest"),
