@@ -172,7 +172,7 @@ def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
         for (label, pool), (_, run) in zip(by_count(least), by_count(asked_least), strict=True)
     ]
     bars = [(label, float(pool), "c2" if at else "c1") for at, (label, pool, _) in enumerate(rows)]
-    chart = bar_chart("Coverage", bars, Axis("responses of a question"), Axis("questions"))
+    chart = bar_chart("Questions by responses", bars, Axis("responses of a question"), Axis("questions"))
     return PoolView(place.name, where(place), counts, rows, questions, [], chart)
 
 
