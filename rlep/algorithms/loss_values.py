@@ -209,7 +209,7 @@ COLUMNS = (
     "entropy_tokens",
     "entropy",
 )
-"""What is summed; ``reference_tokens`` and ``entropy_tokens`` count the tokens for which such a value was supplied."""
+"""Sums; ``reference_tokens`` and ``entropy_tokens`` count the tokens for which such a value was supplied."""
 
 _MEANS = {
     "advantage_mean": ("advantage", "tokens"),

@@ -34,7 +34,7 @@ class Candidate:
     created_at: float
     """Seconds since the epoch."""
     used: int = 0
-    """How often it has been drawn."""
+    """Number of times it has been drawn."""
     logprob: float | None = None
     """Mean log-prob per token under the current policy, where it has been scored."""
     birth: int = -1

@@ -28,7 +28,7 @@ class ReplayConfig(Section):
     """Replay of successes from the experience pool."""
 
     method: str = "rlep"
-    """Who decides on questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
+    """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
     ``python:module:Class``. A method brings values for the keys below; the ones set in the same file or later win."""
     options: dict[str, float] = Field(default_factory=dict)
     """Numbers of the method, by its class's attributes, e.g. ``start_accuracy = 0.1`` for ``exgrpo``."""
@@ -65,7 +65,7 @@ class ReplayConfig(Section):
             ),
         ],
     )
-    """How M are chosen from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
+    """Choice of M from a prompt's pool: ``uniform`` without replacement (paper), or ranked among all stored ones;
     ``newest`` by the step they come from."""
     per_question: Positive = option(16, requires=[_LIVE])
     """Live responses of a prompt that are kept: its newest."""

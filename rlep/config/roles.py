@@ -21,7 +21,7 @@ VERIFIER_PROFILES = ("math", "math-bare", "strict-box", "dapo", "exact", "reason
 SLOWEST_TOKENS_S = 20.0
 """Tokens a second of one response that is still called alive: a 7B model on a full GPU gives each of its responses about 30."""
 SHORTEST_LEASE_S = 600.0
-"""What a lease lasts by default where the longest response takes less."""
+"""Seconds of a lease by default where the longest response takes less."""
 
 
 class ActorConfig(Section):
@@ -120,7 +120,7 @@ class VerifierConfig(ActorConfig):
     workers: Positive = 1
     """math-verify processes in each actor."""
     profile: str = "math"
-    """Which text counts as the answer, and how it is compared: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
+    """Text that counts as the answer, and its comparison: ``math``, ``math-bare``, ``strict-box``, ``dapo``,
     ``exact``, ``reasoning-gym``, ``code``, ``regex:PATTERN``, ``python:module:function``; see ``docs/reference/verifier.md``."""
     correct_at: float = Field(1.0, gt=0, le=1)
     """Least score that is ``correct``, where ``python:module:function`` gives scores; the reward stays that of the score."""

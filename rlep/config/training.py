@@ -54,7 +54,7 @@ class LossConfig(Section):
     dual_clip: float | None = Field(10.0, gt=1)
     """Bound of the loss where the advantage is negative; None (``"none"`` or 0 in TOML) is eq. 4 literally."""
     aggregation: Aggregation = "token-mean"
-    """How token losses are averaged over one update."""
+    """Averaging of token losses over one update."""
     level: Literal["token", "sequence"] = "token"
     """Importance ratio per token, or per sequence (GSPO)."""
     surrogate: Literal["ppo", "cispo"] = option(
@@ -113,7 +113,7 @@ class UpdateConfig(Section):
     floor: Share = 0.0
     """Factor of ``lr`` at the end of a decay."""
     unit: Literal["rollouts", "updates"] = "rollouts"
-    """What warm-up and decay count: the updates of one rollout share a rate, or each has its own."""
+    """Unit of warm-up and decay: the updates of one rollout share a rate, or each has its own."""
     clip_norm: float = Field(1.0, gt=0)
     """Global gradient norm is clipped here; a non-finite gradient skips the update."""
     idle_steps: Count = 100
@@ -175,4 +175,4 @@ class CheckpointConfig(Section):
     best: str | None = None
     """Metric whose largest value marks a checkpoint that is kept too, e.g. ``evaluation/aime2024/avg``; None keeps none."""
     accept: tuple[Literal["data", "tokenizer", "pool", "template", "update"], ...] = ()
-    """What may differ from the run that is continued; everything else is refused."""
+    """Inputs and settings that may differ from the run that is continued; everything else is refused."""

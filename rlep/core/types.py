@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length"]
 """``stop``: the response ended with its EOS, which is its last token. ``length``: cut at the token limit."""
 
 Status = Literal["correct", "wrong", "no_answer", "unparsable", "timeout", "out_of_memory", "crashed"]
-"""What a verifier found. Only ``correct`` may enter the pool; ``timeout`` is not ``wrong``."""
+"""Finding of a verifier. Only ``correct`` may enter the pool; ``timeout`` is not ``wrong``."""
 
 STATUSES: tuple[Status, ...] = (
     "correct",
@@ -162,13 +162,13 @@ class Verdict:
     version: str
     """Version of the verifier; stored with every pool record."""
     path: str = "full"
-    """Which path decided: ``fast``, ``full`` or ``gate``."""
+    """Path that decided: ``fast``, ``full`` or ``gate``."""
     seconds: float = 0.0
     """Time it took, in seconds."""
     score: float | None = None
     """Partial credit in [0, 1], before shaping; None where the verifier only says correct or not."""
     parts: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What goes with a score, by name: becomes metrics, and plays no part in the reward."""
+    """Parts that go with a score, by name: they become metrics, and play no part in the reward."""
     reason: str = ""
     """The test that a program failed, or how the user's function crashed, with its traceback; not stored in a pool."""
 
@@ -209,7 +209,7 @@ class Trajectory:
     created_at: float
     """Seconds since the epoch."""
     sample_id: str = ""
-    """Which request produced it; distinct for every fresh rollout, even where two have the same tokens."""
+    """Id of the request that produced it; distinct for every fresh rollout, even where two have the same tokens."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     token_versions: Int32Array | None = None
     """Policy version of each token, ``[T]``; None: all are ``provenance.policy_version``'s. Not stored in a pool."""

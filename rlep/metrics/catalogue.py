@@ -30,7 +30,7 @@ PLACEHOLDERS: dict[str, str] = {
     "k": "[1-9][0-9]*",
     "part": PART_NAME,
 }
-"""What may stand where a name says ``<source>``, ``<status>``, …: a regular expression each."""
+"""Values of ``<source>``, ``<status>``, … in a name: a regular expression each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Layout:
     positions: Tensor
     """Position of every token within its sequence, ``[1, N]``."""
     boundaries: Tensor
-    """Where sequences start and the row ends, int32 ``[S + 1]``."""
+    """Starts of the sequences and end of the row, int32 ``[S + 1]``."""
     longest: int
     lengths: Int64Array
     """Of the sequences, ``[S]``, on the host."""

@@ -20,7 +20,7 @@ from rlep.core.seeds import seed_for
 from rlep.engines.rendezvous import store_at
 
 _LACKING = ("out of memory", "DefaultCPUAllocator: can't allocate memory")
-"""What errors of the GPU, its pinned host memory and NCCL say, and those of the host."""
+"""Texts in errors of the GPU, its pinned host memory and NCCL, and in those of the host."""
 
 
 def join_ranks(config: Config, rank: int, world_size: int, meeting_point: str, listening: socket.socket | None) -> None:

@@ -31,9 +31,9 @@ class PackedRow:
     targets: Tensor
     """The response tokens, int64 ``[R]``."""
     sequences: Int64Array
-    """Which sequences of the batch, ``[S]``; empty in a filler row."""
+    """Places of the sequences in the batch, ``[S]``; empty in a filler row."""
     responses: Int64Array
-    """Where the response tokens stand in the batch's per-token arrays, ``[R]``; empty in a filler row."""
+    """Places of the response tokens in the batch's per-token arrays, ``[R]``; empty in a filler row."""
 
     def of_sequences(self, values: NDArray[Value]) -> NDArray[Value]:
         """This row's entries of a per-sequence array of the batch; a zero in a filler row."""
@@ -55,6 +55,7 @@ def pack_row(batch: SequenceBatch, sequences: Int64Array, device: torch.device) 
     chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]
     part = take(batch, chosen) if len(chosen) else _filler()
     part_lengths = np.diff(part.offsets)
+    # The last token of the prompt predicts the first of the response, and the response's last one predicts nothing.
     predictors = spans(part.offsets[:-1] + part.prompt_lengths - 1, part.response_lengths)
     tokens = part.tokens.astype(np.int64)
     response_lengths = batch.response_lengths[chosen]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 CPU_EXIT_S = 0.5
-"""How long a CPU engine's only process has to end by itself."""
+"""Seconds a CPU engine's only process has to end by itself."""
 
 __all__ = ["Sampler", "SamplerHealth", "prepare_environment"]
 

@@ -84,7 +84,7 @@ class BroadcastGroup:
     backend: GroupBackend
     host: str
     port: int
-    """Where the members meet."""
+    """Port on ``host`` at which the members meet."""
     token: str
     """Random name of this group; who does not know it cannot join."""
     first_rank: int

@@ -38,7 +38,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What a pool's own counters say."""
+    """Counters of a pool."""
 
     trajectories: int
     bytes: int

@@ -145,7 +145,7 @@ class Pool:
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int, minimum: int | None = None) -> Drawn:
-        """Which trajectories ``sample`` gives."""
+        """Choose the trajectories that ``sample`` gives."""
         least = self.minimum if minimum is None else minimum
         if count < 0 or least < 1:
             raise ConfigError(f"count = {count}, minimum = {least}: wanted count >= 0 and minimum >= 1")
@@ -256,7 +256,7 @@ class Pool:
         )
 
     def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> NewRecord | None:
-        """What the store takes of a trajectory, or None with the reason in ``refused``."""
+        """Return what the store takes of a trajectory, or None with the reason in ``refused``."""
         try:
             self.check(trajectory)
             return entry_of(trajectory, encode(trajectory, precision=self._options.precision))
@@ -289,7 +289,7 @@ class Pool:
 
 
 def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
-    """What the store takes of a trajectory and its record."""
+    """Return what the store takes of a trajectory and its record."""
     provenance, verdict = trajectory.provenance, trajectory.verdict
     policy = f"{provenance.policy_digest}@{provenance.policy_version}"
     label = "\n".join(part.replace("\n", " ") for part in (policy, f"{verdict.verifier}@{verdict.version}"))

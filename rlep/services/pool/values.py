@@ -1,4 +1,4 @@
-"""What a pool's callers give and get, wherever the pool is."""
+"""Values that a pool's callers give and get, wherever the pool is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILURES = ".failures"
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """What a pool holds."""
+    """Contents of a pool."""
 
     trajectories: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Who may call what on a pool server."""
+"""Access to a pool server: who may call what."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Role(enum.IntEnum):
-    """What a token allows; each includes the ones before it."""
+    """Rights that a token gives; each includes the ones before it."""
 
     NONE = 0
     READ = 1
@@ -50,7 +50,7 @@ class Caller:
     grants: tuple[Grant, ...]
 
     def role(self, pool: str) -> Role:
-        """What the caller may do with a pool."""
+        """Return the caller's right to a pool."""
         return max((grant.role for grant in self.grants if grant.pool in (None, pool)), default=Role.NONE)
 
 
@@ -85,7 +85,7 @@ class Tokens:
         return cls(tuple(grants))
 
     def caller(self, token: str) -> Caller | None:
-        """Who presents this token, compared in constant time with every one; None where it is none of them."""
+        """Return the holder of this token, compared in constant time with every one; None where it is none of them."""
         digest = _digest(token)
         held = tuple(grant for grant in self._grants if hmac.compare_digest(grant.digest, digest))
         return Caller(f"token {digest.hex()[:8]}", held) if held else None
@@ -101,7 +101,7 @@ def _make_token_file(path: Path) -> None:
 
 
 def _grant(path: Path, number: int, line: str) -> Grant:
-    """What one line says; a message never repeats it, since it holds a secret."""
+    """Parse one line; a message never repeats it, since it holds a secret."""
     words = line.split("#", 1)[0].split()
     named = re.fullmatch(r"(read|append|admin)(?:@([A-Za-z0-9][A-Za-z0-9._-]{0,63}))?", words[0])
     if len(words) == 1 and not named:
@@ -116,7 +116,7 @@ def _digest(token: str) -> bytes:
 
 
 ANYBODY = Grant(Role.ADMIN, None, b"")
-"""What everybody may do where a server on loopback asks for no token."""
+"""Rights of everybody where a server on loopback asks for no token."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -128,7 +128,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine and nothing else can reach it. Raises ``ConfigError`` where it has no address."""
+    """Tell whether a host is this machine and nothing else can reach it. Raises ``ConfigError`` where it has no address."""
     try:
         found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:

@@ -18,14 +18,14 @@ _MOST_OPEN = 256
 
 
 class Writer(NamedTuple):
-    """Who writes: incarnations of one name fence each other by epoch."""
+    """Writer of a pool: incarnations of one name fence each other by epoch."""
 
     name: str
     epoch: int | None
 
 
 class Stated(NamedTuple):
-    """What an insert says of its token ids, for a pool that is made or has no vocabulary recorded."""
+    """Token ids of an insert, for a pool that is made or has no vocabulary recorded."""
 
     tokenizer_digest: str
     vocabulary: int | None
@@ -123,6 +123,6 @@ def _check_epoch(writer: Writer, newest: int) -> None:
 
 
 def _vocabulary(store: Store) -> int | None:
-    """What is recorded by now."""
+    """Return the vocabulary that is recorded by now."""
     meta = store.meta()
     return meta.vocabulary if meta else None

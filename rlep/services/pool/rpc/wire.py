@@ -1,4 +1,4 @@
-"""What crosses the wire: frames of a sample made and put together, within the sizes both sides keep to."""
+"""Frames on the wire: those of a sample are made and put together, within the sizes both sides keep to."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sample_frames(part: Stored) -> Iterator[pb.SampleFrame]:
 
 
 def _framed(sizes: Sequence[int]) -> Iterator[slice]:
-    """Which records go into each frame."""
+    """Return the records that go into each frame."""
     start = together = 0
     for at, size in enumerate(sizes):
         if at > start and together + size > FRAME_BYTES:
@@ -117,6 +117,6 @@ def _numbers(column: bytes) -> list[int]:
 
 
 def first_frame(drawn: Drawn, vocabulary: int | None) -> pb.SampleFrame:
-    """What a sample's first frame says of all its prompts."""
+    """Return what a sample's first frame says of all its prompts."""
     counts, available = (column.astype("<i4").tobytes() for column in (drawn.counts, drawn.available))
     return pb.SampleFrame(counts=counts, available=available, minimum=drawn.minimum, vocabulary=vocabulary or 0)

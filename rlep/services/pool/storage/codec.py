@@ -59,7 +59,7 @@ class Record(NamedTuple):
     logprobs: Float32Array | None
     """``[T]``"""
     finished: bool
-    """Whether the response ended with its EOS."""
+    """The response ended with its EOS."""
     details: bytes
 
 

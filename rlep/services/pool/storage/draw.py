@@ -19,7 +19,7 @@ _ID_BYTES = 16
 
 
 class Drawn(NamedTuple):
-    """What a draw picked, before any record is read."""
+    """Picks of a draw, before any record is read."""
 
     prompt_ids: Sequence[str]
     """``[P]``"""
@@ -61,7 +61,7 @@ class Drawn(NamedTuple):
 
 
 class _Rows:
-    """What is known of each prompt, a row each; row 0 is of every prompt that is not known."""
+    """Numbers of each prompt, a row each; row 0 is of every prompt that is not known."""
 
     def __init__(self) -> None:
         self.row_of: dict[str, int] = {}
@@ -119,7 +119,7 @@ class Index:
         self._generation = now
 
     def draw(self, prompt_ids: Sequence[str], count: int, *, minimum: int, seed: int, step: int) -> Drawn:
-        """Which records each prompt gives, uniformly and without replacement; none below ``minimum`` records."""
+        """Draw the records of each prompt, uniformly and without replacement; none below ``minimum`` records."""
         with self._lock:
             known, row_of = self._rows, self._rows.row_of
             rows = [row_of.get(prompt_id, 0) for prompt_id in prompt_ids]

@@ -170,7 +170,7 @@ def _mixed(records: Sequence[Sections]) -> tuple[Float32Array, Float32Array]:
 
 
 def _finite(values: NDArray[np.floating[Any]]) -> bool:
-    """Whether all values are finite. In float16 by their exponent bits: numpy would convert each, 14 times slower."""
+    """Tell whether all values are finite. In float16 by their exponent bits: numpy would convert each, 14 times slower."""
     if values.dtype.itemsize == 2:
         return not ((values.view("<u2") & 0x7C00) == 0x7C00).any()
     return bool(np.isfinite(values).all())

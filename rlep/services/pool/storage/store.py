@@ -43,7 +43,7 @@ Wanted = Sequence[tuple[str, Sequence[bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What is fixed when a pool is made, and its digest once it is sealed."""
+    """Facts that are fixed when a pool is made, and its digest once it is sealed."""
 
     tokenizer_digest: str
     cap: int
@@ -98,7 +98,7 @@ class Store:
         return sorted(name.decode() for name in self._link.one("listing pools", "SMEMBERS", _NAMES))
 
     def meta(self) -> Meta | None:
-        """What the pool was made with, or None where there is no such pool. Raises ``PoolError`` for another format."""
+        """Return what the pool was made with, or None where there is no such pool. Raises ``PoolError`` for another format."""
         answer = self._link.one(f"pool {self.name}: opening", "HGETALL", self._meta)
         fields = dict(zip(answer[::2], answer[1::2], strict=True)) if isinstance(answer, list) else answer
         if not fields:
