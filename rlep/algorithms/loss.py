@@ -153,10 +153,12 @@ def packed_policy_loss(
     if loss.surrogate == "cispo":
         policy = cispo_terms(ratio, logprobs, advantages, loss)
     if loss.tis_cap is not None and packed.behaviour_logprobs is not None:
+        # Replayed tokens have a correction of their own, `replay.is_cap`: their sampler was another policy.
         fresh = packed.mask & ~packed.replayed[packed.sequences]
         policy = policy * truncated_importance(old, packed.behaviour_logprobs.double(), fresh, loss.tis_cap)
     policy = _replay_terms(packed, replay, policy, ratio)
     if packed.high_entropy is not None:
+        # After the terms and before the weights: tokens that are left out still count in the mean.
         policy = torch.where(packed.high_entropy, policy, 0.0)
     weighted = torch.where(packed.mask, packed.weights.double()[packed.sequences] * policy, 0.0)  # [R]
     if loss.kl_coef or loss.entropy_coef:
@@ -200,6 +202,7 @@ def policy_loss(
         )
     values = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip, "aggregation": aggregation}
     config = section_of(LossConfig, "loss", values)
+    # Padding may hold anything, also NaN: it is checked and cut off before a value is used.
     keep, spread = _checked_padded(logprobs, old_logprobs, advantages, mask)
     ids = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else groups
     weights = sequence_weights(

@@ -16,7 +16,7 @@ from rlep.actors.contact import CONTACT, check_private, read_contact
 from rlep.actors.timeline import write_trace
 from rlep.cli.shell import say_stopping
 from rlep.cli.status import path_rows, share_rows, view
-from rlep.cli.tables import WIDEST, show_table
+from rlep.cli.tables import UNLIMITED, show_table
 from rlep.cli.terminal import Terminal
 from rlep.core.errors import ConfigError
 from rlep.core.plural import counted
@@ -56,7 +56,7 @@ def status(run: Run, address: Address = None, as_json: AsJson = False) -> None:
         del shown["spans"]
         typer.echo(json.dumps(shown, indent=2))
     else:
-        Terminal(width=WIDEST).print(view(found))
+        Terminal(width=UNLIMITED).print(view(found))
 
 
 def timeline(
@@ -89,7 +89,7 @@ def scale(
     cluster = run_cluster(run, address)
     from rlep.actors.control import Scale
 
-    Terminal(width=WIDEST).print(view(run_async(_asked(cluster, Scale(role, count, grace)), say_stopping)))
+    Terminal(width=UNLIMITED).print(view(run_async(_asked(cluster, Scale(role, count, grace)), say_stopping)))
 
 
 def drain(
@@ -103,7 +103,7 @@ def drain(
     cluster = run_cluster(run, address)
     from rlep.actors.control import Drain
 
-    Terminal(width=WIDEST).print(view(run_async(_asked(cluster, Drain(actor, grace)), say_stopping)))
+    Terminal(width=UNLIMITED).print(view(run_async(_asked(cluster, Drain(actor, grace)), say_stopping)))
 
 
 async def _asked(cluster: Cluster, command: Command) -> RunStatus:

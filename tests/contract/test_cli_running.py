@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from rlep.actors.contact import Contact, read_contact, remove_contact, write_contact
 from rlep.actors.control import Command, Look, RunClient, RunStatus, Scale
 from rlep.actors.jobs import submit_job
+from rlep.actors.replicas import ActorStatus, RoleStatus
 from rlep.cli import app, live
 from rlep.core.errors import ActorLost, ConfigError
 
@@ -127,3 +128,18 @@ async def test_a_run_that_ends_under_a_command_is_said_once(monkeypatch: pytest.
     gc.collect()
     assert said == "no run is going on"
     assert not unheard
+
+
+def test_a_status_has_a_line_for_each_error_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "needs 1 CPU, " * 40 + "no more"
+    roles = (RoleStatus("verifier", (ActorStatus("verifier-0", "placing", error=error),)),)
+
+    async def asked(*_: object) -> RunStatus:
+        return RunStatus("mine", roles)
+
+    monkeypatch.setattr(live, "run_cluster", lambda *_: None)
+    monkeypatch.setattr(live, "_asked", asked)
+    for command in (["status", "mine"], ["scale", "verifiers", "2", "--run", "mine"]):
+        lines = CliRunner().invoke(app, command).stdout.splitlines()
+        assert lines[0] == "mine: policy version none yet"
+        assert lines[-1] == f"verifier-0: {error}"

@@ -83,6 +83,7 @@ class ShardedAdamW:
             local.grad = gradient.to_local() if isinstance(gradient, DTensor) else None
             if local.grad is not None and local.numel():
                 grads.append(local.grad)
+        # Known to all ranks before any of them changes a weight: all clip alike, or all leave the update out.
         norm = self._global_norm(grads)
         applied = math.isfinite(norm)
         if applied:

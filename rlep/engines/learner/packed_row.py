@@ -55,6 +55,7 @@ def pack_row(batch: SequenceBatch, sequences: Int64Array, device: torch.device) 
     chosen = chosen[np.argsort(-lengths[chosen], kind="stable")]
     part = take(batch, chosen) if len(chosen) else _filler()
     part_lengths = np.diff(part.offsets)
+    # The last token of the prompt predicts the first of the response, and the response's last one predicts nothing.
     predictors = spans(part.offsets[:-1] + part.prompt_lengths - 1, part.response_lengths)
     tokens = part.tokens.astype(np.int64)
     response_lengths = batch.response_lengths[chosen]

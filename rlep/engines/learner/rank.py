@@ -79,6 +79,7 @@ class LearnerRank:
         """
         self.config = config
         self._source, self._rank, self._world = model, rank, world_size
+        # A start that fails must leave the group: the process may be asked to start again.
         with ExitStack() as undo:
             join_ranks(config, rank, world_size, meeting_point, listening)
             undo.callback(dist.destroy_process_group)
@@ -125,9 +126,11 @@ class LearnerRank:
         fraction = self.config.loss.high_entropy_fraction
         if batch.old_logprobs is None:
             raise UpdateError(f"an update of {len(batch)} sequences without old log-probs: score the batch first")
+        # Before anything changes the weights: later mini-batches of this rollout are scored under the present ones.
         self._start.updating(rollout, keep=self.config.keeps_start_weights)
         high_entropy = None
         if fraction < 1:
+            # The threshold is one of the whole update, so all entropies are known before the first micro-batch.
             mask = np.repeat(batch.trained, batch.response_lengths)
             high_entropy = high_entropy_mask(self._no_grad_pass(batch, entropy=True), mask, fraction)
         return self._step(batch, rollout, self._policy_loss(batch, high_entropy), entropy=True)
@@ -203,6 +206,7 @@ class LearnerRank:
         Raises:
             CheckpointError: the one before is still being written.
         """
+        # Before anything is copied: two snapshots would need the host memory of both.
         self._writer.check_free()
         dtype, source, rank = self.config.learner.compute_dtype, self._source, self._rank
         weights, learner = self._weights.on_host(dtype), self.config.learner
@@ -240,6 +244,7 @@ class LearnerRank:
         Raises:
             CheckpointError: missing, torn, or of another model. The learner is then in no usable state.
         """
+        # What these two remember is of the weights that are replaced now.
         self._start.forget()
         self._change.forget()
         found = random_state(self._rank, self._device)
@@ -283,6 +288,7 @@ class LearnerRank:
     def _step(self, batch: SequenceBatch, rollout: int, row_loss: RowLoss, *, entropy: bool) -> UpdateReport:
         started = time.perf_counter()
         index = rollout if self.config.update.unit == "rollouts" else self._updates
+        # Counted even if it is skipped below, so that a continued run is at the same place of its schedule.
         self._updates += 1
         trained = int(batch.response_lengths[batch.trained].sum())
         if not batch.response_lengths[batch.computed].any():
@@ -304,6 +310,7 @@ class LearnerRank:
     def _cost(self, batch: SequenceBatch, seconds: float) -> UpdateCost:
         frozen = self.config.learner.lora_rank > 0
         weights = sum(math.prod(spec.shape) for spec in self._weights.layout("float32"))
+        # Sequences out of the loss are not computed, so they cost nothing.
         batch = take(batch, np.flatnonzero(batch.computed))
         return UpdateCost(
             tokens=len(batch.tokens),
@@ -319,10 +326,12 @@ class LearnerRank:
         Each micro-batch's are reduce-scattered and added up in the shards, unless ``learner.unsharded_gradients``; replicas
         exchange theirs once, with the last.
         """
+        # On the device: a number read from it after each micro-batch would make the host wait for its end.
         loss, sums = torch.zeros((), dtype=torch.float64, device=self._device), LossSums.zeros(self._device)
         plan = pack(batch, self._world, self._budget, batch.computed)[self._rank]  # the others have no gradient
         for number, sequences in enumerate(plan, start=1):
             last = number == len(plan)
+            # The last one reduces, whatever the options: without it the shards would have no gradient.
             self._policy.set_requires_gradient_sync(last or not self.config.learner.unsharded_gradients)
             self._policy.set_requires_all_reduce(last)
             self._policy.set_reshard_after_backward(last or self.config.learner.reshard_after_forward)
@@ -330,9 +339,11 @@ class LearnerRank:
             part, part_sums = row_loss(row, *self._policy(row, entropy))
             part.backward()
             loss, sums = loss + part.detach(), sums + part_sums
+        # It is used outside of a backward pass, after which FSDP would free its gathered weights.
         if self._reference is not None:
             reshard(self._reference)
         if self._world > 1:
+            # One message for all that is added up; a maximum cannot travel with it.
             shared = torch.cat([loss.view(1), sums.sums.view(-1)])
             largest = sums.ratio_max.clone()
             dist.all_reduce(shared)

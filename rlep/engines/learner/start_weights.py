@@ -56,6 +56,7 @@ class StartWeights:
     def _swap(self, copies: list[Tensor]) -> None:
         with torch.no_grad():
             for local, copy in zip(self._locals, copies, strict=True):
+                # Three copies of one tensor at a time, never of all: the present weights and the kept ones change places.
                 present = local.clone()
                 local.copy_(copy)
                 copy.copy_(present)
