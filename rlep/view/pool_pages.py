@@ -10,6 +10,7 @@ from rlep.services.pool.rpc.client import PoolClient
 from rlep.services.pool.rpc.served_census import PoolEntry, census, entries_of_prompt, response_counts, stats_of
 from rlep.services.pool.values import PoolPlace, PoolStats
 from rlep.view import rollouts
+from rlep.view.charts import Axis, Drawing, bar_chart
 from rlep.view.pool_places import PoolPlaces, where
 from rlep.view.run_files import RunPlace, or_note
 from rlep.view.templating import rendered
@@ -66,6 +67,8 @@ class PoolView:
     """(responses, questions of the pool that were counted, questions of the run's newest steps)."""
     questions: Sequence[SomeQuestion]
     notes: Sequence[str]
+    chart: Drawing | None = None
+    """The coverage."""
 
 
 def pools(places: PoolPlaces) -> str:
@@ -169,7 +172,9 @@ def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
         (label, pool, run if asked else None)
         for (label, pool), (_, run) in zip(by_count(least), by_count(asked_least), strict=True)
     ]
-    return PoolView(place.name, where(place), stats, rows, questions, [])
+    bars = [(label, float(pool), "c2" if at else "c1") for at, (label, pool, _) in enumerate(rows)]
+    chart = bar_chart("Questions by responses", bars, Axis("responses of a question"), Axis("questions"))
+    return PoolView(place.name, where(place), stats, rows, questions, [], chart)
 
 
 def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:

@@ -145,7 +145,7 @@ def test_from_a_prompt_to_its_group_the_pool_and_back(context: BrowserContext, s
         ("Step [0-9], group 0", "j"),
         ("Step [0-9], group 1", "u"),
         ("Step [0-9]", "u"),
-        ("runs~a", "u"),
+        ("runs~a failed", "u"),
     ):
         expect(page.locator("h1")).to_have_text(re.compile(f"^{title}$"))
         page.wait_for_load_state()  # keys work once the script is there

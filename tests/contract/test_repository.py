@@ -17,6 +17,8 @@ PACKAGE = sorted(p for p in (ROOT / "rlep").rglob("*.py") if not p.stem.endswith
 SOURCES = [*PACKAGE, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))]
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 60
+MOST_QUESTIONS = 20
+"""Docstrings that begin with What, Which, Who or Whether."""
 LOCKS = ("cpu", "cuda", "dev")
 
 
@@ -54,6 +56,17 @@ def test_nothing_is_left_for_later() -> None:
         if later.search(line)
     ]
     assert found == []
+
+
+def test_docstrings_name_the_thing_and_ask_no_question() -> None:
+    question = re.compile(r'\s*r?"""(What|Which|Who|Whether)\b')
+    found = [
+        f"{name_of(path)}:{number} {line.strip()}"
+        for path in PACKAGE
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if question.match(line)
+    ]
+    assert len(found) <= MOST_QUESTIONS, "begin with a noun or an imperative: " + "\n".join(found)
 
 
 def unsafe(tree: ast.AST) -> Iterator[tuple[int, str]]:
