@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from rlep.actors.cluster import Cluster
-from rlep.actors.pool_actor import PoolService
+from rlep.actors.pool_actor import PoolHost
 from rlep.algorithms.packing import sequence_batch
 from rlep.algorithms.shaping import Rewards
 from rlep.config.roles import ClusterConfig
@@ -54,7 +54,7 @@ from rlep.driver.values import ScoredMiniBatch
 from rlep.methods.replay_method import Visit
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.storage.connection import connect
-from rlep.services.pool.values import UNCAPPED, PoolOptions, PoolPlace
+from rlep.services.pool.values import UNCAPPED, PoolPlace
 
 PROMPTS, SMALL, ASKED, FRESH, KEPT, TOKENS = 17_000, 1_700, 512, 16, 16, 830
 STEP_S, TIMES = 100.0, 7
@@ -116,8 +116,8 @@ class Bench:
         sets = ['replay.source="live"', f"replay.per_question={KEPT}", "replay.minimum=1", "checkpoint.every=1000"]
         self.config = load_config([PRESET], [*sets, f'run.directory="{directory}"'])
         self.place = PoolPlace(None, directory / "redis", f"live{count}")
-        options = PoolOptions(cap=UNCAPPED, minimum=1, precision="float32", deadline=300.0)
-        self.pool = PoolService(cluster, self.place, TOKENIZER, options, f"live{count}")
+        self.host = PoolHost(cluster, self.place, 300.0, f"live{count}")
+        self.pool = self.host.client(self.place.name, minimum=1, precision="float32")
         directory.mkdir()
         self.live = LiveReplay(self.config, self.pool, directory)
         self.responses, self.prompts, self.step_number = responses, responses.prompts[:count], 0
@@ -125,7 +125,8 @@ class Bench:
 
     async def fill(self) -> None:
         """Sixteen responses of every prompt."""
-        await self.pool.start()
+        await self.host.start()
+        await self.pool.open(tokenizer_digest=TOKENIZER, cap=UNCAPPED)
         await self.live.restore(None, accept=False)
         for start in range(0, len(self.prompts), ASKED):
             await self.learn(self.prompts[start : start + ASKED], FRESH)
@@ -192,8 +193,9 @@ async def measure(home: Path) -> dict[str, float]:
         sizes = large.sizes()
         for _ in range(TIMES):
             times["insert"].append(await large.learn(large.some(), FRESH // 2))
-        await small.pool.close()
-        await large.pool.close()
+        for bench in (small, large):
+            await bench.pool.close()
+            await bench.host.close()
     finally:
         await asyncio.to_thread(cluster.close)
     median = {name: statistics.median(values) for name, values in times.items()}

@@ -37,7 +37,6 @@ from safetensors import safe_open
 
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learners import Learners
-from rlep.actors.pool_actor import PoolService
 from rlep.actors.verifiers import VerifierPool
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.check.inputs import Inputs, read_inputs
@@ -53,6 +52,7 @@ from rlep.driver.step_metrics import step_metrics
 from rlep.driver.wings.streamed import stream_step
 from rlep.launch.roles import run_actors
 from rlep.quickstart.task import build_task
+from rlep.services.pool.rpc.async_client import AsyncPoolClient
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
 BASE = Path(__file__).resolve().parents[1] / "rlep" / "quickstart" / "base.toml"
@@ -104,7 +104,7 @@ class Cast:
     verifiers: VerifierPool
     learners: Learners
     weights: WeightPublisher
-    pool: PoolService | None
+    pool: AsyncPoolClient | None
 
     async def step(self, number: int, *, stream: bool = False, replays: int = 0) -> Made:
         """One step and what it took."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
@@ -15,10 +16,10 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
 from rlep.data.prompts import PromptSet
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
-from rlep.services.pool.rpc.run_pool import connected, on_server, open_run_pool
+from rlep.services.pool.rpc.places import connected, hosted, on_server, private_socket
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
-from rlep.services.pool.values import PoolOptions, PoolStats
+from rlep.services.pool.values import PoolStats
 
 
 def pool(subject: Subject) -> Iterator[Finding]:
@@ -50,11 +51,13 @@ def check_replays(config: Config, tokenizer_digest: str, prompts: PromptSet) -> 
             f"there is no pool at {config.pool_directory}: fill it by `rlep collect` or `rlep pool import` with "
             "the same data and pool.directory first, or check pool.directory"
         )
-    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
+    place, deadline = pool_place(config), config.pool.deadline_s
+    place = replace(place, socket=private_socket(place.url))
     try:
-        with closing(open_run_pool(pool_place(config), tokenizer_digest, options)) as opened:
-            covered = covered_questions(config, opened.pool.prompt_ids(), prompts)
-            check_minimum(config, opened.pool.stats())
+        with hosted(place, deadline=deadline), connected(place, deadline=deadline) as opened:
+            stats = opened.open(tokenizer_digest=tokenizer_digest, read_only=True)
+            covered = covered_questions(config, opened.prompt_ids(), prompts)
+            check_minimum(config, stats)
             return f"{config.pool.name}: responses to {covered} of {counted(len(prompts), 'training question')}"
     except DeadlineExceeded as error:
         raise PoolError(str(error)) from None
@@ -65,7 +68,7 @@ def check_place(config: Config) -> None:
     url, directory = config.pool.url, config.pool_directory
     try:
         if on_server(url):
-            with connected(pool_place(config), PoolOptions(deadline=config.pool.deadline_s)) as server:
+            with connected(pool_place(config), deadline=config.pool.deadline_s) as server:
                 server.names()
         elif url is not None:
             with closing(until_deadline("connecting", lambda: connect(url), deadline=config.pool.deadline_s)) as client:

@@ -8,14 +8,14 @@ from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
 from rlep.check.inputs import Subject
 from rlep.check.pool_checks import pool_exists
+from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.errors import ModelError, PoolError
 from rlep.core.plural import counted
 from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
 from rlep.services.pool.maintenance.check_records import Checked, check_records
-from rlep.services.pool.opening import open_pool
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.rpc.run_pool import on_server
+from rlep.services.pool.rpc.places import on_server, opened
 from rlep.services.pool.values import PoolOptions
 
 EXAMPLES = 5
@@ -30,9 +30,8 @@ def pool_records(subject: Subject) -> Iterator[Finding]:
     if joined_address(config.cluster.address) is not None or not pool_exists(config):
         raise CheckSkipped(f"there is no pool at {config.pool_directory}")
     options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
-    where = (config.pool.url, config.pool_directory, config.pool.name)
     try:
-        with open_pool(*where, tokenizer_digest=None, options=options) as pool:
+        with opened(pool_place(config), tokenizer_digest=None, options=options) as pool:
             yield from _state(config, pool)
             vocabulary = known_vocabulary(config, pool)
             yield from _records(check_records(pool, repair=False, vocabulary=vocabulary), vocabulary)

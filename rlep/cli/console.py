@@ -52,10 +52,10 @@ def console(
 
 
 def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], say: Callable[[], None]) -> None:
-    """Answer until the process is told to stop; embedded pools are served as long. ``say`` is called when they are."""
+    """Answer until the process is told to stop; pools that no server has are served as long. ``say`` is called when they are."""
     import uvicorn
 
-    from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+    from rlep.services.pool.rpc.places import hosted
 
     options = uvicorn.Config(
         app,
@@ -69,8 +69,7 @@ def _serve(app: ASGIApp, listening: socket.socket, pools: Sequence[PoolPlace], s
     )
     with ExitStack() as stack:
         for place in pools:
-            if place.url is None:
-                stack.enter_context(EmbeddedRedis(place.directory))
+            stack.enter_context(hosted(place))
         stack.enter_context(suppress(KeyboardInterrupt))
         say()
         uvicorn.Server(options).run(sockets=[listening])
@@ -83,7 +82,7 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
     from rlep.config.roles import PoolConfig
     from rlep.config.settings import reason
     from rlep.core.errors import ConfigError
-    from rlep.services.pool.rpc.run_pool import on_server
+    from rlep.services.pool.rpc.places import on_server, private_socket
     from rlep.services.pool.values import PoolPlace
 
     if "://" not in text:
@@ -95,4 +94,8 @@ def _place_of(text: str, token_file: Path | None, ca_file: Path | None) -> PoolP
         PoolConfig(url=text)
     except ValidationError as error:
         raise ConfigError(f"--pool {text.split('://', maxsplit=1)[0]:.20}://…: {reason(error.errors()[0])}") from None
-    return PoolPlace(text, Path(), NAME, token_file, ca_file) if on_server(text) else PoolPlace(text, Path(), NAME)
+    return (
+        PoolPlace(text, Path(), NAME, token_file, ca_file)
+        if on_server(text)
+        else PoolPlace(text, Path(), NAME, socket=private_socket(text))
+    )

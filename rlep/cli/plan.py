@@ -11,13 +11,13 @@ import numpy as np
 from rlep.check.fit_checks import memory_here, missing_cpus
 from rlep.check.inputs import Subject
 from rlep.check.pool_checks import pool_exists
+from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.model_shape import read_shape
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
-from rlep.services.pool.opening import open_pool
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.rpc.places import connected, hosted
 
 
 def read_known(config: Config) -> Known:
@@ -65,9 +65,9 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if not pool_exists(config):  # opening it would make one
         missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
-    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
-    with open_pool(None, directory, config.pool.name, tokenizer_digest=None, options=options) as pool:
-        held = {prompt: len(pool.content_ids(prompt)) for prompt in pool.prompt_ids()}
+    place = pool_place(config)
+    with hosted(place), connected(place) as pool:
+        held = {prompt: len(ids) for prompt, ids in pool.contents().items()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)
     return PoolCoverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))
 

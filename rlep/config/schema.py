@@ -274,10 +274,6 @@ class Config(Section):
         if replay.source == "offline":
             return
         source = f'replay.source = "{replay.source}"'
-        if (self.pool.url or "").startswith("grpc"):
-            raise ConfigError(
-                f"{source} with pool.url = {self.pool.url}: a run's own responses are kept in a Redis, or embedded"
-            )
         if len(self.run.name) > LONGEST_LIVE_NAME:
             raise ConfigError(f"{source} with run.name = {self.run.name}: at most {LONGEST_LIVE_NAME} characters")
 

@@ -14,6 +14,7 @@ steps); until then the same tokens are not inserted again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from rlep.core.draws import draw_aged, draw_uniform
 from rlep.core.errors import CheckpointError, PoolError
 from rlep.core.plural import counted
 from rlep.core.types import Trajectory
-from rlep.driver.ports import LivePool, ReplaySource
+from rlep.driver.ports import ReplayPool, ReplaySource
 from rlep.driver.replays import EVERY
 from rlep.driver.step import StepOutcome
 from rlep.driver.values import ScoredMiniBatch
@@ -43,7 +44,7 @@ MARK = "live.json"
 class LiveReplay:
     """Replay from a run's own responses. One driver at a time writes its pool."""
 
-    def __init__(self, config: Config, pool: LivePool, directory: Path, offline: ReplaySource | None = None) -> None:
+    def __init__(self, config: Config, pool: ReplayPool, directory: Path, offline: ReplaySource | None = None) -> None:
         """``directory`` of the run; ``offline``: an experience pool that is drawn from as well."""
         self._rule, self._pool, self._mark, self._offline = config.replay, pool, directory / MARK, offline
         self._every, self._horizon = config.checkpoint.every, config.checkpoint.keep * config.checkpoint.every
@@ -160,7 +161,10 @@ class LiveReplay:
             if step < before:
                 gone.setdefault(prompt_id, []).append(content_id)
                 del self._left[content_id]
-        await self._pool.remove(gone)
+        await self._remove(gone)
+
+    async def _remove(self, gone: Mapping[str, Sequence[str]]) -> None:
+        await asyncio.gather(*(self._pool.remove(prompt_id, ids) for prompt_id, ids in gone.items()))
 
     def write(self, directory: Path) -> None:
         """Write what a checkpoint needs into its directory."""
@@ -214,7 +218,7 @@ class LiveReplay:
         for content_id, (prompt_id, _) in self._left.items():
             known.setdefault(prompt_id, set()).add(content_id)
         future = {prompt_id: sorted(ids - known.get(prompt_id, set())) for prompt_id, ids in held.items()}
-        await self._pool.remove({prompt_id: ids for prompt_id, ids in future.items() if ids})
+        await self._remove({prompt_id: ids for prompt_id, ids in future.items() if ids})
 
     def _read(self, directory: Path) -> None:
         try:

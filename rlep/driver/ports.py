@@ -63,19 +63,7 @@ class ReplaySource(Protocol):
 
 
 class ReplayPool(ReplaySource, Protocol):
-    """The experience pool."""
-
-    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
-        """Store trajectories; idempotent."""
-        ...
-
-    async def digest(self) -> str:
-        """Return a hash of the pool's present content."""
-        ...
-
-
-class LivePool(Protocol):
-    """The pool of a run's own responses. Its user keeps the index; a mapping is from prompt id to content ids."""
+    """A pool: verbs of ``AsyncPoolClient``. A mapping is from prompt id to content ids."""
 
     async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         """Store trajectories; idempotent."""
@@ -89,8 +77,12 @@ class LivePool(Protocol):
         """Return all that it holds."""
         ...
 
-    async def remove(self, gone: Mapping[str, Sequence[str]]) -> int:
+    async def remove(self, prompt_id: str, content_ids: Sequence[str]) -> int:
         """Remove these; idempotent. Returns how many were there."""
+        ...
+
+    async def digest(self) -> str:
+        """Return a hash of the pool's present content."""
         ...
 
 

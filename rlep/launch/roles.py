@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import platform
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rlep.actors.cluster import Cluster, Report, unreported
 from rlep.actors.colocation import Colocated
@@ -17,7 +18,7 @@ from rlep.actors.control import Control, Role
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
-from rlep.actors.pool_actor import LIVE_ACTOR_NAME, PoolService
+from rlep.actors.pool_actor import PoolHost
 from rlep.actors.prometheus_gauges import remove_targets, write_targets
 from rlep.actors.ray_watch import ended_by, watch_node
 from rlep.actors.replicas import RoleStatus
@@ -33,7 +34,8 @@ from rlep.core.waiting import silence
 from rlep.driver import ports
 from rlep.driver.wings.colocated import TimeSharedGenerators, TimeSharedLearner, TimeSharedWeights, TimeSharing
 from rlep.engines.sampler.setup import PROBES
-from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED, PoolOptions, PoolPlace
+from rlep.services.pool.rpc.async_client import AsyncPoolClient
+from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
 
 def probes_of(prompts: Sequence[Prompt]) -> Probes:
@@ -52,6 +54,7 @@ class RunActors:
         self._starting: list[asyncio.Task[None]] = []
         self._elastic: dict[Role, GeneratorPool | VerifierPool] = {}
         self._watched: list[Callable[[], RoleStatus]] = []
+        self._pool_host: PoolHost | None = None
         self._sharing, self._shared = _shared(config, cluster)
 
     async def __aenter__(self) -> RunActors:
@@ -105,38 +108,41 @@ class RunActors:
         self._watched.append(role.status)
         return role
 
-    def pool(self, inputs: Inputs, *, read_only: bool) -> PoolService:
+    def pool(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
         """Open the experience pool."""
-        options = PoolOptions(minimum=self.config.replay.minimum, read_only=read_only)
-        return self._pool("pool", pool_place(self.config), inputs, options, cap=self.config.collection.cap)
+        name, cap = self.config.pool.name, self.config.collection.cap
+        return self._pool(name, inputs, cap=None if read_only else cap, read_only=read_only)
 
-    def live(self, inputs: Inputs) -> PoolService:
+    def live(self, inputs: Inputs) -> AsyncPoolClient:
         """Open the pool of the run's own responses, for ``replay.source``. One driver at a time has it."""
         holder = f"{secrets.token_hex(8)} the run in {self.config.run.directory.absolute()} on {platform.node()}"
-        options = PoolOptions(minimum=1, precision="float32", holder=holder)
-        place = replace(pool_place(self.config), name=self.config.run.name + LIVE)
-        return self._pool(LIVE_ACTOR_NAME, place, inputs, options, cap=UNCAPPED)
+        options = {"minimum": 1, "precision": "float32"}
+        return self._pool(self.config.run.name + LIVE, inputs, options, cap=UNCAPPED, holder=holder)
 
-    def failures(self, inputs: Inputs, *, read_only: bool) -> PoolService:
+    def failures(self, inputs: Inputs, *, read_only: bool) -> AsyncPoolClient:
         """Open the pool of wrong responses beside it, for ``replay.failed``."""
-        options = PoolOptions(minimum=1, read_only=read_only, holds="wrong")
-        return self._pool(
-            "failures", pool_place(self.config, FAILURES), inputs, options, cap=self.config.collection.failed
-        )
+        name, cap = self.config.pool.name + FAILURES, self.config.collection.failed
+        return self._pool(name, inputs, {"minimum": 1}, cap=None if read_only else cap, read_only=read_only)
 
-    def _pool(self, actor: str, place: PoolPlace, inputs: Inputs, options: PoolOptions, *, cap: int) -> PoolService:
+    def _pool(
+        self, name: str, inputs: Inputs, options: Mapping[str, Any] | None = None, **opening: Any
+    ) -> AsyncPoolClient:
+        """Return a client, opened once the run's server is up."""
         config = self.config
-        options = replace(
-            options,
-            cap=None if options.read_only else cap,
-            writer=config.run.name,
-            deadline=config.pool.deadline_s,
-            vocabulary=inputs.vocabulary,
-        )
-        role = PoolService(self.cluster, place, inputs.tokenizer.digest, options, actor)
-        self._begin(role.close, role.start())
-        self._watched.append(role.status)
-        return role
+        if self._pool_host is None:
+            self._pool_host = PoolHost(self.cluster, replace(pool_place(config), name=name), config.pool.deadline_s)
+            self._begin(self._pool_host.close, self._pool_host.start())
+            self._watched.append(self._pool_host.status)
+        host = self._pool_host
+        known = {"minimum": config.replay.minimum, "writer": config.run.name, "vocabulary": inputs.vocabulary}
+        client = host.client(name, **known | dict(options or {}))
+
+        async def start() -> None:
+            await host.started()
+            await client.open(tokenizer_digest=inputs.tokenizer.digest, **opening)
+
+        self._begin(client.close, start())
+        return client
 
     def control(self, progress: Callable[[], RunProgress] = RunProgress) -> Control:
         """Listen for commands from other processes, which find the run by a file in its directory; asked for after all roles."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlep.actors.pool_actor import PoolService
 from rlep.check.fit_checks import memory_advice
 from rlep.check.inputs import Inputs, Subject
 from rlep.check.pool_checks import check_minimum, covered_questions
@@ -34,6 +33,7 @@ from rlep.launch.event_loop import run_async
 from rlep.launch.roles import run_actors
 from rlep.launch.watch import Watch
 from rlep.launch.wings import choose_step, rollouts
+from rlep.services.pool.rpc.async_client import AsyncPoolClient
 
 
 def train(config: Config, progress: CommandProgress, *, supervised: bool = False) -> Checkpoint:
@@ -106,7 +106,7 @@ async def _train(
 
 
 async def _open_pool(
-    config: Config, pool: PoolService, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
+    config: Config, pool: AsyncPoolClient, prompts: PromptSet, store: RunDirectory, progress: CommandProgress
 ) -> str:
     """Say how much of the data the pool covers; returns its digest."""
     covered = covered_questions(config, await pool.prompt_ids(), prompts)

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlep.services.pool.census import LEVELS, PoolCensus, PoolCounts, PoolEntry
-from rlep.services.pool.rpc.served_census import census
-from rlep.services.pool.values import PoolPlace
+from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.rpc.served_census import PoolEntry, census, entries_of_prompt, response_counts, stats_of
+from rlep.services.pool.values import PoolPlace, PoolStats
 from rlep.view import rollouts
 from rlep.view.charts import Axis, Drawing, bar_chart
 from rlep.view.pool_places import PoolPlaces, where
 from rlep.view.run_files import RunPlace, or_note
 from rlep.view.templating import rendered
 
+LEVELS = (1, 2, 4, 8)
+"""Responses of a question that are counted: those of ``PoolStats.questions_with``."""
 SHOWN_QUESTIONS = 32
 ANSWERS_A_QUESTION = 4
 """Responses that are read of each of them."""
@@ -60,7 +62,7 @@ class PoolView:
 
     name: str
     place: str
-    counts: PoolCounts | None
+    stats: PoolStats | None
     coverage: Sequence[tuple[str, int, int | None]]
     """(responses, questions of the pool that were counted, questions of the run's newest steps)."""
     questions: Sequence[SomeQuestion]
@@ -127,7 +129,7 @@ def entries_of(places: Sequence[PoolPlace], prompt_id: str) -> tuple[list[tuple[
 
         def read(place: PoolPlace = place) -> list[tuple[str, list[PoolEntry], int]]:
             with census(place) as opened:
-                return [(place.name, *opened.entries(prompt_id, ENTRIES))]
+                return [(place.name, *entries_of_prompt(opened, prompt_id, ENTRIES))]
 
         entries, missing = or_note(read)
         found += entries
@@ -156,16 +158,15 @@ def _asked(run: RunPlace, steps: Sequence[int]) -> list[str]:
 
 
 def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
-    def read() -> list[tuple[PoolCounts, list[int], list[SomeQuestion]]]:
+    def read() -> list[tuple[PoolStats, list[int], list[SomeQuestion]]]:
         with census(place) as opened:
-            return [(opened.counts(), opened.responses(asked), _some(opened))]
+            return [(stats_of(opened), response_counts(opened, asked), _some(opened))]
 
     found, notes = or_note(read)
     if not found:
         return PoolView(place.name, where(place), None, (), (), notes)
-    counts, asked_counts, questions = found[0]
-    coverage = counts.coverage
-    least = {0: coverage.counted} | dict(coverage.at_least)
+    stats, asked_counts, questions = found[0]
+    least = {0: stats.questions} | dict(stats.questions_with)
     asked_least = {level: sum(count >= level for count in asked_counts) for level in (0, *LEVELS)}
     rows = [
         (label, pool, run if asked else None)
@@ -173,7 +174,7 @@ def _view(place: PoolPlace, asked: Sequence[str]) -> PoolView:
     ]
     bars = [(label, float(pool), "c2" if at else "c1") for at, (label, pool, _) in enumerate(rows)]
     chart = bar_chart("Questions by responses", bars, Axis("responses of a question"), Axis("questions"))
-    return PoolView(place.name, where(place), counts, rows, questions, [], chart)
+    return PoolView(place.name, where(place), stats, rows, questions, [], chart)
 
 
 def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:
@@ -186,10 +187,10 @@ def by_count(at_least: Mapping[int, int]) -> list[tuple[str, int]]:
     return [*zip(labels, counts, strict=True), (f"{LEVELS[-1]} or more", at_least.get(LEVELS[-1], 0))]
 
 
-def _some(opened: PoolCensus) -> list[SomeQuestion]:
+def _some(opened: PoolClient) -> list[SomeQuestion]:
     return [
-        _question(prompt_id, *opened.entries(prompt_id, ANSWERS_A_QUESTION))
-        for prompt_id in opened.questions(SHOWN_QUESTIONS)
+        _question(prompt_id, *entries_of_prompt(opened, prompt_id, ANSWERS_A_QUESTION))
+        for prompt_id in opened.prompt_page(SHOWN_QUESTIONS)
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from rlep.core.errors import DataError
+from rlep.services.pool.rpc.places import SOCKET
 from rlep.services.pool.rpc.served_census import pool_names
 from rlep.services.pool.values import LIVE, PoolPlace
 from rlep.view.run_files import RunPlace, or_note, read_json
@@ -61,7 +62,7 @@ class PoolPlaces:
             raise DataError(f"its pool is at {_shown(url)}: rlep console --pool with that address shows it")
         if not any(directory.resolve().is_relative_to(top.resolve()) for top in self._directories):
             raise DataError(f"its pool is in another directory: rlep console --pool {directory} shows it")
-        if not (directory / "redis.sock").is_socket():
+        if not (directory / SOCKET).is_socket():
             raise DataError(f"no process serves its pool now: rlep console --pool {directory} does, and shows it")
         return PoolPlace(None, directory, "")
 

@@ -15,13 +15,14 @@ import pytest
 import ray
 
 from rlep.check.inputs import read_inputs
+from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
 from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError, PoolError
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.launch.roles import run_actors
-from rlep.services.pool.opening import open_pool
+from rlep.services.pool.rpc.places import opened
 from rlep.services.pool.values import PoolOptions
 from tests.small import BASE, small_task
 from tests.waiting import gate, until
@@ -182,14 +183,12 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         assert (report.inserted, report.duplicates) == (8, 0)
         before = await pool.sample([PROMPT.id], 2, seed=7, step=3)
 
-        handle = await pool._actor.handle()
-        columns = await handle.sample.remote([PROMPT.id], 2, 7, 3)
-        options, place = PoolOptions(read_only=True), (config.pool.url, config.pool_directory, config.pool.name)
-        with open_pool(*place, tokenizer_digest=inputs.tokenizer.digest, options=options) as itself:
+        with opened(pool_place(config), tokenizer_digest=None, options=PoolOptions(read_only=True)) as itself:
             wanted = itself.sample([PROMPT.id], 2, seed=7, step=3)
-        assert columns.ids == wanted.ids
+        assert before.ids == wanted.ids
         for name in ("counts", "offsets", "tokens", "logprobs"):
-            assert getattr(columns, name).tobytes() == getattr(wanted, name).tobytes(), name
+            assert getattr(before, name).tobytes() == getattr(wanted, name).tobytes(), name
+        handle = ray.get_actor("pool", namespace=actors.cluster.namespace)
         os.kill(await handle.ping.remote(), signal.SIGKILL)
         after = await pool.sample([PROMPT.id], 2, seed=7, step=3)
         ids = [trajectory.content_id for trajectory in before[PROMPT.id]]

@@ -16,24 +16,24 @@ from ray.cluster_utils import Cluster as RayCluster
 from ray.util import placement_group_table
 
 from rlep.actors.cluster import Cluster
-from rlep.actors.pool_actor import PoolService
+from rlep.actors.pool_actor import PoolHost
 from rlep.actors.weight_sync import WeightPublisher
 from rlep.check.inputs import read_inputs
 from rlep.config.settings import load_config
 from rlep.core.types import Request, Sampling
 from rlep.engines.weights.weight_update import SharedMemoryWeights, WeightUpdate
 from rlep.launch.roles import run_actors
-from rlep.services.pool.values import PoolOptions, PoolPlace
+from rlep.services.pool.values import PoolPlace
 from tests.cluster.own_cluster import run_on_own_cluster
 from tests.small import BASE, small_task
 
 ROLES = ["generator.count=2", "generator.cpus=1", "learner.ranks=2", "learner.replicas=2", "learner.cpus=1"]
 
 
-async def node_of_pool(cluster: Cluster, home: Path, number: int, tokenizer_digest: str) -> str:
+async def node_of_pool(cluster: Cluster, home: Path, number: int) -> str:
     """The node of one more pool's actor: Ray places actors without CPUs on any."""
     name = f"pool-{number}"
-    pool = PoolService(cluster, PoolPlace(None, home / name, name), tokenizer_digest, PoolOptions(), name)
+    pool = PoolHost(cluster, PoolPlace(None, home / name, name), 30.0, name)
     await pool.start()
     actor = ray.get_actor(name, namespace=cluster.namespace)
     node = str(await actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id()))
@@ -52,7 +52,7 @@ async def published_twice(home: Path, address: str) -> dict[str, Any]:
         generators, learners = actors.generators(), actors.learners()
         await actors.started()
         driver = ray.get_runtime_context().get_node_id()
-        pools = [await node_of_pool(actors.cluster, home, number, inputs.tokenizer.digest) for number in range(6)]
+        pools = [await node_of_pool(actors.cluster, home, number) for number in range(6)]
         publish = learners.publish
 
         async def elsewhere(*given: Any, **options: Any) -> WeightUpdate:

@@ -19,7 +19,8 @@ SIGNATURES = {
     "PoolClient": (
         "(address: 'str', *, pool: 'str' = '', token: 'str | None' = None, "
         "tls: 'ClientTls | Path | str | bool | None' = None, deadline: 'float' = 30.0, writer: 'str' = 'main', "
-        "writer_epoch: 'int | None' = None, precision: 'Precision' = 'float16', vocabulary: 'int | None' = None) -> 'None'"
+        "writer_epoch: 'int | None' = None, precision: 'Precision' = 'float16', vocabulary: 'int | None' = None, "
+        "minimum: 'int | None' = None) -> 'None'"
     ),
     "Provenance": (
         "(policy_digest: 'str', policy_version: 'int', tokenizer_digest: 'str', sampling: 'Sampling', "
@@ -60,10 +61,19 @@ VERBS = {
     "add": "(self, trajectories: 'Sequence[Trajectory]') -> 'AddReport'",
     "close": "(self) -> 'None'",
     "content_ids": "(self, prompt_id: 'str') -> 'list[str]'",
+    "contents": (
+        "(self, prompt_ids: 'Sequence[str] | None' = None, *, quarantined: 'bool' = False) -> 'dict[str, list[str]]'"
+    ),
     "digest": "(self) -> 'str'",
     "export": "(self, *, after: 'str' = '') -> 'Iterator[Trajectory]'",
+    "fetch": "(self, wanted: 'Mapping[str, Sequence[str]]') -> 'Sample'",
     "get": "(self, content_id: 'str', prompt_id: 'str') -> 'Trajectory | None'",
+    "lease": "(self, holder: 'str', seconds: 'float') -> 'tuple[str, float] | None'",
     "names": "(self) -> 'list[str]'",
+    "open": (
+        "(self, *, tokenizer_digest: 'str | None' = None, cap: 'int | None' = None, read_only: 'bool' = False, "
+        "holder: 'str | None' = None) -> 'PoolStats'"
+    ),
     "prompt_ids": "(self) -> 'list[str]'",
     "remove": "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, quarantine: 'bool' = False) -> 'int'",
     "sample": (
@@ -76,6 +86,9 @@ VERBS = {
 PAGES = {
     "export_page": "(self, after: 'str') -> 'tuple[list[Trajectory], str | None]'",
     "prompt_page": "(self, limit: 'int') -> 'list[str]'",
+    "stored": (
+        "(self, wanted: 'Mapping[str, Sequence[str]]', *, quarantined: 'bool' = False) -> 'dict[str, dict[str, bytes]]'"
+    ),
 }
 """Of ``PoolClient`` alone."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
+from rlep.check.pool_place import pool_place
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError, DataError, ModelError, PoolError
@@ -14,10 +14,9 @@ from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.services.pool.opening import OpenPool, open_pool
 from rlep.services.pool.pool import Pool
-from rlep.services.pool.rpc.run_pool import on_server
-from rlep.services.pool.values import FAILURES, PoolOptions
+from rlep.services.pool.rpc.places import on_server, opened
+from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.jail import Limits
@@ -28,7 +27,7 @@ def reading(config: Config, tokenizer_digest: str | None = None) -> Iterator[Poo
     """The pool, never written to. Raises ``PoolError`` where there is none; nothing is made."""
     _check_directory(config)
     options = PoolOptions(read_only=True, minimum=config.replay.minimum, deadline=config.pool.deadline_s)
-    with _opened(config, tokenizer_digest, options) as pool:
+    with opened(pool_place(config), tokenizer_digest=tokenizer_digest, options=options) as pool:
         yield pool
 
 
@@ -37,7 +36,7 @@ def changing(config: Config) -> Iterator[Pool]:
     """The pool, which must be there, to be changed: of whatever tokenizer it is."""
     with reading(config) as found:  # stays open, so that an embedded server is not started twice
         options = PoolOptions(minimum=min(config.replay.minimum, found.cap), deadline=config.pool.deadline_s)
-        with _opened(config, found.tokenizer_digest, options) as pool:
+        with opened(pool_place(config), tokenizer_digest=found.tokenizer_digest, options=options) as pool:
             yield pool
 
 
@@ -54,16 +53,10 @@ def filling(
             cap = found.cap
     except PoolError:
         cap = cap or config.collection.cap
-    holds: Literal["correct", "wrong"] = "wrong" if config.pool.name.endswith(FAILURES) else "correct"
     minimum = min(config.replay.minimum, cap)
-    options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, holds=holds, vocabulary=vocabulary)
-    with _opened(config, tokenizer_digest, options) as pool:
+    options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, vocabulary=vocabulary)
+    with opened(pool_place(config), tokenizer_digest=tokenizer_digest, options=options) as pool:
         yield pool
-
-
-def _opened(config: Config, tokenizer_digest: str | None, options: PoolOptions) -> OpenPool:
-    where = (config.pool.url, config.pool_directory, config.pool.name)
-    return open_pool(*where, tokenizer_digest=tokenizer_digest, options=options)
 
 
 def _check_directory(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""One driver at a time writes a live pool: a lease in its Redis, which the holder renews and which ends after its death."""
+"""One driver at a time writes a live pool: a lease in the pool, which the holder renews and which ends after its death."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from typing import Protocol
 
 from rlep.core.errors import DeadlineExceeded, PoolError
-from rlep.services.pool.storage.connection import RetryingRedis
-from rlep.services.pool.storage.store import Store
 
 LEASE_S = 30.0
 """How long a holder that does not renew its lease keeps it; renewed after a third of that."""
@@ -17,22 +16,28 @@ _POLL_S = 0.25
 _log = logging.getLogger(__name__)
 
 
+class Leasing(Protocol):
+    """Gives leases: ``PoolClient``."""
+
+    def lease(self, holder: str, seconds: float) -> tuple[str, float] | None: ...
+
+
 class PoolLease:
     """The lease of one pool in the hands of one holder; a thread renews it until ``close``."""
 
-    def __init__(self, link: RetryingRedis, name: str, holder: str) -> None:
+    def __init__(self, pool: Leasing, name: str, holder: str) -> None:
         """Take it.
 
         Args:
-            link: closed with the lease.
+            pool: asked for the lease.
             name: of the pool.
             holder: a word that no other process has, and who it is. The same holder may take it again.
 
         Raises:
             PoolError: somebody else has it and is alive, or has not lost it after ``LEASE_S``.
-            DeadlineExceeded: Redis does not respond.
+            DeadlineExceeded: the server does not respond.
         """
-        self._link, self._store, self._holder = link, Store(link, name), holder
+        self._pool, self._name, self._holder = pool, name, holder
         self._closed = threading.Event()
         self._take()
         self._renewing = threading.Thread(target=self._renew, name="pool-lease", daemon=True)
@@ -40,11 +45,11 @@ class PoolLease:
 
     def _take(self) -> None:
         until, left = time.monotonic() + 2 * LEASE_S, float("inf")
-        while other := self._store.lease(self._holder, LEASE_S):
+        while other := self._pool.lease(self._holder, LEASE_S):
             who, remaining = other
             if remaining > left or time.monotonic() > until:  # it was renewed
                 raise PoolError(
-                    f"pool {self._store.name} is written by {who.partition(' ')[2]}, and one at a time may: "
+                    f"pool {self._name} is written by {who.partition(' ')[2]}, and one at a time may: "
                     "end that one, or choose another run.name"
                 )
             left = remaining
@@ -53,16 +58,15 @@ class PoolLease:
     def _renew(self) -> None:
         while not self._closed.wait(LEASE_S / 3):
             try:
-                if other := self._store.lease(self._holder, LEASE_S):
-                    _log.error("the lease of pool %s was lost to %s", self._store.name, other[0].partition(" ")[2])
+                if other := self._pool.lease(self._holder, LEASE_S):
+                    _log.error("the lease of pool %s was lost to %s", self._name, other[0].partition(" ")[2])
                     return
             except (PoolError, DeadlineExceeded) as error:
-                _log.warning("the lease of pool %s was not renewed: %s", self._store.name, error)
+                _log.warning("the lease of pool %s was not renewed: %s", self._name, error)
 
     def close(self) -> None:
         """Give it back."""
         self._closed.set()
         self._renewing.join()
         with suppress(PoolError, DeadlineExceeded):  # then it ends by itself
-            self._store.lease(self._holder, 0)
-        self._link.client.close()
+            self._pool.lease(self._holder, 0)

@@ -10,13 +10,20 @@ from typing import Self
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.core.types import AddReport, Trajectory, beyond_vocabulary
 from rlep.services.pool.storage.checks import check_server, memory_of
-from rlep.services.pool.storage.codec import decode, encode, name_of
+from rlep.services.pool.storage.codec import decode, encode, name_of, raw_id
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.draw import Drawn, Index
 from rlep.services.pool.storage.reading import RecordsRemoved, read
 from rlep.services.pool.storage.sample import Sample, Stored, columns
 from rlep.services.pool.storage.store import Meta, NewRecord, Store
-from rlep.services.pool.values import DEFAULT_CAP, DEFAULT_MINIMUM, DEFAULT_OPTIONS, PoolOptions, PoolStats
+from rlep.services.pool.values import (
+    DEFAULT_CAP,
+    DEFAULT_MINIMUM,
+    DEFAULT_OPTIONS,
+    PoolOptions,
+    PoolStats,
+    held_verdict,
+)
 
 _RECORDS_A_CALL = 512
 _COVERAGE = (1, 2, 4, 8)
@@ -32,6 +39,8 @@ class Pool:
         self.cap = meta.cap
         self.vocabulary = min(filter(None, (meta.vocabulary, options.vocabulary)), default=None)
         """Token ids are below this; None where neither the pool nor its opener knows it."""
+        self.holds = held_verdict(store.name)
+        """The verdict of what it takes."""
         self.store = store
         """The keys below, for export, import and maintenance."""
         self.minimum = options.minimum or meta.minimum or DEFAULT_MINIMUM
@@ -152,6 +161,11 @@ class Pool:
         self._index.refresh()
         return self._index.draw(prompt_ids, count, minimum=least, seed=seed, step=step)
 
+    def most(self) -> int:
+        """Trajectories of the prompt that has most of them."""
+        self._index.refresh()
+        return self._index.most()
+
     def read(self, drawn: Drawn) -> Iterator[Stored]:
         """The drawn records as they are stored, in parts of at most 64 prompts.
 
@@ -196,11 +210,6 @@ class Pool:
         return digest
 
     @property
-    def holds(self) -> str:
-        """The verdict of what this opener takes: ``correct``, or ``wrong``."""
-        return self._options.holds
-
-    @property
     def sealed(self) -> str | None:
         """The digest of a sealed pool, as far as this opener knows."""
         return self._sealed
@@ -240,6 +249,7 @@ class Pool:
         by_verifier: dict[str, int] = {}
         labels = self.store.labels()
         self._index.refresh()
+        used, limit = self.memory()
         for text, label in labels.items():
             policy, verifier = text.split("\n")
             by_policy[policy] = by_policy.get(policy, 0) + label.records
@@ -253,6 +263,12 @@ class Pool:
             sealed=self._sealed,
             tokenizer_digest=self.tokenizer_digest,
             cap=self.cap,
+            minimum=self.minimum,
+            vocabulary=self.vocabulary,
+            questions=self.store.questions(),
+            quarantined=self.store.quarantined(),
+            redis_bytes=used,
+            redis_limit=limit,
         )
 
     def _entry(self, trajectory: Trajectory, refused: list[tuple[str, str]]) -> NewRecord | None:
@@ -267,8 +283,8 @@ class Pool:
     def check(self, trajectory: Trajectory) -> None:
         """Refuse what this pool does not hold: ``RecordRefused`` with the reason."""
         provenance, verdict = trajectory.provenance, trajectory.verdict
-        if verdict.status != self._options.holds:
-            raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only {self._options.holds} answers")
+        if verdict.status != self.holds:
+            raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only {self.holds} answers")
         if provenance.tokenizer_digest != self.tokenizer_digest:
             raise RecordRefused(
                 f"its token ids are of tokenizer {provenance.tokenizer_digest}; the pool's is {self.tokenizer_digest}"
@@ -299,9 +315,11 @@ def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
 def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
     if tokenizer_digest is None and not options.read_only:
         raise ConfigError("a pool that is written to needs tokenizer_digest; only read_only goes without")
-    minimum = DEFAULT_MINIMUM if options.minimum is None else options.minimum
-    if minimum < 1 or (options.cap is not None and options.cap < minimum):
-        raise ConfigError(f"minimum = {minimum}, cap = {options.cap}: wanted 1 <= minimum <= cap")
+    minimum, cap = options.minimum, options.cap
+    if minimum is not None and (minimum < 1 or (cap is not None and cap < minimum)):
+        raise ConfigError(f"minimum = {minimum}, cap = {cap}: wanted 1 <= minimum <= cap")
+    if cap is not None and cap < 1:
+        raise ConfigError(f"cap = {cap}: wanted at least 1")
     if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
         raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
 
@@ -310,7 +328,8 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions) ->
     """The pool's own settings, the pool being made where there is none."""
     meta = store.meta()
     if meta is None and not options.read_only and tokenizer_digest is not None:
-        cap, minimum = options.cap or DEFAULT_CAP, options.minimum or DEFAULT_MINIMUM
+        cap = options.cap or DEFAULT_CAP
+        minimum = options.minimum or min(DEFAULT_MINIMUM, cap)
         store.create(Meta(tokenizer_digest, cap, None, minimum=minimum))
         meta = store.meta()
     if meta is None and options.may_be_missing:
@@ -329,14 +348,3 @@ def _opened(store: Store, tokenizer_digest: str | None, options: PoolOptions) ->
     if meta.vocabulary is None and options.vocabulary is not None and not options.read_only:
         store.set_vocabulary(options.vocabulary)
     return meta
-
-
-def raw_id(content_id: str) -> bytes:
-    """The 16 bytes of a content id."""
-    try:
-        raw = bytes.fromhex(content_id)
-    except ValueError:
-        raw = b""
-    if len(raw) != 16:
-        raise RecordRefused(f"content id {content_id!r:.60} is not 32 hex digits")
-    return raw

@@ -23,7 +23,12 @@ LIVE = ".live"
 """Ends the name of a pool of a run's own responses."""
 
 FAILURES = ".failures"
-"""Ends the name of a pool of wrong answers."""
+"""Ends the name of a pool of wrong answers: it serves the paper's ablation and nothing else."""
+
+
+def held_verdict(name: str) -> Literal["correct", "wrong"]:
+    """The verdict of what a pool of this name takes."""
+    return "wrong" if name.endswith(FAILURES) else "correct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,18 @@ class PoolStats:
     """Of the tokenizer whose token ids it holds."""
     cap: int = 0
     """Most trajectories a prompt."""
+    minimum: int = DEFAULT_MINIMUM
+    """Trajectories that a prompt needs before any of them is drawn, where a draw states no other number."""
+    vocabulary: int | None = None
+    """Token ids are below this; None where nobody stated it."""
+    questions: int = 0
+    """Prompts that ever had a trajectory."""
+    quarantined: int = 0
+    """Trajectories set aside, which are refused if they come again."""
+    redis_bytes: int = 0
+    """Memory that Redis uses, for all pools in it."""
+    redis_limit: int = 0
+    """Its ``maxmemory``; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +77,8 @@ class PoolPlace:
     """Holds the token for a pool server."""
     ca_file: Path | None = None
     """Authority of a pool server's certificate, PEM; None: the public ones."""
+    socket: Path | None = None
+    """Where a Redis at ``url`` is served for this user; in a directory that nobody else enters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +97,12 @@ class PoolOptions:
     """Names a writer whose incarnations fence each other, e.g. the run."""
     writer_epoch: int | None = None
     """This incarnation's number: once a newer one has opened the pool, this one's inserts are refused. None: unfenced."""
-    holder: str | None = None
-    """A word that nobody else has, then who this is: ``open_pool`` refuses another holder while this one lives, and gives each
-    opening the writer's next epoch. None: anybody may write."""
     precision: Precision = "float16"
     """How log-probs are stored."""
     deadline: float = 30.0
     """Longest wait for one operation in seconds, retries included."""
     vocabulary: int | None = None
     """Ids of the model's vocabulary: a token id beyond it is refused. Recorded in a pool that has none. None: the pool's."""
-    holds: Literal["correct", "wrong"] = "correct"
-    """The verdict of what it takes; a pool of wrong answers serves the paper's ablation and nothing else."""
     allow_volatile: bool = False
     """Accept a Redis without append-only file, which loses acknowledged trajectories in a crash."""
 

@@ -17,9 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+from rlep.services.pool.rpc.places import address_of
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.server import PoolServer, ServerOptions
 from rlep.services.pool.storage.connection import connect
+from rlep.services.pool.values import PoolPlace
 
 Key = ec.EllipticCurvePrivateKey
 
@@ -33,6 +35,11 @@ def serving(redis: EmbeddedRedis, **options: Any) -> Iterator[PoolServer]:
             yield server
     finally:
         client.close()
+
+
+def socket_in(redis: EmbeddedRedis) -> str:
+    """Where whoever serves the directory of this Redis listens."""
+    return address_of(PoolPlace(None, redis.directory, ""))
 
 
 def token_file(directory: Path, text: str, mode: int = 0o600) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,14 +17,20 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rlep.services.pool import census as looks
-from rlep.services.pool.census import redis_census
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.rpc.access import Tokens
-from rlep.services.pool.rpc.served_census import census, pool_names
+from rlep.services.pool.rpc.places import hosted
+from rlep.services.pool.rpc.served_census import (
+    census,
+    entries_of_prompt,
+    pool_names,
+    response_counts,
+    stats_of,
+)
 from rlep.services.pool.values import PoolPlace
+from rlep.view.words import short
 from tests.services.conftest import MakeTrajectory
-from tests.services.pool.pool_servers import serving
+from tests.services.pool.pool_servers import serving, socket_in
 from tests.unit.view.console_scene import client_of, write_run
 from tests.unit.view.page_checks import Found, assert_harmless, page
 from tests.unit.view.pool_scene import asked, fill, opened
@@ -42,17 +47,25 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(runs: Path) -> Iterator[EmbeddedRedis]:
+def served(runs: Path) -> Iterator[Path]:
     """The run's own pool while a process serves it: what the run drew from, and hostile texts."""
-    with EmbeddedRedis(runs / "a" / "pool") as server:
-        fill(server)
-        yield server
+    place = PoolPlace(None, runs / "a" / "pool", "pool")
+    with hosted(place):
+        fill(EmbeddedRedis(place.directory))
+        yield place.directory
 
 
 @pytest.fixture(scope="module")
-def counted(one_redis: EmbeddedRedis, trajectory: MakeTrajectory) -> PoolPlace:
+def served_redis(one_redis: EmbeddedRedis) -> Iterator[EmbeddedRedis]:
+    """A Redis while a process serves its pools."""
+    with serving(one_redis, listen=socket_in(one_redis)):
+        yield one_redis
+
+
+@pytest.fixture(scope="module")
+def counted(served_redis: EmbeddedRedis, trajectory: MakeTrajectory) -> PoolPlace:
     """A pool whose questions have ``HELD`` responses; of the first question's one each is removed and quarantined."""
-    with opened(one_redis, "counted", "tok") as pool:
+    with opened(served_redis, "counted", "tok") as pool:
         made = {
             f"q{at}": [trajectory(f"q{at}", tokenizer="tok") for _ in range(held or 2)] for at, held in enumerate(HELD)
         }
@@ -60,46 +73,25 @@ def counted(one_redis: EmbeddedRedis, trajectory: MakeTrajectory) -> PoolPlace:
         gone, aside = made["q0"]
         pool.remove("q0", [gone.content_id])
         pool.remove("q0", [aside.content_id], quarantine=True)
-    return PoolPlace(None, one_redis.directory, "counted")
+    return PoolPlace(None, served_redis.directory, "counted")
 
 
-def test_a_redis_is_counted(counted: PoolPlace) -> None:
-    with census(counted) as look:
-        counts, (entries, total) = look.counts(), look.entries("q5", 4)
-        assert look.questions(100) == [f"q{at}" for at in range(6)]
-        assert look.responses(["q5", "nobody", "q2"]) == [9, 0, 2]
-        aside, kept = look.entries("q0", 4)[0], look.entries("q1", 4)[0]
-    assert (counts.trajectories, counts.coverage.questions, counts.coverage.counted) == (20, 6, 6)
-    assert counts.coverage.at_least == {n: sum(held >= n for held in HELD) for n in (1, 2, 4, 8)}
-    assert (counts.coverage.quarantined, counts.by_policy) == (1, {"policy@3": 20})
-    assert (len(entries), total) == (4, 9)
-    assert [one.quarantined for one in (*aside, *kept)] == [True, False]
-
-
-def test_of_a_large_pool_some_questions_are_counted(counted: PoolPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "QUESTIONS", 3)
-    with redis_census(counted) as look:
-        coverage = look.counts().coverage
-    assert (coverage.questions, coverage.counted) == (6, 3)
-    assert coverage.at_least[1] <= 3
-
-
-def test_a_pool_server_says_the_same(counted: PoolPlace, tmp_path: Path, one_redis: EmbeddedRedis) -> None:
+def test_a_pool_is_counted_at_every_address_alike(counted: PoolPlace, tmp_path: Path, one_redis: EmbeddedRedis) -> None:
     token_file = tmp_path / "token"
     Tokens.read(token_file)
     with serving(one_redis, token_file=token_file) as server:
         place = PoolPlace(f"grpc://{server.address}", Path(), "counted", token_file)
         assert "counted" in pool_names(place)
-        with census(place) as look, census(counted) as direct:
-            counts, expected = look.counts(), direct.counts()
-            assert (look.questions(2), look.responses(["q5", "q0"])) == (["q1", "q2"], [9, 0])
-            assert look.entries("q4", 3)[1] == 5
-            assert [one.content_id for one in look.entries("q4", 3)[0]] == [
-                one.content_id for one in direct.entries("q4", 3)[0]
-            ]
-        assert (counts.trajectories, counts.by_policy) == (expected.trajectories, expected.by_policy)
-        assert counts.coverage.at_least == expected.coverage.at_least
-        assert (counts.coverage.questions, counts.coverage.quarantined) == (5, None)  # q0 has none left
+        for address in (counted, place):
+            with census(address) as look:
+                stats, (entries, total) = stats_of(look), entries_of_prompt(look, "q5", 4)
+                assert response_counts(look, ["q5", "nobody", "q2"]) == [9, 0, 2]
+                aside, kept = (entries_of_prompt(look, prompt_id, 4)[0] for prompt_id in ("q0", "q1"))
+            assert (stats.trajectories, stats.questions) == (20, 6)
+            assert stats.questions_with == {n: sum(held >= n for held in HELD) for n in (1, 2, 4, 8)}
+            assert (stats.quarantined, stats.by_policy) == (1, {"policy@3": 20})
+            assert (len(entries), total) == (4, 9)
+            assert [entry.quarantined for entry in (*aside, *kept)] == [True, False]
         client = client_of(tmp_path, pools=[place])
         text = page(client, "/pools/0/counted")
         assert ["Responses", "20"] in Found(text).rows
@@ -108,8 +100,8 @@ def test_a_pool_server_says_the_same(counted: PoolPlace, tmp_path: Path, one_red
     assert "not done within 2 s" in gone
 
 
-def test_a_named_pool_is_shown(counted: PoolPlace, tmp_path: Path, one_redis: EmbeddedRedis) -> None:
-    client = client_of(tmp_path, pools=[PoolPlace(None, one_redis.directory, "pool")])
+def test_a_named_pool_is_shown(counted: PoolPlace, tmp_path: Path, served_redis: EmbeddedRedis) -> None:
+    client = client_of(tmp_path, pools=[PoolPlace(None, served_redis.directory, "pool")])
     assert '<a href="/pools/0/counted">' in page(client, "/pools")
     text = page(client, "/pools/0/counted")
     rows = Found(text).rows
@@ -119,12 +111,12 @@ def test_a_named_pool_is_shown(counted: PoolPlace, tmp_path: Path, one_redis: Em
     assert [row[1:4] for row in rows if row[0] == "q5"] == [["9", "4", "1: 42 "]]
     entries = Found(page(client, "/pools/0/counted/prompts/q1")).rows
     assert [row[-1].strip() for row in entries[1:]] == [""]
-    assert one_redis.password_file.read_text().strip() not in text
+    assert served_redis.password_file.read_text().strip() not in text
     for path in ("/pools/0/nothing", "/pools/1/counted", "/pools/0/%2e%2e", "/pools/x/counted"):
         assert client.get(path).status_code == 404
 
 
-def test_the_pool_of_a_run_that_a_process_serves(runs: Path, served: EmbeddedRedis) -> None:
+def test_the_pool_of_a_run_that_a_process_serves(runs: Path, served: Path) -> None:
     client = client_of(runs)
     text = page(client, "/runs/runs~a/pool")
     rows = Found(text).rows
@@ -143,15 +135,16 @@ def test_the_pool_of_a_run_that_a_process_serves(runs: Path, served: EmbeddedRed
     assert_harmless(text)
     prompt = next(row["prompt_id"] for row in newest if row["replayed"])
     entries = Found(page(client, f"/runs/runs~a/prompts/{prompt}")).rows
-    times = {row[0][:8]: int(row[3]) for row in entries if re.fullmatch("[0-9a-f]{8}…", row[0])}
+    times = {row[0]: int(row[3]) for row in entries if len(row) == 9 and row[3].isdigit()}
+    expected = {short(name): count for name, count in replays.items()}
     assert {name: count for name, count in times.items() if count} == {
-        name[:8]: count for name, count in replays.items() if name[:8] in times
+        name: count for name, count in expected.items() if name in times
     }
     assert len(times) in (4, 5)
 
 
-def test_what_is_written_into_a_pool_is_text(runs: Path, served: EmbeddedRedis) -> None:
-    client = client_of(runs, pools=[PoolPlace(None, served.directory, "pool")])
+def test_what_is_written_into_a_pool_is_text(runs: Path, served: Path) -> None:
+    client = client_of(runs, pools=[PoolPlace(None, served, "pool")])
     first = asked()[0].id
     for path in (
         f"/runs/runs~a/prompts/{first}",
@@ -164,13 +157,13 @@ def test_what_is_written_into_a_pool_is_text(runs: Path, served: EmbeddedRedis) 
         assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
 
 
-def test_a_damaged_record_is_named(one_redis: EmbeddedRedis, trajectory: MakeTrajectory, tmp_path: Path) -> None:
-    with opened(one_redis, "damaged", "tok") as pool:
+def test_a_damaged_record_is_named(served_redis: EmbeddedRedis, trajectory: MakeTrajectory, tmp_path: Path) -> None:
+    with opened(served_redis, "damaged", "tok") as pool:
         pool.add([trajectory("q0", tokenizer="tok") for _ in range(2)])
         first = pool.content_ids("q0")[0]
         key = pool.store._records("q0")
         pool.store._link.client.hset(key, bytes.fromhex(first), b"\0\0\0\0damaged")  # type: ignore[arg-type]
-    client = client_of(tmp_path, pools=[PoolPlace(None, one_redis.directory, "pool")])
+    client = client_of(tmp_path, pools=[PoolPlace(None, served_redis.directory, "pool")])
     text = page(client, "/pools/0/damaged/prompts/q0")
     assert "the record is damaged" in text
     assert "2 responses." in text
@@ -179,14 +172,15 @@ def test_a_damaged_record_is_named(one_redis: EmbeddedRedis, trajectory: MakeTra
 
 def test_a_look_starts_nothing_and_writes_nothing(runs: Path, tmp_path: Path) -> None:
     home = tmp_path / "runs"
-    with EmbeddedRedis(home / "a" / "pool") as server, opened(server, "pool", "tok"):
+    place = PoolPlace(None, home / "a" / "pool", "pool")
+    with hosted(place), opened(EmbeddedRedis(place.directory), "pool", "tok"):
         (home / "a" / "config.json").write_text('{"pool": {"name": "pool"}, "run": {"name": "a"}}')
         (home / "a" / "events.jsonl").touch()
         before = sorted(os.listdir(home / "a" / "pool"))
         assert ["Responses", "0"] in Found(page(client_of(home), "/runs/runs~a/pool")).rows
         assert sorted(os.listdir(home / "a" / "pool")) == before
     assert "no process serves its pool now" in page(client_of(home), "/runs/runs~a/pool")
-    assert not (home / "a" / "pool" / "redis.sock").exists()
+    assert not (place.directory / "pool.sock").exists()
 
 
 def test_a_named_embedded_pool_is_served_until_the_console_ends(tmp_path: Path) -> None:

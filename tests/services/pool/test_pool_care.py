@@ -115,7 +115,7 @@ def test_another_score_of_a_correct_answer_is_reported_and_not_quarantined(
 def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
     open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
-    pool = open_pool(tokenizer=LETTERS.digest, holds="wrong")
+    pool = open_pool("care.failures", LETTERS.digest)
     wrong, right = (
         replace(one, verdict=replace(one.verdict, status="wrong", extracted="41"))
         for one in (answer(trajectory, "q0", r"\boxed{41}"), answer(trajectory, "q0", r"\boxed{42}"))

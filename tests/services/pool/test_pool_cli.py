@@ -21,13 +21,17 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.store import NewRecord
 from tests.services.pool.pool_commands import IDS, MODEL, ROWS, Commands
+from tests.services.pool.pool_servers import serving, socket_in
 
 
 @pytest.fixture(scope="module")
 def server(any_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     """Stays up between commands, which join it."""
-    with EmbeddedRedis(tmp_path_factory.mktemp("pool"), any_binary) as one:
-        yield one
+    with (
+        EmbeddedRedis(tmp_path_factory.mktemp("pool"), any_binary) as server,
+        serving(server, listen=socket_in(server)),
+    ):
+        yield server
 
 
 @pytest.fixture(scope="module")

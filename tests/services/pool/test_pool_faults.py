@@ -149,7 +149,7 @@ def test_redis_killed_again_and_again_under_four_writers(server: EmbeddedRedis, 
             time.sleep(pauses.uniform(0.01, 0.2))  # kills at any point: no time is the wrong one
             process = process_of(server)
             process.kill()
-            process.wait()
+            wait_until(lambda process=process: process_of(server) != process, "another server")  # type: ignore[misc]
             pool.ping()
         end(writers)
         check_history(pool, writers)

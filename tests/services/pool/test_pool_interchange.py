@@ -84,11 +84,11 @@ def test_other_programs_read_what_was_exported(open_pool: OpenPool, trajectory: 
 def test_wrong_answers_go_into_a_pool_of_wrong_answers_only(
     open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:
-    pool = open_pool("bad.failures", holds="wrong")
+    pool = open_pool("bad.failures")
     pool.add([trajectory("q0", [1], status="wrong")])
     export_records(pool, tmp_path)
     assert import_records(twin, tmp_path).refused == {"its verdict is wrong; the pool holds only correct answers": 1}
-    assert import_records(open_pool("worse.failures", holds="wrong"), tmp_path).inserted == 1
+    assert import_records(open_pool("worse.failures"), tmp_path).inserted == 1
 
 
 def test_an_empty_pool_makes_an_export_without_shards(open_pool: OpenPool, tmp_path: Path) -> None:

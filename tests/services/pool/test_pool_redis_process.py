@@ -9,8 +9,8 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -32,20 +32,12 @@ def servers(directory: Path) -> list[psutil.Process]:
     ]
 
 
-def supervisors(directory: Path) -> list[psutil.Process]:
-    return [
-        p
-        for p in psutil.process_iter(["cmdline", "cwd"])
-        if p.info["cwd"] == str(directory) and "watchdog.py" in " ".join(p.info["cmdline"] or [])
-    ]
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Iterator[Path]:
     """A data directory that nobody serves any more in the end."""
     directory = tmp_path / "data"
     yield directory
-    wait_until(lambda: servers(directory) == supervisors(directory) == [], "server and supervisor to end")
+    wait_until(lambda: servers(directory) == [], "the server to end")
 
 
 OWNER = """
@@ -88,8 +80,8 @@ def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptu
         assert stat.S_IMODE(server.password_file.stat().st_mode) == 0o600
         assert stat.S_IMODE((data / "redis.conf").stat().st_mode) == 0o600
         assert stat.S_IMODE((data / "redis.sock").stat().st_mode) == 0o700
-        (process,), (supervisor,) = servers(data), supervisors(data)
-        assert secret not in " ".join(process.cmdline() + supervisor.cmdline())
+        (process,) = servers(data)
+        assert secret not in " ".join(process.cmdline())
         assert process.net_connections("inet") == []
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
         with (
@@ -98,7 +90,7 @@ def test_everything_is_private(data: Path, binary: Path, caplog: pytest.LogCaptu
         ):
             stranger.ping()
     assert secret not in caplog.text
-    assert secret not in (data / "redis.log").read_text() + (data / "watchdog.log").read_text()
+    assert secret not in (data / "redis.log").read_text() + (data / "start.log").read_text()
     assert re.search(r"Redis program .* v=\d+\.\d+", caplog.text)
 
 
@@ -113,22 +105,23 @@ def test_a_killed_owner_leaves_no_server_and_loses_nothing(data: Path, binary: P
         assert client.get("kept") == b"yes"
 
 
-def test_a_second_user_joins_and_the_last_one_out_stops_the_server(data: Path, binary: Path) -> None:
+def test_a_second_user_joins_and_takes_over_when_the_owner_is_killed(data: Path, binary: Path) -> None:
     process = owner(data, binary)
     with EmbeddedRedis(data, binary) as server:
         (running,) = servers(data)
-        kill(process)
-        time.sleep(
-            0.3
-        )  # nothing happens: time for a supervisor that takes the killed user for the last to end the server
         with client_of(server) as client:
             client.set("alive", "1")
         assert servers(data) == [running]
+        kill(process)
+        wait_until(lambda: [one for one in servers(data) if one != running], "another server")
+        wait_until(server._answers, "the server to answer")
+        with client_of(server) as client:
+            assert client.get("alive") == b"1"
         with EmbeddedRedis(data, binary) as third:
             server.stop()
+            wait_until(third._answers, "the next one's server to answer")
             with client_of(third) as client:
                 assert client.get("alive") == b"1"
-            assert servers(data) == [running]
     wait_until(lambda: servers(data) == [], "the server to end")
 
 
@@ -138,10 +131,27 @@ def test_many_that_start_at_once_share_one_server(data: Path, binary: Path) -> N
     for process in starting:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-    assert len(servers(data)) == len(supervisors(data)) == 1
+    assert len(servers(data)) == 1
     for process in starting:
         kill(process)
-    wait_until(lambda: servers(data) == supervisors(data) == [], "server and supervisor to end")
+    wait_until(lambda: servers(data) == [], "the server to end")
+
+
+def test_what_stands_beside_the_server_begins_after_it_and_ends_before_it(data: Path, any_binary: Path) -> None:
+    seen: list[bytes] = []
+
+    @contextmanager
+    def beside() -> Iterator[None]:
+        with client_of(server) as client:
+            client.set("beside", "begun")
+        yield
+        with client_of(server) as client:
+            seen.append(client.get("beside") or b"")
+
+    server = EmbeddedRedis(data, any_binary, beside=beside)
+    with server, EmbeddedRedis(data, any_binary, beside=lambda: pytest.fail("it does not own the directory")):
+        wait_until(lambda: client_of(server).get("beside"), "what stands beside")
+    assert seen == [b"begun"]
 
 
 def test_a_killed_server_comes_back_by_itself(data: Path, binary: Path) -> None:
@@ -157,24 +167,12 @@ def test_a_killed_server_comes_back_by_itself(data: Path, binary: Path) -> None:
             assert client.get("kept") == b"yes"
 
 
-def test_a_killed_supervisor_takes_the_server_along_and_the_next_start_heals_it(data: Path, binary: Path) -> None:
-    with EmbeddedRedis(data, binary) as server:
-        with client_of(server) as client:
-            client.set("kept", "yes")
-        supervisors(data)[0].kill()
-        wait_until(lambda: servers(data) == [], "the server to end")
-        with EmbeddedRedis(data, binary) as again, client_of(again) as client:
-            assert client.get("kept") == b"yes"
-
-
 def test_a_stopped_process_is_still_put_away(data: Path, any_binary: Path) -> None:
     process = owner(data, any_binary)
     (server,) = servers(data)
     os.kill(server.pid, signal.SIGSTOP)
     kill(process)
-    wait_until(
-        lambda: servers(data) == [], "the server to end"
-    )  # SIGTERM stays pending; SIGKILL follows after the supervisor's grace
+    wait_until(lambda: servers(data) == [], "the server to end")
 
 
 def test_a_transaction_cut_by_a_kill_is_undone_as_a_whole_and_takes_nothing_along(data: Path, binary: Path) -> None:
@@ -261,7 +259,7 @@ def test_a_program_that_never_answers_runs_into_the_deadline_and_is_stopped(tmp_
     program.chmod(0o700)
     with pytest.raises(DeadlineExceeded, match="1 s for the server to answer"):
         EmbeddedRedis(tmp_path / "data", program, deadline=1).start()
-    wait_until(lambda: supervisors(tmp_path / "data") == [], "the supervisor to end")
+    assert [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path / "data")] == []
 
 
 def test_the_program_is_the_configured_one_or_the_systems_or_the_wheels(

@@ -120,7 +120,7 @@ def test_an_embedded_one_is_healthy_serves_and_leaves_nothing(
         batch = [trajectory("q0", [1]), trajectory("q0", [2])]
         assert client.add(batch).inserted == 2
         assert client.names() == ["pool"]
-        assert len(redis_of(tmp_path / "pool")) == 2  # the server and its supervisor
+        assert len(redis_of(tmp_path / "pool")) == 1
         process.send_signal(number)
         assert process.wait(DEADLINE) == 0
     wait_until(lambda: redis_of(tmp_path / "pool") == [], "Redis to end")

@@ -71,7 +71,7 @@ def test_what_cannot_be_stored_is_refused_by_name_and_the_rest_lands(
 
 
 def test_a_pool_of_wrong_answers_takes_nothing_else(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
-    pool = open_pool(holds="wrong", minimum=1)
+    pool = open_pool("wrong.failures", minimum=1)
     wrong, right, late = (trajectory("q0", [n], status=s) for n, s in enumerate(("wrong", "correct", "timeout")))
     report = pool.add([wrong, right, late])
     assert report.inserted == 1
@@ -218,7 +218,7 @@ def test_a_reader_never_writes_and_needs_a_pool(open_pool: OpenPool, trajectory:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cap": 1}, "minimum = 2, cap = 1"),
+        ({"cap": 1, "minimum": 2}, "minimum = 2, cap = 1"),
         ({"minimum": 0}, "minimum = 0"),
         ({"writer_epoch": -1}, "writer_epoch = -1"),
         ({"tokenizer": None}, "needs tokenizer_digest"),

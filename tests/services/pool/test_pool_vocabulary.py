@@ -18,7 +18,7 @@ from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.rpc.server import PoolServer
 from tests.services.conftest import TOKENIZER, MakeTrajectory, OpenPool
 from tests.services.pool.pool_commands import MODEL, Commands
-from tests.services.pool.pool_servers import serving
+from tests.services.pool.pool_servers import serving, socket_in
 
 REASON = "prompt q1: token id 99999 ≥ vocabulary 42"
 
@@ -26,7 +26,7 @@ REASON = "prompt q1: token id 99999 ≥ vocabulary 42"
 @pytest.fixture
 def server(redis_server: EmbeddedRedis) -> Iterator[PoolServer]:
     """A server of the same pools."""
-    with serving(redis_server) as running:
+    with serving(redis_server, listen=socket_in(redis_server)) as running:
         yield running
 
 
@@ -112,6 +112,7 @@ def test_a_client_states_the_vocabulary_of_a_pool_that_has_none(server: PoolServ
         assert plain.add([beyond]).refused == ((beyond.content_id, REASON),)
 
 
+@pytest.mark.usefixtures("server")
 def test_check_takes_the_models_vocabulary_where_the_pool_has_none(
     redis_server: EmbeddedRedis, tmp_path: Path, trajectory: MakeTrajectory
 ) -> None:

@@ -120,7 +120,6 @@ def test_a_wrong_value_is_named_with_its_bounds(text: str, message: str) -> None
     ("overrides", "message"),
     [
         (["replay.group=replace", "rollout.fresh=2"], r"replay\.count = 2 and rollout\.fresh = 2: a group needs"),
-        (["replay.source=both", "pool.url=grpc://h:1"], r'replay\.source = "both" with pool\.url = grpc://h:1'),
         (["replay.source=live", f"run.name={'x' * 60}"], r"at most 59 characters"),
         (["replay.start_step=400"], r"replay\.start_step = 400 leaves no step for replays: run\.steps = 400"),
         (["replay.max_age=3"], r'replay\.max_age = 3 needs replay\.source = "live" or "both", not "offline"'),

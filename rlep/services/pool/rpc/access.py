@@ -127,6 +127,11 @@ def split_address(address: str) -> tuple[str, int]:
     return parts[1].strip("[]"), int(parts[2])
 
 
+def is_local(address: str) -> bool:
+    """Whether only this machine reaches an address, ``host:port`` or ``unix:PATH``. Raises ``ConfigError``."""
+    return address.startswith("unix:/") or is_loopback(split_address(address)[0])
+
+
 def is_loopback(host: str) -> bool:
     """Tell whether a host is this machine and nothing else can reach it. Raises ``ConfigError`` where it has no address."""
     try:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from rlep.core.types import AddReport, Trajectory
+from rlep.core.types import Trajectory
 from rlep.services.pool.rpc.client import PoolClient
-from rlep.services.pool.storage.sample import Sample
-from rlep.services.pool.values import PoolStats
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 16
+
+
+def _awaited(
+    verb: Callable[Concatenate[PoolClient, P], T],
+) -> Callable[Concatenate[AsyncPoolClient, P], Coroutine[Any, Any, T]]:
+    @functools.wraps(verb)
+    async def call(self: AsyncPoolClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.span(verb.__name__):
+            return await self._run(functools.partial(verb, self._client, *args, **kwargs))
+
+    return call
 
 
 class AsyncPoolClient:
@@ -24,13 +36,30 @@ class AsyncPoolClient:
     """
 
     def __init__(self, address: str, **options: Any) -> None:
-        """See ``PoolClient``."""
+        """Take what ``PoolClient`` takes."""
         self._client = PoolClient(address, **options)
+        self.span: Callable[[str], AbstractContextManager[object]] = lambda _: nullcontext()
+        """Entered around each call, with the verb's name: for whoever measures them."""
         self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="pool-client")
+
+    open, lease = _awaited(PoolClient.open), _awaited(PoolClient.lease)
+    add, sample, get = _awaited(PoolClient.add), _awaited(PoolClient.sample), _awaited(PoolClient.get)
+    fetch, contents, remove = _awaited(PoolClient.fetch), _awaited(PoolClient.contents), _awaited(PoolClient.remove)
+    seal, digest, stats = _awaited(PoolClient.seal), _awaited(PoolClient.digest), _awaited(PoolClient.stats)
+    prompt_ids, content_ids = _awaited(PoolClient.prompt_ids), _awaited(PoolClient.content_ids)
+    names = _awaited(PoolClient.names)
+
+    async def export(self, *, after: str = "") -> AsyncIterator[Trajectory]:
+        """Every trajectory, as ``PoolClient.export`` gives them."""
+        following: str | None = after
+        while following is not None:
+            page, following = await self._run(functools.partial(self._client.export_page, following))
+            for trajectory in page:
+                yield trajectory
 
     async def close(self) -> None:
         """Close the connection; calls in flight fail."""
-        self._client.close()
+        await asyncio.to_thread(self._client.close)
         await asyncio.to_thread(self._threads.shutdown)
 
     async def __aenter__(self) -> Self:
@@ -39,56 +68,5 @@ class AsyncPoolClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
-        """See ``PoolClient.add``."""
-        return await self._run(lambda client: client.add(trajectories))
-
-    async def sample(
-        self, prompt_ids: Sequence[str], count: int, *, seed: int, step: int, minimum: int | None = None
-    ) -> Sample:
-        """See ``PoolClient.sample``."""
-        return await self._run(lambda client: client.sample(prompt_ids, count, seed=seed, step=step, minimum=minimum))
-
-    async def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
-        """See ``PoolClient.get``."""
-        return await self._run(lambda client: client.get(content_id, prompt_id))
-
-    async def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
-        """See ``PoolClient.remove``."""
-        return await self._run(lambda client: client.remove(prompt_id, content_ids, quarantine=quarantine))
-
-    async def export(self, *, after: str = "") -> AsyncIterator[Trajectory]:
-        """See ``PoolClient.export``."""
-        following: str | None = after
-        while following is not None:
-            start = following
-            page, following = await self._run(lambda client: client.export_page(start))  # noqa: B023
-            for trajectory in page:
-                yield trajectory
-
-    async def seal(self) -> str:
-        """See ``PoolClient.seal``."""
-        return await self._run(PoolClient.seal)
-
-    async def digest(self) -> str:
-        """See ``PoolClient.digest``."""
-        return await self._run(PoolClient.digest)
-
-    async def stats(self) -> PoolStats:
-        """See ``PoolClient.stats``."""
-        return await self._run(PoolClient.stats)
-
-    async def prompt_ids(self) -> list[str]:
-        """See ``PoolClient.prompt_ids``."""
-        return await self._run(PoolClient.prompt_ids)
-
-    async def content_ids(self, prompt_id: str) -> list[str]:
-        """See ``PoolClient.content_ids``."""
-        return await self._run(lambda client: client.content_ids(prompt_id))
-
-    async def names(self) -> list[str]:
-        """See ``PoolClient.names``."""
-        return await self._run(PoolClient.names)
-
-    async def _run(self, verb: Callable[[PoolClient], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, verb, self._client)
+    async def _run(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import grpc
+import numpy as np
 from grpc.experimental import ChannelOptions
 from pydantic import TypeAdapter
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.types import AddReport, Trajectory
-from rlep.services.pool.rpc.access import is_loopback, split_address
+from rlep.services.pool.lease import PoolLease
+from rlep.services.pool.rpc.access import is_local
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
-from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, sample_of
-from rlep.services.pool.storage.codec import Precision, decode, encode, name_of
+from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, named_ids, records_of, sample_of
+from rlep.services.pool.storage.codec import Precision, decode, encode, name_of, raw_id
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.values import PoolStats
 
@@ -47,6 +49,7 @@ _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
 _STATS = TypeAdapter(PoolStats)
+_PROMPTS_A_CALL = 4096
 
 
 class PoolClient:
@@ -68,22 +71,26 @@ class PoolClient:
         writer_epoch: int | None = None,
         precision: Precision = "float16",
         vocabulary: int | None = None,
+        minimum: int | None = None,
     ) -> None:
-        """``address`` is ``host:port``; an empty ``pool`` is the server's default one; ``deadline`` in seconds.
+        """``address`` is ``host:port``, or ``unix:PATH``; an empty ``pool`` is the server's default one; ``deadline`` in seconds.
 
         ``tls``: True for a certificate of a public authority, a path for one of this authority, ``ClientTls`` for a
         certificate of one's own. A token beyond loopback needs it. ``writer``, ``writer_epoch``, ``precision``, ``vocabulary``:
-        see ``PoolOptions``. Nothing is connected before the first call. Raises ``ConfigError``.
+        see ``PoolOptions``; ``minimum``: of draws that state none, None takes the pool's. Nothing is connected before the
+        first call. Raises ``ConfigError``.
         """
-        host, _ = split_address(address)
-        if token is not None and not tls and not is_loopback(host):
+        local = is_local(address)
+        if token is not None and not tls and not local:
             raise ConfigError(f"a token would travel to {address} in the clear: give tls=")
         if token is not None and (not token.isascii() or not token.isprintable() or " " in token or not token):
             raise ConfigError("a token is printable ASCII without spaces, e.g. the text of a token file, stripped")
         keep_freed_memory()
         self._address, self._pool, self._deadline = address, pool, deadline
+        self._named_writer = writer
         self._writer, self._epoch = (writer, writer_epoch) if writer_epoch is not None else ("", 0)
-        self._precision, self._vocabulary = precision, vocabulary or 0
+        self._precision, self._vocabulary, self._minimum = precision, vocabulary or 0, minimum
+        self._lease: PoolLease | None = None
         self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self._tls = bool(tls)
         if tls:
@@ -97,7 +104,9 @@ class PoolClient:
         return f"PoolClient({self._address!r}, pool={self._pool!r})"
 
     def close(self) -> None:
-        """Close the connection; calls in flight, and later ones, raise ``PoolError``."""
+        """Close the connection; calls in flight, and later ones, raise ``PoolError``. A lease is given back before."""
+        if self._lease is not None:
+            self._lease.close()
         self._closed = True
         self._channel.close()
 
@@ -106,6 +115,44 @@ class PoolClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def open(
+        self,
+        *,
+        tokenizer_digest: str | None = None,
+        cap: int | None = None,
+        read_only: bool = False,
+        holder: str | None = None,
+    ) -> PoolStats:
+        """Say what is needed of the pool before it is used, and make it where there is none; what it holds.
+
+        Other verbs may be used without. A pool that ``add`` makes keeps 64 trajectories a prompt.
+
+        Args:
+            tokenizer_digest: of the token ids; None takes those of the pool, which only a reader may.
+            cap: most trajectories a prompt, fixed when the pool is made; None takes the pool's own, 64 where it is new.
+            read_only: nothing is made.
+            holder: a word that nobody else has, then who this is: another holder is refused while this one lives, and every
+                opening has the writer's next epoch. None: anybody may write.
+
+        Raises:
+            PoolError: the pool has another tokenizer or cap, is not there, or is another holder's.
+        """
+        request = pb.OpenRequest(pool=self._pool, tokenizer_digest=tokenizer_digest or "", read_only=read_only)
+        request.cap, request.minimum, request.vocabulary = cap or 0, self._minimum or 0, self._vocabulary
+        if holder is not None:
+            self._lease = self._lease or PoolLease(self, self._pool, holder)
+            request.writer = self._named_writer
+        reply = self._call("opening", self._stub.Open, request)
+        if holder is not None:
+            self._writer, self._epoch = self._named_writer, reply.epoch
+        return _STATS.validate_json(reply.json)
+
+    def lease(self, holder: str, seconds: float) -> tuple[str, float] | None:
+        """Take, renew, or with 0 seconds give back the right to write alone; else who has it and for how many seconds."""
+        request = pb.LeaseRequest(pool=self._pool, holder=holder, milliseconds=int(1000 * seconds))
+        reply = self._call("taking its lease", self._stub.Lease, request)
+        return (reply.holder, reply.milliseconds / 1000) if reply.holder else None
 
     def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
         """Store verified trajectories, each at most once: see ``Pool.add``. A pool that does not exist is made."""
@@ -122,7 +169,7 @@ class PoolClient:
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
             head.vocabulary = self._vocabulary
             head.total = sum(len(frame.records) for frame in frames)
-            reply = self._call("adding", lambda **options: self._stub.Add(iter([head, *frames]), **options))  # noqa: B023
+            reply = self._call("adding", lambda sent, **way: self._stub.Add(iter(sent), **way), [head, *frames])
             inserted, duplicates, evicted = (
                 inserted + reply.inserted,
                 duplicates + reply.duplicates,
@@ -138,6 +185,7 @@ class PoolClient:
 
         ``minimum`` None: the pool's. ``Sample.below_minimum`` names the prompts that gave none because of it.
         """
+        minimum = self._minimum if minimum is None else minimum
         try:
             request = pb.SampleRequest(pool=self._pool, prompt_ids=prompt_ids, count=count, seed=seed, step=step)
             request.minimum = 0 if minimum is None else minimum
@@ -145,18 +193,48 @@ class PoolClient:
             raise ConfigError(f"a sample of count {count}, seed {seed}, step {step}: {error}") from None
         if minimum is not None and minimum < 1:
             raise ConfigError(f"minimum = {minimum}: a draw needs 1 trajectory of a prompt or more")
-        return self._call("sampling", lambda **options: sample_of(prompt_ids, self._stub.Sample(request, **options)))
+        return self._call("sampling", self._sampled(self._stub.Sample, prompt_ids), request)
+
+    def fetch(self, wanted: Mapping[str, Sequence[str]]) -> Sample:
+        """Trajectories by name (prompt id → content ids), in this order. Raises ``PoolError`` where one is not there."""
+        if not wanted:
+            return sample_of((), [pb.SampleFrame()])
+        request = _named_request(self._pool, wanted)
+        return self._call("reading", self._sampled(self._stub.Fetch, [*wanted]), request)
+
+    def stored(self, wanted: Mapping[str, Sequence[str]], *, quarantined: bool = False) -> dict[str, dict[str, bytes]]:
+        """Records as they are stored (prompt id → content id → record), without those that are not there."""
+        request = _named_request(self._pool, wanted)
+        request.quarantined, request.available_only = quarantined, True
+        frames = self._call("reading", lambda asked, **way: list(self._stub.Fetch(asked, **way)), request)
+        return records_of([*wanted], frames) if wanted else {}
+
+    def contents(self, prompt_ids: Sequence[str] | None = None, *, quarantined: bool = False) -> dict[str, list[str]]:
+        """Content ids, ascending, of these prompts, or of all that have any."""
+        held: dict[str, list[str]] = {}
+        for start in range(0, len(prompt_ids) if prompt_ids is not None else 1, _PROMPTS_A_CALL):
+            request = pb.ContentsRequest(pool=self._pool, quarantined=quarantined)
+            request.prompt_ids.extend((prompt_ids or ())[start : start + _PROMPTS_A_CALL])
+            while True:
+                reply = self._call("listing", self._stub.Contents, request)
+                for prompt_id, ids in named_ids(reply.prompt_ids, reply.counts, reply.ids):
+                    if ids or prompt_ids is not None:
+                        held[prompt_id] = [content_id.hex() for content_id in ids]
+                request.after = reply.next
+                if not reply.next:
+                    break
+        return held
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
         """One trajectory, or None where the pool does not hold it."""
         request = pb.GetRequest(pool=self._pool, prompt_id=prompt_id, content_id=content_id)
-        record = self._call("reading", lambda **options: self._stub.Get(request, **options)).record
+        record = self._call("reading", self._stub.Get, request).record
         return decode(record, prompt_id) if record else None
 
     def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
         """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
         request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, quarantine=quarantine)
-        return int(self._call("removing", lambda **options: self._stub.Remove(request, **options)).count)
+        return int(self._call("removing", self._stub.Remove, request).count)
 
     def export(self, *, after: str = "") -> Iterator[Trajectory]:
         """Every trajectory, by prompts in ascending order; ``after`` goes on behind a prompt id.
@@ -171,23 +249,21 @@ class PoolClient:
     def export_page(self, after: str) -> tuple[list[Trajectory], str | None]:
         """Trajectories of the next 256 prompts behind a prompt id, and where the next page begins: None at the end."""
         request = pb.ExportRequest(pool=self._pool, after=after)
-        frames = self._call("exporting", lambda **options: list(self._stub.Export(request, **options)))
+        frames = self._call("exporting", lambda asked, **way: list(self._stub.Export(asked, **way)), request)
         page = [decode(record.record, record.prompt_id) for frame in frames for record in frame.records]
         return page, frames[-1].next or None
 
     def seal(self) -> str:
         """Close the pool for good; returns its digest. May be repeated."""
-        return str(self._call("sealing", lambda **options: self._stub.Seal(self._request, **options)).digest)
+        return str(self._call("sealing", self._stub.Seal, self._request).digest)
 
     def digest(self) -> str:
         """32 hex digits that name the pool's present content."""
-        return str(
-            self._call("reading the digest", lambda **options: self._stub.Digest(self._request, **options)).digest
-        )
+        return str(self._call("reading the digest", self._stub.Digest, self._request).digest)
 
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""
-        reply = self._call("counting", lambda **options: self._stub.Stats(self._request, **options))
+        reply = self._call("counting", self._stub.Stats, self._request)
         return _STATS.validate_json(reply.json)
 
     def prompt_ids(self) -> list[str]:
@@ -197,12 +273,12 @@ class PoolClient:
     def prompt_page(self, limit: int) -> list[str]:
         """The first ``limit`` (at most 4096) prompts with at least one trajectory, ascending."""
         request = pb.ListRequest(pool=self._pool, limit=limit)
-        return list(self._call("listing prompts", lambda **options: self._stub.ListPrompts(request, **options)).names)
+        return list(self._call("listing prompts", self._stub.ListPrompts, request).names)
 
     def content_ids(self, prompt_id: str) -> list[str]:
         """Content ids of a prompt's trajectories, ascending."""
         request = pb.ListTrajectoriesRequest(pool=self._pool, prompt_id=prompt_id)
-        ids = self._call("listing", lambda **options: self._stub.ListTrajectories(request, **options)).ids.hex()
+        ids = self._call("listing", self._stub.ListTrajectories, request).ids.hex()
         return [ids[at : at + 32] for at in range(0, len(ids), 32)]
 
     def names(self) -> list[str]:
@@ -218,13 +294,17 @@ class PoolClient:
         names: list[str] = []
         request = pb.ListRequest(pool=self._pool)
         while True:
-            reply = self._call(what, lambda **options: method(request, **options))
+            reply = self._call(what, method, request)
             names += reply.names
             if not reply.next:
                 return names
             request.after = reply.next
 
-    def _call(self, what: str, attempt: Callable[..., T]) -> T:
+    @staticmethod
+    def _sampled(method: Callable[..., Iterable[pb.SampleFrame]], prompt_ids: Sequence[str]) -> Callable[..., Sample]:
+        return lambda request, **way: sample_of(prompt_ids, method(request, **way))
+
+    def _call(self, what: str, attempt: Callable[..., T], request: object) -> T:
         """The result of a call that may be repeated, tried until the deadline.
 
         Ours, not ``tenacity``: each attempt gets what is left of one deadline.
@@ -232,7 +312,7 @@ class PoolClient:
         end, pause = time.monotonic() + self._deadline, 0.05
         while not self._closed:
             try:
-                return attempt(timeout=end - time.monotonic(), metadata=self._metadata)
+                return attempt(request, timeout=end - time.monotonic(), metadata=self._metadata)
             except ValueError:  # what gRPC raises on a closed channel
                 if not self._closed:
                     raise
@@ -270,3 +350,13 @@ class PoolClient:
         if error.code() in _AGAIN or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{where}: not done within {self._deadline:g} s: {details}")
         return PoolError(f"{where}: {error.code().name.lower().replace('_', ' ')}: {details}")
+
+
+def _named_request(pool: str, wanted: Mapping[str, Sequence[str]]) -> pb.FetchRequest:
+    """Raises ``RecordRefused`` for what is no content id."""
+    return pb.FetchRequest(
+        pool=pool,
+        prompt_ids=[*wanted],
+        counts=np.array([len(ids) for ids in wanted.values()], "<i4").tobytes(),
+        ids=b"".join(raw_id(content_id) for ids in wanted.values() for content_id in ids),
+    )

@@ -42,7 +42,7 @@ class PoolRegistry:
 
     def __init__(self, client: Client, *, deadline: float) -> None:
         """``deadline``: seconds for one operation on Redis."""
-        self._client, self._deadline = client, deadline
+        self._client, self.deadline = client, deadline
         self._lock = threading.Lock()
         self._open: OrderedDict[_Key, Pool] = OrderedDict()
 
@@ -52,7 +52,7 @@ class PoolRegistry:
 
     def reader(self, name: str, *, fresh: bool = False) -> Pool:
         """A pool to read, empty where there is none; ``fresh`` looks whether it was sealed meanwhile."""
-        options = PoolOptions(read_only=True, may_be_missing=True, deadline=self._deadline)
+        options = PoolOptions(read_only=True, may_be_missing=True, deadline=self.deadline)
         pool = self._opened((name, None), lambda: self._open_one(name, None, options))
         if fresh and pool.sealed is None and (meta := pool.store.meta()) and meta.digest:
             self.forget(name)
@@ -74,7 +74,7 @@ class PoolRegistry:
             vocabulary = meta.vocabulary if meta and meta.vocabulary else new
             _check_epoch(writer, store.newest_epoch(writer.name) if meta else 0)
             options = PoolOptions(
-                writer=writer.name, writer_epoch=writer.epoch, deadline=self._deadline, vocabulary=vocabulary
+                writer=writer.name, writer_epoch=writer.epoch, deadline=self.deadline, vocabulary=vocabulary
             )
             return self._open_one(name, digest, options)
 
@@ -84,6 +84,21 @@ class PoolRegistry:
             pool = self._opened((name, writer), open_it)
         return pool
 
+    def open(self, name: str, tokenizer_digest: str | None, options: PoolOptions) -> Pool:
+        """A pool as ``Pool.open`` gives it, made where there is none; the others that have it open learn of it."""
+        pool = self._open_one(name, tokenizer_digest, options)
+        if not options.read_only:
+            self.forget(name)
+        return pool
+
+    def next_epoch(self, name: str, writer: str) -> int:
+        """Of this writer's incarnations the one that begins now. Counted, not read from a clock, which may be set back."""
+        return 1 + self._store(name).newest_epoch(writer)
+
+    def lease(self, name: str, holder: str, seconds: float) -> tuple[str, float] | None:
+        """Take, renew or give back: see ``Store.lease``."""
+        return self._store(name).lease(holder, seconds)
+
     def forget(self, name: str) -> None:
         """Open this pool anew the next time it is asked for."""
         with self._lock:
@@ -91,7 +106,7 @@ class PoolRegistry:
                 del self._open[key]
 
     def _store(self, name: str) -> Store:
-        return Store(RetryingRedis(self._client, deadline=self._deadline), name)
+        return Store(RetryingRedis(self._client, deadline=self.deadline), name)
 
     def _open_one(self, name: str, tokenizer_digest: str | None, options: PoolOptions) -> Pool:
         return Pool.open(self._client, name, tokenizer_digest=tokenizer_digest, options=options)

@@ -1,96 +1,76 @@
-"""A pool looked into, wherever it is: in a Redis, an embedded one that is served, or on a pool server."""
+"""A pool looked into for a page, wherever it is, at a bounded cost and without writing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlep.core.errors import RecordRefused
-from rlep.services.pool.census import (
-    DEADLINE_S,
-    Counted,
-    PoolCensus,
-    PoolCounts,
-    PoolEntry,
-    most_first,
-    redis_census,
-    redis_names,
-)
-from rlep.services.pool.rpc.run_pool import connected, on_server
-from rlep.services.pool.values import PoolOptions, PoolPlace
+from rlep.core.errors import PoolError, RecordRefused
+from rlep.core.types import Trajectory
+from rlep.services.pool.rpc.places import SOCKET, connected
+from rlep.services.pool.storage.codec import decode
+from rlep.services.pool.values import PoolPlace, PoolStats
 
 if TYPE_CHECKING:
     from rlep.services.pool.rpc.client import PoolClient
 
-_OPTIONS = PoolOptions(read_only=True, deadline=DEADLINE_S)
+DEADLINE_S = 2.0
+"""Longest wait for one answer; an address that is away costs a page this long."""
 
 
-class ServedCensus:
-    """Of a pool on a pool server."""
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """One response in a pool; None where its record is damaged."""
 
-    def __init__(self, client: PoolClient) -> None:
-        self._client = client
-
-    def counts(self) -> PoolCounts:
-        """See ``PoolCensus``."""
-        stats = self._client.stats()
-        questions = stats.questions_with.get(1, 0)
-        return PoolCounts(
-            trajectories=stats.trajectories,
-            bytes=stats.bytes,
-            by_policy=most_first(stats.by_policy),
-            by_verifier=most_first(stats.by_verifier),
-            cap=stats.cap,
-            minimum=None,
-            tokenizer_digest=stats.tokenizer_digest,
-            sealed=stats.sealed,
-            coverage=Counted(questions, questions, stats.questions_with, None),
-        )
-
-    def questions(self, most: int) -> list[str]:
-        """See ``PoolCensus``."""
-        return self._client.prompt_page(most)
-
-    def responses(self, prompt_ids: Sequence[str]) -> list[int]:
-        """See ``PoolCensus``: a call for each."""
-        return [len(self._client.content_ids(prompt_id)) for prompt_id in prompt_ids]
-
-    def entries(self, prompt_id: str, most: int) -> tuple[list[PoolEntry], int]:
-        """See ``PoolCensus``: quarantined ones are not known here."""
-        ids = self._client.content_ids(prompt_id)
-        found: list[PoolEntry] = []
-        for content_id in ids[:most]:
-            try:
-                trajectory = self._client.get(content_id, prompt_id)
-            except RecordRefused:
-                found.append(PoolEntry(content_id, None, False))
-                continue
-            if trajectory is not None:
-                found.append(PoolEntry(content_id, trajectory, False))
-        return found, len(ids)
+    content_id: str
+    trajectory: Trajectory | None
+    quarantined: bool
 
 
 @contextmanager
-def census(place: PoolPlace) -> Iterator[PoolCensus]:
-    """Of ``place.name`` there. Raises ``ConfigError``, ``PoolError`` or ``DeadlineExceeded``."""
-    if on_server(place.url):
-        client = connected(place, _OPTIONS)
-        try:
-            yield ServedCensus(client)
-        finally:
-            client.close()
-    else:
-        with redis_census(place) as opened:
-            yield opened
+def census(place: PoolPlace) -> Iterator[PoolClient]:
+    """A client of ``place.name`` there; no server is started. Raises ``ConfigError``, ``PoolError`` or ``DeadlineExceeded``."""
+    if place.url is None and not (place.directory / SOCKET).is_socket():
+        raise PoolError(f"no process serves the embedded pool in {place.directory.name}/ now")
+    with connected(place, deadline=DEADLINE_S) as client:
+        yield client
 
 
 def pool_names(place: PoolPlace) -> list[str]:
     """Names of all pools there. Raises like ``census``."""
-    if not on_server(place.url):
-        return redis_names(place)
-    client = connected(place, _OPTIONS)
-    try:
+    with census(place) as client:
         return client.names()
-    finally:
-        client.close()
+
+
+def stats_of(client: PoolClient) -> PoolStats:
+    """The pool's statistics. Raises ``PoolError`` where nobody has added to it, or ``DeadlineExceeded``."""
+    stats = client.stats()
+    if not stats.tokenizer_digest:
+        raise PoolError("there is no such pool")
+    return stats
+
+
+def response_counts(client: PoolClient, prompt_ids: Sequence[str]) -> list[int]:
+    """How many responses each of these questions has."""
+    return list(map(len, client.contents(prompt_ids).values()))
+
+
+def entries_of_prompt(client: PoolClient, prompt_id: str, most: int) -> tuple[list[PoolEntry], int]:
+    """At most ``most`` responses to a question, by content id, quarantined ones last; and how many there are."""
+    entries: list[PoolEntry] = []
+    total = 0
+    for quarantined in (False, True):
+        ids = client.contents([prompt_id], quarantined=quarantined)[prompt_id]
+        total += len(ids)
+        records = client.stored({prompt_id: ids[: most - len(entries)]}, quarantined=quarantined)[prompt_id]
+        entries += (PoolEntry(name, _readable(record, prompt_id), quarantined) for name, record in records.items())
+    return entries, total
+
+
+def _readable(record: bytes, prompt_id: str) -> Trajectory | None:
+    try:
+        return decode(record, prompt_id)
+    except RecordRefused:
+        return None

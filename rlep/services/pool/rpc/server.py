@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from rlep.core.errors import ConfigError, RlepError
 from rlep.core.heap import keep_freed_memory
-from rlep.services.pool.rpc.access import Tokens, is_loopback, split_address
+from rlep.services.pool.rpc.access import Tokens, is_local
 from rlep.services.pool.rpc.gatekeeper import Gatekeeper
 from rlep.services.pool.rpc.proto import pool_pb2_grpc
 from rlep.services.pool.rpc.registry import PoolRegistry
@@ -30,7 +30,6 @@ from rlep.services.pool.storage.connection import Client, RetryingRedis
 GRACE = 5.0
 """Seconds that calls get to end when the server stops."""
 
-_REDIS_DEADLINE = 20.0  # shorter than a client's, so that it hears the reason
 _THREADS = 32
 _CALLS_AT_ONCE = 128
 _WATCH_EVERY = 2.0
@@ -50,12 +49,17 @@ class ServerOptions:
     """How a server is run."""
 
     listen: str = "127.0.0.1:0"
-    """``host:port``; port 0 takes a free one. Beyond loopback it needs tokens and TLS."""
+    """``host:port``; port 0 takes a free one. Beyond loopback it needs tokens and TLS. Or ``unix:PATH``, of a socket in a
+    directory that nobody else enters."""
     pool: str = "pool"
     """The pool of a request that names none."""
     token_file: Path | None = None
     """See ``Tokens.read``. None lets everybody do everything, on loopback only."""
     tls: ServerTls | None = None
+    deadline: float = 20.0
+    """Seconds for one operation on Redis; shorter than a client's, so that it hears the reason."""
+    strict: bool = True
+    """Refuse a Redis that takes no writes now. False: readers are served, and whoever writes is told."""
 
 
 class PoolServer:
@@ -63,14 +67,13 @@ class PoolServer:
 
     def __init__(self, client: Client, options: ServerOptions) -> None:
         """Raises ``ConfigError`` for an address that must not be listened on like this, ``PoolError`` for the Redis."""
-        host, port = split_address(options.listen)
         tokens = Tokens.read(options.token_file) if options.token_file else None
-        if not is_loopback(host) and (tokens is None or options.tls is None):
+        if not is_local(options.listen) and (tokens is None or options.tls is None):
             raise ConfigError(
                 f"{options.listen} can be reached from other machines: it needs a token file and TLS "
                 "(--token-file, --tls-cert, --tls-key); without them listen on 127.0.0.1"
             )
-        check_server(RetryingRedis(client, deadline=_REDIS_DEADLINE))
+        check_server(RetryingRedis(client, deadline=options.deadline), read_only=not options.strict)
         keep_freed_memory()
         self._client = client
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pool-call")
@@ -78,14 +81,14 @@ class PoolServer:
         self._server = grpc.server(
             self._threads, interceptors=(self._gatekeeper,), options=_OPTIONS, maximum_concurrent_rpcs=_CALLS_AT_ONCE
         )
-        registry = PoolRegistry(client, deadline=_REDIS_DEADLINE)
+        registry = PoolRegistry(client, deadline=options.deadline)
         servicer = PoolServicer(registry, default_pool=options.pool, gatekeeper=self._gatekeeper)
         pool_pb2_grpc.add_PoolServicer_to_server(servicer, self._server)
         self._health = WatchedHealth()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self.address = _bound(self._server, host, port, options.tls)
-        """``host:port`` with the port that it got."""
+        self.address = _bound(self._server, options)
+        """``host:port`` with the port that it got, or ``unix:PATH``."""
         self._stopping = threading.Event()
         self._watch = threading.Thread(target=self._keep_health, name="pool-health", daemon=True)
 
@@ -132,12 +135,11 @@ class PoolServer:
             self._health.set(service, status)
 
 
-def _bound(server: Any, host: str, port: int, tls: ServerTls | None) -> str:
-    place = f"[{host}]" if ":" in host else host
+def _bound(server: Any, options: ServerOptions) -> str:
+    address, tls = options.listen, options.tls
     try:
-        address = f"{place}:{port}"
-        got = server.add_secure_port(address, tls.credentials()) if tls else server.add_insecure_port(address)
+        port = server.add_secure_port(address, tls.credentials()) if tls else server.add_insecure_port(address)
     except RuntimeError as error:
         why = str(error).partition("; set GRPC_VERBOSITY")[0]
-        raise ConfigError(f"{place}:{port} cannot be listened on, it may be in use: {why}") from None
-    return f"{place}:{got}"
+        raise ConfigError(f"{address} cannot be listened on, it may be in use: {why}") from None
+    return address if address.startswith("unix:") else f"{address.rpartition(':')[0]}:{port}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import grpc
+import numpy as np
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused, RlepError
 from rlep.core.types import AddReport, Trajectory
@@ -25,15 +26,17 @@ from rlep.services.pool.rpc.wire import (
     FRAME_BYTES,
     RECORDS_A_CALL,
     first_frame,
+    named_ids,
     sample_frames,
 )
 from rlep.services.pool.storage.codec import decode
-from rlep.services.pool.storage.reading import PROMPTS_A_PART, RecordsRemoved
+from rlep.services.pool.storage.reading import PROMPTS_A_PART, RecordsRemoved, fetched
+from rlep.services.pool.storage.sample import Stored
+from rlep.services.pool.values import PoolOptions
 
 _PROMPTS_A_PAGE = 256
 _NAMES_A_PAGE = 4096
 _LARGEST_DRAW = 1 << 20
-_LARGEST_COUNT = 1024
 _LOWEST_LOGPROB, _HIGHEST_LOGPROB = -1e5, 1.0
 """Of a token: a probability is at most 1, with room for rounding; beyond the lower end sums lose their digits."""
 _CALL = re.compile(r"[0-9a-f]{16}")
@@ -50,6 +53,23 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
 
     def __init__(self, registry: PoolRegistry, *, default_pool: str, gatekeeper: Gatekeeper) -> None:
         self._registry, self._default, self._gatekeeper = registry, default_pool, gatekeeper
+
+    def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenReply:
+        with self._admitting(context) as caller:
+            name = self._allowed(caller, request.pool, Role.READ if request.read_only else Role.APPEND)
+            epoch = self._registry.next_epoch(name, request.writer) if request.writer else None
+            may_state = caller.role(name) >= Role.ADMIN or name not in self._registry.names()
+            options = PoolOptions(
+                cap=request.cap or None,
+                minimum=request.minimum or None,
+                read_only=request.read_only,
+                writer=request.writer or UNFENCED.name,
+                writer_epoch=epoch,
+                deadline=self._registry.deadline,
+                vocabulary=(request.vocabulary or None) if may_state else None,
+            )
+            pool = self._registry.open(name, request.tokenizer_digest or None, options)
+            return pb.OpenReply(json=json.dumps(asdict(pool.stats())), epoch=epoch or 0)
 
     def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
         with self._admitting(context) as caller:
@@ -69,24 +89,47 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
         with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
-            if request.count > _LARGEST_COUNT or request.count * len(request.prompt_ids) > _LARGEST_DRAW:
+            count = min(request.count, pool.most())
+            if count * len(request.prompt_ids) > _LARGEST_DRAW:
                 raise ConfigError(
-                    f"a sample of {len(request.prompt_ids)} prompts x {request.count}: at most {_LARGEST_COUNT} a prompt "
-                    f"and {_LARGEST_DRAW} together"
+                    f"a sample of {len(request.prompt_ids)} prompts x {count}: at most {_LARGEST_DRAW} together"
                 )
             minimum = request.minimum or None
             drawn = pool.draw(
                 list(request.prompt_ids), request.count, seed=request.seed, step=request.step, minimum=minimum
             )
-            head: pb.SampleFrame | None = first_frame(drawn, pool.vocabulary)
-            for part in pool.read(drawn):
-                for frame in sample_frames(part):
-                    if head is not None:
-                        frame.MergeFrom(head)
-                        head = None
-                    yield frame
-            if head is not None:
-                yield head
+            yield from _headed(first_frame(drawn, pool.vocabulary), pool.read(drawn))
+
+    def Fetch(self, request: pb.FetchRequest, context: Context) -> Iterator[pb.SampleFrame]:
+        with self._admitting(context) as caller:
+            pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
+            wanted = named_ids(request.prompt_ids, request.counts, request.ids)
+            parts, counts = fetched(
+                pool.store, wanted, quarantined=request.quarantined, available_only=request.available_only
+            )
+            column = np.array(counts, "<i4").tobytes()
+            head = pb.SampleFrame(counts=column, available=column, vocabulary=pool.vocabulary or 0)
+            yield from _headed(head, parts)
+
+    def Contents(self, request: pb.ContentsRequest, context: Context) -> pb.ContentsReply:
+        with self._admitting(context) as caller:
+            store = self._registry.reader(self._allowed(caller, request.pool, Role.READ)).store
+            names, following = list(request.prompt_ids), ""
+            if not names:
+                names, following = _page(store.all_prompts(), request.after, _PROMPTS_A_PAGE)
+            ids = store.content_ids(names, quarantined=request.quarantined)
+            return pb.ContentsReply(
+                prompt_ids=names,
+                counts=np.array(list(map(len, ids)), "<i4").tobytes(),
+                ids=b"".join(content_id for held in ids for content_id in held),
+                next=following,
+            )
+
+    def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
+        with self._admitting(context) as caller:
+            name = self._allowed(caller, request.pool, Role.APPEND)
+            holder, seconds = self._registry.lease(name, request.holder, request.milliseconds / 1000) or ("", 0.0)
+            return pb.LeaseReply(holder=holder, milliseconds=int(1000 * seconds))
 
     def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
         with self._admitting(context) as caller:
@@ -229,6 +272,19 @@ def _added(
 def _add_reply(report: AddReport) -> pb.AddReply:
     refused = [pb.Refused(content_id=content_id, reason=reason) for content_id, reason in report.refused]
     return pb.AddReply(inserted=report.inserted, duplicates=report.duplicates, refused=refused, evicted=report.evicted)
+
+
+def _headed(head: pb.SampleFrame, parts: Iterable[Stored]) -> Iterator[pb.SampleFrame]:
+    """The frames of these parts, the first of which says what ``head`` does."""
+    left: pb.SampleFrame | None = head
+    for part in parts:
+        for frame in sample_frames(part):
+            if left is not None:
+                frame.MergeFrom(left)
+                left = None
+            yield frame
+    if left is not None:
+        yield left
 
 
 def _export_frames(pool: Pool, prompt_ids: list[str]) -> Iterator[pb.ExportFrame]:

@@ -120,3 +120,33 @@ def first_frame(drawn: Drawn, vocabulary: int | None) -> pb.SampleFrame:
     """Return what a sample's first frame says of all its prompts."""
     counts, available = (column.astype("<i4").tobytes() for column in (drawn.counts, drawn.available))
     return pb.SampleFrame(counts=counts, available=available, minimum=drawn.minimum, vocabulary=vocabulary or 0)
+
+
+def named_ids(prompt_ids: Sequence[str], counts: bytes, ids: bytes) -> list[tuple[str, list[bytes]]]:
+    """Prompts with content ids, out of their columns. Raises ``PoolError`` where these do not fit together."""
+    lengths = _numbers(counts)
+    if len(lengths) != len(prompt_ids):
+        raise PoolError(f"{len(prompt_ids)} prompts arrived with {len(lengths)} counts")
+    columns_of_prompts = _divided(ids, [_ID_BYTES * length for length in lengths])
+    return [
+        (prompt_id, _divided(column, [_ID_BYTES] * (len(column) // _ID_BYTES)))
+        for prompt_id, column in zip(prompt_ids, columns_of_prompts, strict=True)
+    ]
+
+
+def records_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> dict[str, dict[str, bytes]]:
+    """Prompt id → content id → record, out of the frames of a fetch."""
+    frames = list(frames)
+    records = iter(
+        (content_id.hex(), blob)
+        for frame in frames
+        for content_id, blob in zip(
+            _divided(frame.ids, [_ID_BYTES] * (len(frame.ids) // _ID_BYTES)),
+            _divided(frame.records, _numbers(frame.record_lengths)),
+            strict=True,
+        )
+    )
+    counts = _numbers(frames[0].counts)
+    return {
+        prompt_id: dict(itertools.islice(records, count)) for prompt_id, count in zip(prompt_ids, counts, strict=True)
+    }

@@ -121,6 +121,17 @@ def name_of(trajectory: Trajectory) -> str:
         return ""
 
 
+def raw_id(content_id: str) -> bytes:
+    """The 16 bytes of a content id."""
+    try:
+        raw = bytes.fromhex(content_id)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16:
+        raise RecordRefused(f"content id {content_id!r:.60} is not 32 hex digits")
+    return raw
+
+
 def decode(blob: bytes, prompt_id: str) -> Trajectory:
     """The trajectory in a record, its checksum verified. Raises ``RecordRefused`` with the reason."""
     check_prompt_id(prompt_id)

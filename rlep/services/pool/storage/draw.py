@@ -140,6 +140,11 @@ class Index:
         with self._lock:
             return int((self._rows.counts[1:] >= minimum).sum())
 
+    def most(self) -> int:
+        """Records of the prompt that has most of them."""
+        with self._lock:
+            return int(self._rows.counts.max())
+
     def content_ids(self, prompt_id: str) -> list[bytes]:
         """Content ids of one prompt, ascending."""
         with self._lock:

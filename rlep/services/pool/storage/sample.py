@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sample:
-    """Drawn trajectories as columns: P prompts, K trajectories, N tokens, in the order of the prompts asked for.
+class Sample(Mapping[str, Sequence[Trajectory]]):
+    """Drawn trajectories as columns, or by prompt id: P prompts, K trajectories, N tokens, in the order of the prompts asked for.
 
     Worked example, three prompts, the second not eligible: ``counts = [2, 0, 1]``, so K = 3; responses of 3, 1 and 2
     tokens: ``offsets = [0, 3, 4, 6]``, N = 6. Trajectory k is ``tokens[offsets[k]:offsets[k + 1]]``.
@@ -61,6 +61,19 @@ class Sample:
                 "rlep pool prune --damaged removes such records"
             )
         return self
+
+    def __getitem__(self, prompt_id: str) -> Sequence[Trajectory]:
+        if prompt_id not in self.prompt_ids:
+            raise KeyError(prompt_id)
+        at = self.prompt_ids.index(prompt_id)
+        start = int(self.counts[:at].sum())
+        return tuple(self._trajectory(k, prompt_id) for k in range(start, start + int(self.counts[at])))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(self.prompt_ids))
+
+    def __len__(self) -> int:
+        return len(set(self.prompt_ids))
 
     def trajectories(self) -> dict[str, tuple[Trajectory, ...]]:
         """For each prompt asked for, its trajectories. Their arrays are views of the columns."""

@@ -256,17 +256,17 @@ class Store:
         """How many prompts ever had a record, quarantined ones included."""
         return int(self._one("counting", "SCARD", "index"))
 
-    def some_prompts(self, about: int) -> list[str]:
-        """Prompts that ever had a record, ascending: all, or about so many, which come first by the server's own hash."""
-        places = 2 * about  # of its table, which is half full at least
-        _, prompt_ids = self._one("looking at some prompts", "SSCAN", "index", 0, "COUNT", places)
-        return sorted({prompt_id.decode() for prompt_id in prompt_ids})
-
     def counts(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[int]:
         """Per prompt, how many records, or quarantined ones, it has."""
         key = self._quarantine if quarantined else self._records
         commands = [("HLEN", key(prompt_id)) for prompt_id in prompt_ids]
         return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
+
+    def quarantined(self) -> int:
+        """How many records are quarantined."""
+        if not self._one("counting", "HEXISTS", "state", "aside"):
+            return 0
+        return sum(self.counts(self.all_prompts(), quarantined=True))
 
     def all_prompts(self) -> list[str]:
         """Every prompt that ever had a record, quarantined ones included, ascending."""

@@ -6,6 +6,32 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class OpenRequest(_message.Message):
+    __slots__ = ("pool", "tokenizer_digest", "cap", "minimum", "vocabulary", "read_only", "writer")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CAP_FIELD_NUMBER: _ClassVar[int]
+    MINIMUM_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    READ_ONLY_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    tokenizer_digest: str
+    cap: int
+    minimum: int
+    vocabulary: int
+    read_only: bool
+    writer: str
+    def __init__(self, pool: _Optional[str] = ..., tokenizer_digest: _Optional[str] = ..., cap: _Optional[int] = ..., minimum: _Optional[int] = ..., vocabulary: _Optional[int] = ..., read_only: _Optional[bool] = ..., writer: _Optional[str] = ...) -> None: ...
+
+class OpenReply(_message.Message):
+    __slots__ = ("json", "epoch")
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    epoch: int
+    def __init__(self, json: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
 class Record(_message.Message):
     __slots__ = ("prompt_id", "record")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +143,64 @@ class GetReply(_message.Message):
     RECORD_FIELD_NUMBER: _ClassVar[int]
     record: bytes
     def __init__(self, record: _Optional[bytes] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("pool", "prompt_ids", "counts", "ids", "quarantined", "available_only")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[str]
+    counts: bytes
+    ids: bytes
+    quarantined: bool
+    available_only: bool
+    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., quarantined: _Optional[bool] = ..., available_only: _Optional[bool] = ...) -> None: ...
+
+class ContentsRequest(_message.Message):
+    __slots__ = ("pool", "prompt_ids", "after", "quarantined")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    prompt_ids: _containers.RepeatedScalarFieldContainer[str]
+    after: str
+    quarantined: bool
+    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., after: _Optional[str] = ..., quarantined: _Optional[bool] = ...) -> None: ...
+
+class ContentsReply(_message.Message):
+    __slots__ = ("prompt_ids", "counts", "ids", "next")
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    prompt_ids: _containers.RepeatedScalarFieldContainer[str]
+    counts: bytes
+    ids: bytes
+    next: str
+    def __init__(self, prompt_ids: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., next: _Optional[str] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("pool", "holder", "milliseconds")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    holder: str
+    milliseconds: int
+    def __init__(self, pool: _Optional[str] = ..., holder: _Optional[str] = ..., milliseconds: _Optional[int] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("holder", "milliseconds")
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    holder: str
+    milliseconds: int
+    def __init__(self, holder: _Optional[str] = ..., milliseconds: _Optional[int] = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
     __slots__ = ("pool", "prompt_id", "content_ids", "quarantine")

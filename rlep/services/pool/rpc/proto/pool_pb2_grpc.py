@@ -34,6 +34,11 @@ class PoolStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Open = channel.unary_unary(
+                '/rlep.pool.v1.Pool/Open',
+                request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.OpenRequest.SerializeToString,
+                response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.OpenReply.FromString,
+                _registered_method=True)
         self.Add = channel.stream_unary(
                 '/rlep.pool.v1.Pool/Add',
                 request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.AddFrame.SerializeToString,
@@ -53,6 +58,21 @@ class PoolStub:
                 '/rlep.pool.v1.Pool/Get',
                 request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.GetRequest.SerializeToString,
                 response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.GetReply.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/rlep.pool.v1.Pool/Fetch',
+                request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.FetchRequest.SerializeToString,
+                response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.SampleFrame.FromString,
+                _registered_method=True)
+        self.Contents = channel.unary_unary(
+                '/rlep.pool.v1.Pool/Contents',
+                request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.ContentsRequest.SerializeToString,
+                response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.ContentsReply.FromString,
+                _registered_method=True)
+        self.Lease = channel.unary_unary(
+                '/rlep.pool.v1.Pool/Lease',
+                request_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.LeaseReply.FromString,
                 _registered_method=True)
         self.Remove = channel.unary_unary(
                 '/rlep.pool.v1.Pool/Remove',
@@ -94,6 +114,13 @@ class PoolStub:
 class PoolServicer:
     """Missing associated documentation comment in .proto file."""
 
+    def Open(self, request, context):
+        """Say what the caller needs of a pool, and make it where there is none and the caller writes. Refused where it is another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Add(self, request_iterator, context):
         """Store verified trajectories, each at most once: all frames of a call together, at most 512 records.
         """
@@ -118,6 +145,27 @@ class PoolServicer:
 
     def Get(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """These trajectories, in this order. Refused where one is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Contents(self, request, context):
+        """Content ids of prompts: of those named, or of a page of all, in ascending order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lease(self, request, context):
+        """Take the right to be a pool's only writer, renew it, or with 0 milliseconds give it back.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -171,6 +219,11 @@ class PoolServicer:
 
 def add_PoolServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Open': grpc.unary_unary_rpc_method_handler(
+                    servicer.Open,
+                    request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.OpenRequest.FromString,
+                    response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.OpenReply.SerializeToString,
+            ),
             'Add': grpc.stream_unary_rpc_method_handler(
                     servicer.Add,
                     request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.AddFrame.FromString,
@@ -190,6 +243,21 @@ def add_PoolServicer_to_server(servicer, server):
                     servicer.Get,
                     request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.GetRequest.FromString,
                     response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.GetReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.FetchRequest.FromString,
+                    response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.SampleFrame.SerializeToString,
+            ),
+            'Contents': grpc.unary_unary_rpc_method_handler(
+                    servicer.Contents,
+                    request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.ContentsRequest.FromString,
+                    response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.ContentsReply.SerializeToString,
+            ),
+            'Lease': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lease,
+                    request_deserializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.LeaseRequest.FromString,
+                    response_serializer=rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.LeaseReply.SerializeToString,
             ),
             'Remove': grpc.unary_unary_rpc_method_handler(
                     servicer.Remove,
@@ -236,6 +304,33 @@ def add_PoolServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Pool:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Open(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlep.pool.v1.Pool/Open',
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.OpenRequest.SerializeToString,
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.OpenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Add(request_iterator,
@@ -335,6 +430,87 @@ class Pool:
             '/rlep.pool.v1.Pool/Get',
             rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.GetRequest.SerializeToString,
             rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.GetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rlep.pool.v1.Pool/Fetch',
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.FetchRequest.SerializeToString,
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.SampleFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Contents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlep.pool.v1.Pool/Contents',
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.ContentsRequest.SerializeToString,
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.ContentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rlep.pool.v1.Pool/Lease',
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.LeaseRequest.SerializeToString,
+            rlep_dot_services_dot_pool_dot_rpc_dot_proto_dot_pool__pb2.LeaseReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,132 @@
+"""A pool's place: the address at which its server is, a client of it, and where nobody else does, the server itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from rlep.core.errors import ConfigError
+from rlep.core.paths import private_directory
+from rlep.services.pool.embedded.redis_process import EmbeddedRedis, socket_path
+from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.access import is_loopback
+from rlep.services.pool.storage.connection import connect, until_deadline
+from rlep.services.pool.values import PoolOptions, PoolPlace
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
+
+SOCKET = "pool.sock"
+"""In the directory of an embedded pool, and in the private one of a process that serves a Redis for itself."""
+
+
+def on_server(url: str | None) -> bool:
+    """Whether this is the address of a pool server."""
+    return url is not None and urlsplit(url).scheme in ("grpc", "grpcs")
+
+
+def private_socket(url: str | None) -> Path | None:
+    """A new socket for the server of a Redis at ``url``, in a directory that only this user enters; None for other places."""
+    if url is None or on_server(url):
+        return None
+    return private_directory("pool", deepest=len(f"/{SOCKET}")) / SOCKET
+
+
+def address_of(place: PoolPlace) -> str:
+    """The address of the place's server: ``host:port``, or ``unix:PATH`` of a socket that only this user reaches."""
+    if place.url is not None and on_server(place.url):
+        return urlsplit(place.url).netloc
+    return f"unix:{place.socket or socket_path(place.directory.absolute(), SOCKET)}"
+
+
+def client_options(place: PoolPlace) -> dict[str, Any]:
+    """Pool, token and TLS of a client of this place.
+
+    Raises ``ConfigError`` for its files, or a token that everybody could read.
+    """
+    url = urlsplit(place.url or "")
+    token = None if place.token_file is None else _token(place.token_file)
+    if token is not None and url.scheme == "grpc" and not is_loopback(url.hostname or ""):
+        raise ConfigError(f"pool.url = {place.url} would carry the token of pool.token_file in the clear: use grpcs://")
+    tls = (place.ca_file or True) if url.scheme == "grpcs" else None
+    return {"pool": place.name, "token": token, "tls": tls}
+
+
+def connected(place: PoolPlace, **options: Any) -> PoolClient:
+    """A client of the server at ``place``; ``options``: others of ``PoolClient``. Raises like ``client_options``."""
+    from rlep.services.pool.rpc.client import PoolClient  # gRPC is for those who use it
+
+    return PoolClient(address_of(place), **client_options(place), **options)
+
+
+@contextmanager
+def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
+    """Have a server at the address of ``place`` meanwhile: of its Redis, or an embedded one over its directory.
+
+    Several processes may host one directory: see ``EmbeddedRedis``. At ``grpc://`` the server is somebody else's.
+
+    Args:
+        place: a Redis needs ``socket``.
+        deadline: seconds for one operation on Redis; the start of an embedded one may take 60 s.
+
+    Raises:
+        ConfigError: the place or what serves it cannot be used.
+        PoolError: with the reason why the server does not come up.
+        DeadlineExceeded: it takes too long.
+    """
+    from rlep.services.pool.rpc.server import PoolServer, ServerOptions
+
+    options = ServerOptions(listen=address_of(place), pool=place.name, deadline=deadline, strict=False)
+
+    @contextmanager
+    def serving(url: str, password_file: Path | None = None) -> Iterator[None]:
+        client = until_deadline(
+            "connecting to Redis", lambda: connect(url, password_file=password_file), deadline=deadline
+        )
+        with closing(client), PoolServer(client, options):
+            yield
+
+    if on_server(place.url):
+        yield
+    elif place.url is not None:
+        with serving(place.url):
+            yield
+    else:
+        redis = EmbeddedRedis(place.directory, beside=lambda: serving(redis.url, redis.password_file))
+        with redis:
+            with connected(place, deadline=redis.deadline) as client:
+                client.names()  # where another process owns the directory, its server
+            yield
+
+
+@contextmanager
+def opened(place: PoolPlace, *, tokenizer_digest: str | None, options: PoolOptions) -> Iterator[Pool]:
+    """Open the pool in its Redis itself, for commands that clients of a server do not have; an embedded one is served meanwhile.
+
+    Raises like ``hosted`` and ``Pool.open``.
+    """
+    with ExitStack() as stack:
+        url, password_file = place.url, None
+        if url is None:
+            stack.enter_context(hosted(place))
+            redis = EmbeddedRedis(place.directory)
+            url, password_file = redis.url, redis.password_file
+        pool = Pool.open(
+            url, place.name, tokenizer_digest=tokenizer_digest, password_file=password_file, options=options
+        )
+        yield stack.enter_context(pool)
+
+
+def _token(file: Path) -> str:
+    """What the file holds. Raises ``ConfigError``."""
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"pool.token_file = {file} cannot be read: {why}") from None
+    if not token or len(token.split()) != 1:
+        raise ConfigError(f"pool.token_file = {file} does not hold one token and nothing else")
+    return token
