@@ -171,6 +171,6 @@ def test_it_works_without_privileges() -> None:
     )
     # A new user namespace without any user of the old one: what is started in it has no capability.
     start = "import ctypes, os, sys\nctypes.CDLL(None).unshare(0x10000000)\n"
-    start += f"os.execv(sys.executable, ['python', '-c', {script!r}])"
+    start += f"os.execv(sys.executable, [sys.executable, '-c', {script!r}])"
     done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "0000000000000000\n[4]\n"), done.stderr
