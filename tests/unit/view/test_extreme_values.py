@@ -34,7 +34,7 @@ def metrics(*numbers: Mapping[str, object]) -> list[dict[str, object]]:
     return [{"step": at, "metrics": held} for at, held in enumerate(numbers)]
 
 
-BAD = {
+BAD: dict[str, tuple[str, list[dict[str, object]]]] = {
     "a share beyond every float in per cent": (METRICS, metrics({"rollout/accuracy": 1e307, "time/step": 1e308})),
     "sums beyond every float": (METRICS, metrics(*[{"time/step": 1.7e308, "a": at * 1e308} for at in (-1, 1)])),
     "a k of 5,000 digits": (EVALUATIONS, [{"step": 0, "avg": 0.5, "pass": {"1" * 5000: 1}}]),
