@@ -27,7 +27,7 @@ def plain_sampling(when: tuple[object, ...] = (), **conditions: tuple[object, ..
 class ReplayConfig(Section):
     """Replay of successes from the experience pool."""
 
-    method: str = "rlep"
+    method: str = option("rlep", requires=[_COUNT])
     """Method of questions, replays and terms: ``rlep`` (paper), ``live``, ``rescue``, ``exgrpo``, ``luffy``, or your own
     ``python:module:Class``. A method brings values for the keys below; the ones set in the same file or later win."""
     options: dict[str, float] = Field(default_factory=dict)
@@ -136,12 +136,12 @@ class ReplayConfig(Section):
     def _without_replays(self) -> Self:
         """Reset a section without replays, so that phase 1 of a run with a preset for phase 2 is phase 1.
 
-        Where nobody has set ``count``, keys that need it stay as they are, and are refused.
+        Where nobody has set ``count``, keys that have rules stay as they are, and are refused.
         """
         if not self.count:
             kept = {"count", "minimum", "idle_steps"}
             if "count" not in self.model_fields_set:
-                kept |= {name for name, rule in rules(type(self)) if rule == _COUNT}
+                kept |= {name for name, _ in rules(type(self))}
             defaults = ReplayConfig.model_construct().model_dump()
             for name in ReplayConfig.model_fields.keys() - kept:
                 object.__setattr__(self, name, defaults[name])  # the model is frozen

@@ -72,12 +72,13 @@ def _layered(layers: Iterable[tuple[Path, Tree]], overrides: Iterable[str], *, m
             _merge(tree, _of_method(layer))
         _merge(tree, layer)
         sources |= dict.fromkeys(_flat(layer), f"{file}: ")
+    given: Tree = {}
     for text in overrides:
-        layer = _override(text)
-        if methods:
-            _merge(tree, _of_method(layer))
-        _merge(tree, layer)
-        sources |= dict.fromkeys(_flat(layer), "")
+        _merge(given, _override(text))
+    if methods:
+        _merge(tree, _of_method(given))
+    _merge(tree, given)
+    sources |= dict.fromkeys(_flat(given), "")
     return parse_config(tree, sources)
 
 
@@ -101,7 +102,14 @@ def parse_config(tree: Mapping[str, Any], sources: Mapping[str, str] | None = No
 
 def parse_stored_config(tree: Mapping[str, Any], file: Path, overrides: Iterable[str] = ()) -> Config:
     """The config that an earlier run left in ``file``, with ``key=value`` overrides; raises as ``load_config``."""
-    return _layered([(file, dict(tree))], overrides)
+    try:
+        return _layered([(file, dict(tree))], overrides)
+    except ConfigError as error:
+        if not str(error).startswith(f"{file}:"):
+            raise
+        raise ConfigError(
+            f"{error}\n(if another version of rlep wrote it: choose another run.directory, or name checkpoints/step-N/model)"
+        ) from None
 
 
 def section_of(kind: type[SomeSection], name: str, values: Mapping[str, Any]) -> SomeSection:

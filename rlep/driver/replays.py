@@ -14,6 +14,7 @@ from rlep.core.seeds import seed_for
 from rlep.core.types import Float64Array, Prompt, Trajectory
 from rlep.driver.context import Step
 from rlep.driver.ports import ReplaySource
+from rlep.methods.exgrpo import ExGrpo
 from rlep.methods.replay_method import ReplayMethod, load_method
 
 EVERY = (1 << 31) - 1
@@ -28,6 +29,8 @@ def choose_method(config: Config) -> ReplayMethod:
     kind, name = load_method(config.replay.method), f'replay.method = "{config.replay.method}"'
     if config.rollout.max_staleness and kind.questions is not ReplayMethod.questions:
         raise ConfigError(f"{name} with rollout.max_staleness: later steps' prompts are not known yet")
+    if config.replay.source == "offline" and issubclass(kind, ExGrpo):
+        raise ConfigError(f'{name} draws questions by what this run has stored: set replay.source to "live" or "both"')
     if config.replay.group == "replace" and kind.accepts is not ReplayMethod.accepts:
         raise ConfigError(
             f'{name} with replay.group = "replace": who gets replays would be known only after all G responses are generated'

@@ -123,6 +123,7 @@ class Training:
 
     async def _restart_learner(self, lost: ActorLost) -> None:
         """Start all ranks again; the error of a learner that cannot be says where the last failure is written down."""
+        self._kept = self._state  # the new ranks have other weights: an interruption has nothing to save
         self._store.events.log("actor_lost", actor="learner", error=str(lost))
         log = self._store.keep_log("learner.err", str(lost))
         reason = str(lost).partition("\n")[0]  # a traceback follows

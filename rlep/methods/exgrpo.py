@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlep.core.draws import draw_questions
+from rlep.core.errors import ConfigError
 from rlep.methods.live import Live
 from rlep.methods.replay_method import Visit
 
@@ -36,6 +37,10 @@ class ExGrpo(Live):
 
     def __init__(self, *, seed: int = 0, fresh: int = 1, options: Mapping[str, float] | None = None) -> None:
         super().__init__(seed=seed, fresh=fresh, options=options)
+        if not (0 < self.ratio < 1 and self.bucket_std > 0):
+            raise ConfigError("replay.options: ratio must be between 0 and 1, bucket_std above 0")
+        if not (0 <= self.bucket_mean <= 1 and 0 <= self.start_accuracy <= 1):
+            raise ConfigError("replay.options: bucket_mean and start_accuracy are shares from 0 to 1")
         self._started = not self.start_accuracy
         self._solved: dict[str, int] = {}
         """Prompt id → its latest visits in a row with nothing but correct responses."""

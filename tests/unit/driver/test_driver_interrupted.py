@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from rlep.core.errors import LearnerLost
+from rlep.core.types import Float32Array, SequenceBatch
 from rlep.driver.checkpoint import Checkpoint
 from rlep.driver.sft import sft_step
 from tests.unit.driver.driver_fakes import Scene, World, filled_pool, scene_of
-from tests.unit.driver.driver_values import config_of, evaluations, prompt_set, prompts_of, untimed
+from tests.unit.driver.driver_values import BASE, config_of, evaluations, prompt_set, prompts_of, untimed
 
 TRAIN = prompt_set(10)
 HELD_OUT = prompts_of(1, prefix="held", source="aime")
@@ -133,3 +134,25 @@ async def test_a_learner_that_is_lost_while_it_saves_does_not_keep_the_run_from_
         "no checkpoint was written: rank 1 died",
         "stopped: the same command continues the run from its beginning",
     ]
+
+
+async def test_a_run_stopped_while_a_lost_learner_starts_again_saves_no_weights_that_it_has_not_trained(
+    tmp_path: Path,
+) -> None:
+    scene = new_scene("plain")
+    score = scene.learner.score
+
+    async def lost_in_the_second_step(batch: SequenceBatch, *, rollout: int | None = None) -> Float32Array:
+        if "sample 1" in scene.world.happened:
+            raise LearnerLost("rank 1 died")
+        return await score(batch, rollout=rollout)
+
+    async def restart() -> None:
+        scene.learner.state = BASE
+        await scene.world.event("restart")
+        await asyncio.sleep(60)
+
+    scene.learner.score = lost_in_the_second_step  # type: ignore[method-assign]
+    scene.learner.restart = restart  # type: ignore[method-assign]
+    await interrupted(tmp_path, scene, "plain", lambda happened: "restart" in happened)
+    assert saved_steps(tmp_path) == []  # checkpoints are every 3 steps

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "write-a-replay-method.md"
 BASE = ROOT / "configs" / "rlep.toml"
 OWN = "python:hard_questions:HardQuestions"
+PLAIN = "python:rlep.methods.replay_method:ReplayMethod"
+RECOMPUTED = ["replay.old_logprobs=recompute", "replay.shaping=0", "replay.group=add"]
 
 
 @pytest.fixture
@@ -78,6 +80,17 @@ def test_a_method_is_a_layer_of_its_own_keys_under_those_of_its_file(tmp_path: P
     assert parse_stored_config(stored, tmp_path / "config.json") == load_config([BASE, own])
 
 
+def test_the_order_of_overrides_does_not_decide_whether_a_method_wins() -> None:
+    for overrides in (["replay.count=4", "replay.method=exgrpo"], ["replay.method=exgrpo", "replay.count=4"]):
+        assert load_config([BASE], overrides).replay.count == 4
+
+
+@pytest.mark.parametrize("override", ["replay.per_question=8", "replay.max_age=3", f"replay.method={PLAIN}"])
+def test_a_key_without_any_replays_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs replay\.(count|source)"):
+        load_config([], [override])
+
+
 def test_a_stored_config_runs_nobody_s_code(tmp_path: Path) -> None:
     stored = config_of().model_dump(mode="json")
     stored["replay"]["method"] = "python:no_such_module:Method"
@@ -125,9 +138,13 @@ def test_options_are_the_numbers_of_the_class() -> None:
             "later steps' prompts",
         ),
         (["replay.method=rescue", "replay.group=replace"], "only after all G responses are generated"),
+        (["replay.method=exgrpo", "replay.source=offline", *RECOMPUTED], 'set replay.source to "live" or "both"'),
+        (["replay.method=exgrpo", "replay.options.ratio=1.5"], "ratio must be between 0 and 1"),
+        (["replay.method=exgrpo", "replay.options.bucket_std=0"], "bucket_std above 0"),
+        (["replay.method=exgrpo", "replay.options.start_accuracy=35"], "shares from 0 to 1"),
     ],
 )
-def test_decisions_that_come_too_late_are_refused(overrides: list[str], message: str) -> None:
+def test_decisions_that_cannot_be_carried_out_are_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose_method(load_config([BASE], overrides))
 
