@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 DRIVER, STEP = "driver", "step"
 """Actor and name of the span of a whole step; its ``count`` is the step's number."""
 GENERATE = "generate"
+LATEST = 1e12
+"""Seconds since the epoch before which a time lies, by tens of thousands of years."""
 _LEARNER = ("score", "update", "publish", "save", "load")
 WAITS_FOR: dict[str, tuple[str, ...]] = {
     STEP: ("load weights", *_LEARNER),
@@ -139,7 +140,8 @@ def role_of(actor: str) -> str:
 
 def steps_of(spans: Iterable[Span]) -> list[Span]:
     """The whole steps, oldest first."""
-    return [span for span in spans if span.actor == DRIVER and span.what == STEP and span.end > span.begin]
+    steps = [span for span in spans if span.actor == DRIVER and span.what == STEP and span.end > span.begin]
+    return sorted(steps, key=lambda span: span.begin)
 
 
 def breakdown_of(step: Span, spans: Iterable[Span], actors: Collection[str] = ()) -> StepBreakdown:
@@ -199,6 +201,6 @@ def spans_of(trace: Mapping[str, Any]) -> list[Span]:
         ]
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a trace of rlep: {error!r}") from None
-    if not all(math.isfinite(span.begin) and math.isfinite(span.end) and span.begin <= span.end for span in spans):
+    if not all(-LATEST < span.begin <= span.end < LATEST for span in spans):
         raise ValueError("not a trace of rlep: a time is infinite, or a span ends before it begins")
     return spans

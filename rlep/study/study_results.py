@@ -14,6 +14,7 @@ from rlep.core.jsonl import last_line
 from rlep.core.types import Float64Array
 from rlep.study.study_plan import PhasePlan
 from rlep.view.record import compute_at, compute_of_line, load_run
+from rlep.view.run_files import RunPlace
 from rlep.view.samples import Samples, read_samples
 
 SHORT = 0.98
@@ -95,7 +96,10 @@ def read_arm(phases: Sequence[PhasePlan], budget: float) -> ArmRun:
             at = compute_at(run.table, step)
             if at is None:
                 raise DataError(f"{phase.directory}: metrics.jsonl has no compute/… after step {step}")
-            found = read_samples(phase.directory / "samples" / f"step-{step:06d}.parquet")
+            try:
+                found = read_samples(RunPlace(phase.directory.name, phase.directory), step)
+            except DataError as error:
+                raise DataError(f"{phase.directory}: {error}") from None
             if questions and found.questions != questions:
                 raise DataError(
                     f"{phase.directory}: its evaluation at step {step} has other questions than the first one"
@@ -115,7 +119,7 @@ def taken_by(phase: PhasePlan) -> float:
         path = phase.directory / "collection.json"
         return _collection(path)[0] if path.exists() else 0.0
     metrics = last_line(phase.directory / "metrics.jsonl").get("metrics", {})
-    return float(compute_of_line(metrics)) if "compute/trained_tokens" in metrics else 0.0
+    return float(compute_of_line(metrics) or 0.0)
 
 
 def _collection(path: Path) -> tuple[float, float]:

@@ -132,7 +132,7 @@ def line_chart(
     """Series over common axes, with rings around some points of theirs; None without points."""
     look = look or ChartLook()
     drawn = [(at if curve.colour is None else curve.colour, curve) for at, curve in enumerate(curves)]
-    inside = [(colour, curve, thinned(_inside(curve.points, look))) for colour, curve in drawn]
+    inside = [(colour, curve, _inside(curve.points, look)) for colour, curve in drawn]
     inside = [(colour, curve, points) for colour, curve, points in inside if points]
     if not inside:
         return None
@@ -149,9 +149,9 @@ def line_chart(
         style = f"c{colour % COLOURS}{' dashed' if curve.dashed else ''}"
         marks += _band(curve, look, across, up, style)
         shown = [(at, value) for at, value in points if value > 0 or not look.log]
-        smooth = smoothed(shown, look.smooth)
+        smooth = thinned(smoothed(shown, look.smooth))  # of every value: not of the peaks alone
         if look.smooth:
-            marks.append(Mark("raw", _path(shown, across, up), style))
+            marks.append(Mark("raw", _path(thinned(shown), across, up), style))
         dots = [(across(at), up(value)) for at, value in smooth] if len(smooth) <= 40 else []
         marks.append(Mark("line", _path(smooth, across, up), style, dots=dots))
         keys.append(Key(curve.label, style, last=number(points[-1][1], y.unit)))
@@ -221,15 +221,15 @@ def bar_chart(
 
 
 def thinned(points: Points, most: int = MOST_POINTS) -> tuple[tuple[float, float], ...]:
-    """At most ``most`` points: of each stretch the lowest and the highest, so that no peak is lost."""
+    """At most ``most`` points: of each stretch the lowest and the highest, so that no peak is lost; and the last point."""
     if len(points) <= most:
         return tuple(points)
-    size = -(-len(points) // (most // 2))
-    kept = []
+    size = -(-len(points) // ((most - 1) // 2))
+    kept: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         part = points[start : start + size]
         kept += sorted({min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])})
-    return tuple(kept)
+    return tuple(kept if kept[-1] == points[-1] else [*kept, points[-1]])
 
 
 def smoothed(points: Points, weight: float) -> list[tuple[float, float]]:
@@ -262,7 +262,7 @@ def ticks(low: float, high: float, *, log: bool = False, inside: bool = False) -
         return 10.0**first, 10.0**last, [10.0**power for power in range(first, last + 1, every)]
     if high <= low:
         low, high = (low, low + 1.0) if inside else (min(low, 0.0), max(low, 0.0) or (1.0 if low == 0 else 0.0))
-    step = _round_step((high - low) / 5)
+    step = _round_step(high / 5 - low / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     values = [at * step for at in range(first, last + 1)]
     if inside:

@@ -6,7 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlep.view.charts import Axis, ChartLook, Curve, line_chart
-from rlep.view.record import EvaluationPoint, compute_at, compute_of_line, read_evaluations
+from rlep.view.record import (
+    COMPUTE,
+    MOST_SOURCES,
+    EvaluationPoint,
+    by_source,
+    compute_at,
+    compute_of_line,
+    read_evaluations,
+)
 from rlep.view.run_charts import axis_of
 from rlep.view.run_files import RunPlace, read_json
 from rlep.view.run_page import SECTIONS
@@ -20,7 +28,6 @@ AXES: Mapping[str, str] = {
     "time": "minutes of work",
     "compute": "million tokens: generated + scored + 3 × trained",
 }
-_COMPUTE = ("compute/generated_tokens", "compute/scored_tokens", "compute/trained_tokens")
 
 
 def compare(
@@ -29,13 +36,13 @@ def compare(
     """Runs over common axes, evaluations first, and the keys of their configs that differ."""
     over = over if over in AXES else "steps"
     tables = {place.name: read_steps(place)[0] for place in chosen}
-    evaluated = {place.name: read_evaluations(place)[0] for place in chosen}
-    sources = sorted({row.data_source for rows in evaluated.values() for row in rows})
+    evaluated = {place.name: by_source(read_evaluations(place)[0]) for place in chosen}
+    sources = sorted({source for rows in evaluated.values() for source in rows})[:MOST_SOURCES]
     x = Axis(AXES[over])
     drawn = [
         line_chart(
             f"{source}: held-out accuracy",
-            [_evaluation_curve(name, rows, source, tables[name], over) for name, rows in evaluated.items()],
+            [_evaluation_curve(name, rows.get(source, ()), tables[name], over) for name, rows in evaluated.items()],
             x,
             Axis("correct samples, mean over questions", "share"),
             look=look,
@@ -67,10 +74,8 @@ def compare(
     )
 
 
-def _evaluation_curve(name: str, rows: Sequence[EvaluationPoint], source: str, table: StepTable, over: str) -> Curve:
-    found = sorted(
-        evaluation_points([row for row in rows if row.data_source == source], table, over), key=lambda point: point[0]
-    )
+def _evaluation_curve(name: str, rows: Sequence[EvaluationPoint], table: StepTable, over: str) -> Curve:
+    found = sorted(evaluation_points(rows, table, over), key=lambda point: point[0])
     band = [(at, row.low, row.high) for at, row in found if row.low is not None and row.high is not None]
     return Curve(name, [(at, row.avg) for at, row in found], band)
 
@@ -100,7 +105,7 @@ def positions(table: StepTable, over: str) -> Sequence[float]:
         return table.steps
     if over == "time":
         return [seconds / 60 for seconds in table.wall_s]
-    if not all(name in table.columns for name in _COMPUTE):
+    if not all(name in table.columns for name in COMPUTE):
         return [math.nan] * len(table)
-    columns = zip(*(table.columns[name] for name in _COMPUTE), strict=False)
-    return [compute_of_line(dict(zip(_COMPUTE, several, strict=True))) / 1e6 for several in columns]
+    columns = zip(*(table.columns[name] for name in COMPUTE), strict=False)
+    return [(compute_of_line(dict(zip(COMPUTE, several, strict=True))) or 0.0) / 1e6 for several in columns]

@@ -94,7 +94,7 @@ def tracks(bars: Bars) -> list[str]:
     def place(actor: str) -> tuple[int, str, int, str]:
         role, number = role_of(actor), actor.rpartition("-")[2]
         known = ROLES.index(role) if role in ROLES else len(ROLES)
-        return known, role, int(number) if number.isdigit() else 0, actor
+        return known, role, int(number) if number.isdecimal() and len(number) < 10 else 0, actor
 
     return sorted(bars, key=place)
 

@@ -13,6 +13,10 @@ from xml.etree import ElementTree
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 
+from rlep.core.printable import printable
+
+GROWING = ("\\def", "\\newcommand", "\\newenvironment", "\\DeclareMathOperator", "\\sideset")
+"""Commands that repeat what they are given: a few nested ones make gigabytes of a line. Anywhere in a formula, it stays text."""
 LONGEST, DEEPEST, MOST = 1500, 24, 200
 """Characters of a formula, braces within braces, and formulas of a text that are converted."""
 ELEMENTS = frozenset(
@@ -34,7 +38,10 @@ _FORMULA = re.compile(
     r"|(?P<e>\\boxed\{(?:[^{}$\n]|\{[^{}$\n]{0,100}\}){1,200}\})"
 )
 _NAMESPACE = "{http://www.w3.org/1998/Math/MathML}"
-CONVERT_ERRORS = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+CONVERT_ERRORS = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError),
+    StopIteration,  # of a command without its argument
+)
 
 
 def typeset(text: str) -> Markup | None:
@@ -56,6 +63,8 @@ def typeset(text: str) -> Markup | None:
 def mathml(formula: str, *, block: bool = False) -> Markup | None:
     """A formula as MathML of listed elements; None where that cannot be made."""
     if len(formula) > LONGEST or _depth(formula) > DEEPEST or "⟨U+" in formula:
+        return None
+    if any(command in formula for command in GROWING):
         return None
     try:
         tree = ElementTree.fromstring(_converted(formula, block=block))  # noqa: S314 -- no document type
@@ -91,8 +100,8 @@ def _elements(tree: ElementTree.Element) -> Iterator[Markup]:
         raise ValueError(f"{name} is no element of a formula")
     kept = [(key, value) for key, value in tree.items() if key in ATTRIBUTES and _VALUE.fullmatch(value)]
     attributes = Markup("").join(Markup(' {}="{}"').format(key, value) for key, value in kept)
-    yield Markup("<{}{}>").format(name, attributes) + escape(tree.text or "")
+    yield Markup("<{}{}>").format(name, attributes) + escape(printable(tree.text or ""))
     for child in tree:
         yield from _elements(child)
-        yield escape(child.tail or "")
+        yield escape(printable(child.tail or ""))
     yield Markup("</{}>").format(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from rlep.core.errors import DataError
 from rlep.view import rollouts
 from rlep.view.charts import Axis, bar_chart
 from rlep.view.rollouts import GroupView, Row
-from rlep.view.run_files import RunPlace, StepLine, or_note
+from rlep.view.run_files import RunPlace, StepLine, number_of, or_note
 from rlep.view.steps import read_steps
 from rlep.view.templating import figure, rendered
 
@@ -111,7 +110,7 @@ def step(place: RunPlace, number: int, query: Query) -> str:
         notes += missing
     if show in ORDERS:
         chosen.sort(key=ORDERS[show])
-    rewards = [row["reward"] for visit in groups for row in visit.rows if math.isfinite(row["reward"])]
+    rewards = [row["reward"] for visit in groups for row in visit.rows if number_of(row["reward"]) is not None]
     return rendered(
         "step.html",
         run=place.name,

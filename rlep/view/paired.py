@@ -11,6 +11,7 @@ import numpy as np
 from rlep.algorithms.evaluation import paired
 from rlep.core.errors import DataError
 from rlep.view.record import ALL, EvaluationPoint, RunRecord
+from rlep.view.run_files import RunPlace
 from rlep.view.samples import Samples, read_samples
 
 AS_LOGGED = 1e-6
@@ -72,9 +73,9 @@ def area(points: Sequence[EvaluationPoint], values: Sequence[float]) -> float | 
 
 
 def _samples(record: RunRecord, point: EvaluationPoint, source: str | None) -> Samples | None:
-    path = record.directory / "samples" / f"step-{point.step:06d}.parquet"
+    place = RunPlace(record.directory.name, record.directory)
     try:
-        found = read_samples(path, None if source == ALL else source)
+        found = read_samples(place, point.step, None if source == ALL else source)
     except DataError:
         return None  # the report compares the intervals then, and says so
     if not found.questions or abs(float(found.accuracy.mean()) - point.avg) > AS_LOGGED:

@@ -21,6 +21,11 @@ PHASES = ("generate", "verify", "replay", "score", "update", "publish")
 """Parts of a step in their order; ``time/<phase>`` each."""
 RLEP, LIVE = "RLEP", "live replay"
 """Names of a run with replays."""
+MOST_SOURCES = 32
+"""Data sources, and numbers of samples k of pass@k, that are drawn."""
+COMPUTE = ("compute/generated_tokens", "compute/scored_tokens", "compute/trained_tokens")
+"""Metrics of compute so far; a trained token counts three times."""
+_COUNT = re.compile("[0-9]{1,9}(?![0-9])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +118,22 @@ def method_of(records: Sequence[RunRecord]) -> str:
 
 def compute_at(table: StepTable, step: int) -> float | None:
     """Compute of a run's first ``step`` steps; None where it was not recorded."""
-    if "compute/trained_tokens" not in table.columns:
+    if not all(name in table.columns for name in COMPUTE):
         return None
     if step == 0:
         return 0.0
     at = bisect_left(table.steps, step - 1)
     if at == len(table) or table.steps[at] != step - 1:
         return None
-    numbers = table.line(at).numbers
-    return compute_of_line(numbers) if "compute/trained_tokens" in numbers else None
+    return compute_of_line(table.line(at).numbers)
 
 
-def compute_of_line(numbers: Mapping[str, float]) -> float:
+def compute_of_line(numbers: Mapping[str, float]) -> float | None:
     """Generated + scored + 3 × trained tokens: a forward pass counts 1 a token, a forward and backward pass 3."""
-    return (
-        numbers["compute/generated_tokens"] + numbers["compute/scored_tokens"] + 3 * numbers["compute/trained_tokens"]
-    )
+    if not all(name in numbers for name in COMPUTE):
+        return None
+    generated, scored, trained = (numbers[name] for name in COMPUTE)
+    return generated + scored + 3 * trained
 
 
 def load_run(directory: Path, *, taken: set[Role]) -> RunRecord:
@@ -170,6 +175,14 @@ def read_evaluations(place: RunPlace) -> tuple[tuple[EvaluationPoint, ...], tupl
     return tuple(filter(None, map(evaluation_of, read.lines))), read.notes
 
 
+def by_source(evaluations: Sequence[EvaluationPoint]) -> dict[str, list[EvaluationPoint]]:
+    """Data source → its evaluations, of the first ``MOST_SOURCES`` in the order of their names."""
+    found: dict[str, list[EvaluationPoint]] = {}
+    for row in evaluations:
+        found.setdefault(row.data_source, []).append(row)
+    return dict(sorted(found.items())[:MOST_SOURCES])
+
+
 def headline_source(evaluations: Sequence[EvaluationPoint]) -> str | None:
     """``all`` where that is there, else the data source evaluated most often; None without evaluations."""
     counts = Counter(row.data_source for row in evaluations)
@@ -208,7 +221,7 @@ def evaluation_of(raw: Mapping[str, Any]) -> EvaluationPoint | None:
 
 
 def _passes(raw: Mapping[str, Any]) -> dict[int, float]:
-    return {int(k): share for k, v in raw.items() if k.isdecimal() and (share := number_of(v)) is not None}
+    return {int(k): share for k, v in raw.items() if _COUNT.fullmatch(k) and (share := number_of(v)) is not None}
 
 
 def _spans(place: RunPlace) -> tuple[tuple[Span, ...], tuple[str, ...]]:
@@ -240,10 +253,11 @@ def _collection(place: RunPlace) -> tuple[CollectionFiles | None, tuple[str, ...
 
 def _buckets(raw: Mapping[str, Any]) -> Iterator[Bucket]:
     for label, questions in raw.items():
-        fewest = re.match(r"\d+", label)
-        if fewest and isinstance(questions, int):
+        fewest = _COUNT.match(label)
+        if fewest and _integer(questions) is not None:
             yield Bucket(label, int(fewest[0]), questions)
 
 
 def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    found = number_of(value)
+    return found if isinstance(found, int) else None

@@ -13,10 +13,11 @@ from rlep.core.parquet_pages import Pages, check_pages, columns_below
 from rlep.view.run_files import RunPlace
 
 if TYPE_CHECKING:
-    from pyarrow import ChunkedArray, DataType
+    from pyarrow import ChunkedArray, DataType, Schema
 
 MOST_ROWS = 200_000
 MOST_ROW_GROUP_BYTES = 256 * 2**20
+"""Also of all rows that are shown at once."""
 MOST_STEPS = 200
 """Newest steps in which a prompt is looked for."""
 _STEP = re.compile(r"step-(\d{6,9})\.parquet")
@@ -237,7 +238,11 @@ def read_drawn(run: RunPlace, steps: Sequence[int]) -> tuple[list[tuple[int, str
 
 
 def read_rows(
-    run: RunPlace, parts: tuple[str, str], columns: Sequence[str], only: tuple[str, int | str | bool] | None = None
+    run: RunPlace,
+    parts: tuple[str, str],
+    columns: Sequence[str],
+    only: tuple[str, int | str | bool] | None = None,
+    most: int = MOST_ROWS,
 ) -> list[Row]:
     """Rows of a Parquet file, where ``only`` = (column, value) holds. Raises ``DataError`` saying what is wrong with it."""
     import pyarrow as pa
@@ -246,7 +251,8 @@ def read_rows(
 
     name, path = "/".join(parts), run.file(*parts)
     rows: list[Row] = []
-    asked = [*columns, *(only[:1] if only else ())]
+    together = 0
+    asked = list(dict.fromkeys([*columns, *(only[:1] if only else ())]))
     try:
         with path.open("rb") as source:
             metadata = pq.read_metadata(source)
@@ -254,16 +260,10 @@ def read_rows(
             # texts stay in their dictionaries until their sizes are known: every row could have the largest
             texts = [column for column in asked if column in plain and column not in KINDS]
             file = pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True, read_dictionary=texts)
-            lacking = [column for column in columns if column not in file.schema_arrow.names]
+            lacking = _lacking(name, file.schema_arrow, asked)
             columns = [column for column in columns if column not in lacking]
-            if missing := [column for column in lacking if column not in OPTIONAL]:
-                raise DataError(f"{name} has no column {', '.join(missing)}")
-            if wrong := [
-                column for column in columns if not _holds(file.schema_arrow.field(column).type, KINDS.get(column))
-            ]:
-                raise DataError(f"{name}: {wrong[0]} does not hold {KINDS.get(wrong[0], 'strings')}")
-            if file.metadata.num_rows > MOST_ROWS:
-                raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {MOST_ROWS} are shown")
+            if file.metadata.num_rows > most:
+                raise DataError(f"{name} has {file.metadata.num_rows} rows; at most {most} are read")
             stored = columns_below(metadata, asked)
             for number, pages in enumerate(_pages(name, path, metadata, stored)):
                 _bounded(name, max(4 * column.values for column in pages))
@@ -276,15 +276,29 @@ def read_rows(
                         continue
                 table = file.read_row_group(number, columns=list(columns))
                 table = table if held is None else table.filter(held)
-                _bounded(name, sum(map(_texts_in, table.columns)))
+                size = sum(map(_texts_in, table.columns))
+                _bounded(name, size)
+                together += size + sum(map(_lists_in, table.columns))
+                _bounded(name, together, "its rows together have")
                 rows += [dict.fromkeys(lacking) | row for row in table.to_pylist()]
     except FileNotFoundError:
         raise DataError(f"{name} is missing") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{name} is damaged: {error}") from None
     if torn := [column for column in columns if column in WHOLE and any(row[column] is None for row in rows)]:
         raise DataError(f"{name} has rows without {torn[0]}")
     return rows
+
+
+def _lacking(name: str, schema: Schema, asked: Sequence[str]) -> list[str]:
+    """Columns that a file lacks, and may; DataError for one that it must have, or that holds something else."""
+    lacking = [column for column in asked if column not in schema.names]
+    if missing := [column for column in lacking if column not in OPTIONAL]:
+        raise DataError(f"{name} has no column {', '.join(missing)}")
+    for column in asked:
+        if column not in lacking and not _holds(schema.field(column).type, KINDS.get(column)):
+            raise DataError(f"{name}: {column} does not hold {KINDS.get(column, 'strings')}")
+    return lacking
 
 
 def _pages(name: str, path: Path, metadata: Any, stored: Sequence[str]) -> list[list[Pages]]:
@@ -294,9 +308,9 @@ def _pages(name: str, path: Path, metadata: Any, stored: Sequence[str]) -> list[
         raise DataError(f"{name} is damaged: {str(error).removeprefix(f'{path}: ')}") from None
 
 
-def _bounded(name: str, size: int) -> None:
+def _bounded(name: str, size: int, words: str = "a row group has") -> None:
     if size > MOST_ROW_GROUP_BYTES:
-        raise DataError(f"{name}: a row group has {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
+        raise DataError(f"{name}: {words} {size} bytes; at most {MOST_ROW_GROUP_BYTES}")
 
 
 def _texts_in(column: ChunkedArray) -> int:
@@ -308,6 +322,15 @@ def _texts_in(column: ChunkedArray) -> int:
         return 0
     sizes = (pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices)).as_py() for chunk in column.chunks)
     return sum(size or 0 for size in sizes)
+
+
+def _lists_in(column: ChunkedArray) -> int:
+    """Bytes of a column's lists, four a value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    several = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    return 4 * (pc.sum(pc.list_value_length(column)).as_py() or 0) if several else 0
 
 
 def _holds(kind: DataType, wanted: str | None) -> bool:

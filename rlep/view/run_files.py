@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 from collections import OrderedDict
@@ -27,6 +26,8 @@ MOST_BYTES = 32 * 2**20
 """Of a JSON Lines file: the end of a longer one is read. Also of all that are kept in memory."""
 TAIL_BYTES = 2**16
 LONGEST_LINE = 2**20
+LARGEST = 1e300
+"""Number of a file that is read: sums and differences of many still are finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,14 @@ class RunPlace:
     def file(self, *parts: str) -> Path:
         """A file of the run. DataError where it leads out of the run, or is a pipe or device, which opening could wait for."""
         path, name = self.directory.joinpath(*parts), "/".join(parts)
-        if len(parts) > 1 or path.is_symlink():
-            home = self.directory.resolve()
-            if not path.resolve().is_relative_to(home):
+        try:
+            linked = len(parts) > 1 or path.is_symlink()
+            if linked and not path.resolve().is_relative_to(self.directory.resolve()):
                 raise DataError(f"{name} is a link out of the run directory and is not read")
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise DataError(f"{name} is no regular file and is not read")
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise DataError(f"{name} is no regular file and is not read")
+        except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+            raise DataError(f"{name} cannot be found: {error}") from None
         return path
 
 
@@ -186,13 +189,10 @@ def _parsed(path: Path, size: int, most: int) -> JsonObjects:
 
 
 def number_of(value: object) -> float | None:
-    """A finite number as it is, None for anything else."""
+    """A number within ``LARGEST`` as it is, None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond every float
-        return None
+    return value if -LARGEST <= value <= LARGEST else None
 
 
 def section_of(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:

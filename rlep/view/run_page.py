@@ -11,16 +11,18 @@ from typing import Any
 from rlep.metrics.catalogue import EVENTS
 from rlep.view import rollouts
 from rlep.view.charts import STEP, Axis, ChartLook, Curve, Drawing, line_chart
-from rlep.view.record import PHASES, EvaluationPoint, headline_source, read_evaluations
+from rlep.view.record import MOST_SOURCES, PHASES, EvaluationPoint, by_source, headline_source, read_evaluations
 from rlep.view.run_charts import evaluation_curves, group_charts, metric_chart, replay_share, seconds_chart
 from rlep.view.run_files import LONGEST_LINE, RunPlace, StepLine, number_of, read_json, read_tail
-from rlep.view.state import RunLine, flat, summary_of
+from rlep.view.state import RunLine, flat, summaries_of, summary_of
 from rlep.view.steps import StepTable, read_steps
-from rlep.view.templating import rendered
+from rlep.view.templating import rendered, shown
 from rlep.view.words import SEVERITY, duration, is_own, number
 
 A_PAGE = 100
 EVENTS_SHOWN = 200
+MOST_EVALUATIONS = 5000
+"""Newest rows of the table."""
 RECENT = 20
 """Newest steps over which a summary takes its means."""
 MOST_OWN = 24
@@ -99,13 +101,14 @@ class Now:
 
 def overview(runs: Sequence[RunPlace], q: str = "", state: str = "") -> str:
     """The list of runs, the last changed first; of those with ``q`` in name or command, in a state."""
-    lines = sorted(map(summary_of, runs), key=lambda line: line.changed, reverse=True)
+    found, notes = summaries_of(runs)
+    lines = sorted(found, key=lambda line: line.changed, reverse=True)
     chosen = [
         line
         for line in lines
         if q.lower() in f"{line.name} {line.label} {line.command}".lower() and state in ("", line.state)
     ]
-    return rendered("overview.html", runs=chosen, total=len(lines), q=q, state=state, states=STATES)
+    return rendered("overview.html", runs=chosen, total=len(runs), q=q, state=state, states=STATES, notes=notes)
 
 
 def run(place: RunPlace, query: RunQuery, seen: str) -> str:
@@ -143,7 +146,7 @@ def run(place: RunPlace, query: RunQuery, seen: str) -> str:
         | {severity: sum(e.severity == severity for e in happened) for severity in SEVERITIES},
         severity=query.events,
         events=[event for event in happened if query.events in ("all", event.severity)][:EVENTS_SHOWN],
-        evaluations=evaluations[::-1],
+        evaluations=evaluations[: -MOST_EVALUATIONS - 1 : -1],
         ks=sorted({k for row in evaluations for k in row.passes})[:8],
         written=written,
         sampled=set(rollouts.steps_with(place, "samples")),
@@ -217,7 +220,7 @@ def _held_out(evaluations: Sequence[EvaluationPoint]) -> tuple[str, list[str]]:
     last, best = rows[-1], max(rows, key=lambda row: row.avg)
     k = max(last.passes, default=1)
     return number(last.avg, "share"), [
-        f"step {last.step}, {source}{_interval(last)}",
+        f"step {last.step}, {shown(source)}{_interval(last)}",
         f"best {number(best.avg, 'share')} at step {best.step}{_interval(best)}",
         "in brackets: 95 % interval over questions" if last.low is not None else "",
         f"pass@{k} {number(last.passes[k], 'share')}" if k > 1 else "",
@@ -257,14 +260,10 @@ def _sections(
 
 def held_out_charts(evaluations: Sequence[EvaluationPoint], look: ChartLook) -> list[Drawing | None]:
     """Accuracy with its interval for each data source, and pass@k of the one that stands for all."""
-    sources = sorted({row.data_source for row in evaluations})
-    curves = [
-        Curve(source, *evaluation_curves([row for row in evaluations if row.data_source == source]))
-        for source in sources
-    ]
+    curves = [Curve(source, *evaluation_curves(rows)) for source, rows in by_source(evaluations).items()]
     headline = headline_source(evaluations)
     rows = [row for row in evaluations if row.data_source == headline]
-    ks = sorted({k for row in rows for k in row.passes})
+    ks = sorted({k for row in rows for k in row.passes})[:MOST_SOURCES]
     several = [Curve(f"pass@{k}", [(row.step, row.passes[k]) for row in rows if k in row.passes]) for k in ks]
     return [
         line_chart(

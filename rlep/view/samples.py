@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from rlep.core.errors import DataError
-from rlep.core.parquet_pages import check_pages
 from rlep.core.types import Float64Array
+from rlep.view.rollouts import read_rows
+from rlep.view.run_files import RunPlace
+
+MOST_SAMPLES = 2**20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,26 +29,15 @@ class Samples:
     """n: samples of each question."""
 
 
-def read_samples(path: Path, source: str | None = None) -> Samples:
+def read_samples(run: RunPlace, step: int, source: str | None = None) -> Samples:
     """Read an evaluation's samples, of one data source or of all. Raises ``DataError``."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        only = None if source is None else [("data_source", "=", source)]
-        names = ("prompt_id", "status", "extracted")
-        check_pages(path, pq.read_metadata(path), columns=[*names, *([] if source is None else ["data_source"])])
-        table = pq.read_table(path, columns=list(names), filters=only).select(names)
-        table = table.cast(pa.schema([(name, pa.string()) for name in names]))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
-    if table["prompt_id"].null_count:
-        raise DataError(f"{path} has samples without prompt_id")
+    only = None if source is None else ("data_source", source)
+    parts = ("samples", f"step-{step:06d}.parquet")
     counts: Counter[str] = Counter()
     right: dict[str, list[str | None]] = {}
-    for prompt_id, status, extracted in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        counts[prompt_id] += 1
-        right.setdefault(prompt_id, []).extend([extracted] if status == "correct" else [])
+    for row in read_rows(run, parts, ("prompt_id", "status", "extracted"), only, MOST_SAMPLES):
+        counts[row["prompt_id"]] += 1
+        right.setdefault(row["prompt_id"], []).extend([row["extracted"]] if row["status"] == "correct" else [])
     asked = sorted(counts)
     return Samples(
         tuple(asked),

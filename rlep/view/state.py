@@ -16,7 +16,7 @@ from typing import Any
 
 from rlep.core.errors import DataError
 from rlep.view.record import EvaluationPoint, evaluation_of
-from rlep.view.run_files import MOST_RUNS, RunPlace, read_json, read_tail
+from rlep.view.run_files import MOST_RUNS, RunPlace, number_of, read_json, read_tail
 from rlep.view.steps import last_step
 
 LATEST_S = 120.0
@@ -60,6 +60,19 @@ class _Known:
 
 _KNOWN: dict[Path, _Known] = {}
 _LOCK = threading.Lock()
+READ_ERRORS = (OSError, ValueError, ArithmeticError, RecursionError)
+"""Of files that anybody may have written, and of numbers in them."""
+
+
+def summaries_of(places: Sequence[RunPlace]) -> tuple[list[RunLine], list[str]]:
+    """Lines of runs, and a note in place of one that cannot be made: the others are listed whatever a run's files hold."""
+    lines, notes = [], []
+    for place in places:
+        try:
+            lines.append(summary_of(place))
+        except READ_ERRORS as error:
+            notes.append(f"{place.name} is not listed: {error!r:.200}")
+    return lines, notes
 
 
 def summary_of(place: RunPlace) -> RunLine:
@@ -86,7 +99,8 @@ def summary_of(place: RunPlace) -> RunLine:
 
 def complete_mark(directory: Path) -> Path:
     """The file that a study leaves beside a run that it needs no more of: at its end, or at the budget."""
-    return directory.with_suffix(".complete")
+    whole = directory.resolve()  # "." has no name
+    return whole.parent / f"{whole.stem}.complete"
 
 
 def is_abandoned(directory: Path) -> bool:
@@ -126,7 +140,7 @@ def _read(place: RunPlace, files: tuple[tuple[int, int, int] | None, ...]) -> _K
         command=str(manifest.get("command", "–")),
         state=_state(read_tail(place, "events.jsonl").lines),
         steps=last.step + 1 if last else 0,
-        planned=planned if type(planned) is int else None,
+        planned=planned if type(planned) is int and number_of(planned) is not None else None,
         held_out=next(filter(None, map(evaluation_of, reversed(read_tail(place, "evaluations.jsonl").lines))), None),
         accuracy=last.numbers.get("rollout/accuracy") if last else None,
         reward=last.numbers.get("rollout/reward") if last else None,

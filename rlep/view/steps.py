@@ -18,6 +18,8 @@ from rlep.view.run_files import LONGEST_LINE, MOST_BYTES, TAIL_BYTES, RunPlace, 
 
 MOST_CELLS = 16 * 2**20
 """Numbers of all files that are kept, 8 bytes each; the files that were not asked for longest go first."""
+MOST_COLUMNS = 2**14
+"""Metrics of one file."""
 MOST_ENTRIES = 64
 """Entries of a list that are read; each is a column, ``NAME[0]`` and on."""
 _CHECKED = 256
@@ -58,34 +60,26 @@ class StepTable:
         """Lines from ``first`` up to, and without, ``last``."""
         return [self.line(at) for at in range(max(0, first), min(last, len(self)))]
 
-    def append(self, fields: Fields) -> None:
-        """Add a step; what is no finite number is left out."""
+    def append(self, fields: Fields) -> bool:
+        """Add a step; what is no number is left out. False where it would make the table too large: it is not added."""
         step, wall_s, metrics = fields
-        held, columns, added = len(self.steps), self.columns, 0
-        lists: dict[str, list[Any]] = {}
-        for name, value in metrics.items():
-            number = value if type(value) is float and value - value == 0.0 else number_of(value)  # finite
-            if number is None:
-                if type(value) is list:
-                    lists[name] = value
-                continue
+        held, columns = len(self.steps), self.columns
+        numbers = _numbers(metrics)
+        wide = len(columns) + sum(name not in columns for name in numbers)
+        if wide > MOST_COLUMNS or wide * (held + 1) > MOST_CELLS:
+            return False
+        for name, number in numbers.items():
             column = columns.get(name)
             if column is None:
                 column = columns[name] = array("d", [math.nan]) * held
             column.append(number)
-            added += 1
-        for name, values in lists.items():
-            for at, entry in enumerate(values[:MOST_ENTRIES]):
-                column = columns.setdefault(f"{name}[{at}]", array("d"))
-                column.extend([math.nan] * (held - len(column)))
-                column.append(number_of(entry) or 0.0)
-                added += 1
-        if added < len(columns):
+        if len(numbers) < len(columns):
             for column in columns.values():
                 if len(column) == held:
                     column.append(math.nan)
         self.wall_s.append(wall_s)
         self.steps.append(step)
+        return True
 
 
 @dataclass(slots=True)
@@ -153,9 +147,8 @@ def _updated(path: Path, file: BinaryIO) -> tuple[StepTable, tuple[str, ...]]:
     complete, newline, torn = file.read(size - kept.end).rpartition(b"\n")
     for line in complete.split(b"\n") if complete else ():
         found = _line_of(line)
-        if found is not None:
-            kept.table.append(found)
-        elif line:
+        added = found is not None and kept.table.append(found)
+        if line and not added:
             kept.bad += 1
     kept.end += len(complete) + len(newline)
     file.seek(max(kept.begin, kept.end - _CHECKED))
@@ -181,6 +174,17 @@ def _notes(name: str, kept: _Kept, *, torn: bool) -> Iterator[str]:
         yield f"{name}: the last line is unfinished"
     if kept.bad:
         yield f"{name}: {kept.bad} damaged or overlong lines are left out"
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Column → number of a line."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if type(value) is list:
+            found |= {f"{name}[{at}]": number_of(entry) or 0.0 for at, entry in enumerate(value[:MOST_ENTRIES])}
+        elif (number := number_of(value)) is not None:
+            found[name] = number
+    return found
 
 
 def _line_of(raw: bytes) -> Fields | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlep.view.charts import Axis, Curve, Drawing, line_chart
 from rlep.view.run_files import MOST_BYTES, RunPlace, list_of, number_of, read_json, section_of
-from rlep.view.state import summary_of
+from rlep.view.state import summaries_of
 from rlep.view.study_tables import arm_rows, comparison_rows, notes_of
 from rlep.view.templating import as_file, rendered
 
@@ -43,12 +43,13 @@ def study(place: RunPlace, runs: Sequence[RunPlace]) -> str:
     if missing == ("study.json is missing",):
         notes = ["study.json is missing: rlep study report writes it from the runs that are complete"]
     phases = [run for run in runs if run.directory.is_relative_to(place.directory)]
+    lines, unlisted = summaries_of(phases[:MOST_PHASES])
     return rendered(
         "study.html",
         study=place.name,
-        runs=[summary_of(phase) for phase in phases[:MOST_PHASES]],
+        runs=lines,
         more=max(0, len(phases) - MOST_PHASES),
-        **body_of(whole, plan, place.name, notes),
+        **body_of(whole, plan, place.name, [*notes, *unlisted]),
     )
 
 
@@ -63,7 +64,7 @@ def body_of(whole: Mapping[str, Any], plan: Mapping[str, Any], name: str, notes:
     def table(rows: Callable[[], Sequence[Any]], what: str) -> Sequence[Any]:
         try:
             return rows() if whole else []
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
             notes.append(f"study.json does not say its {what}: {error!r:.200}")
             return []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from urllib.parse import quote
 
@@ -24,8 +24,8 @@ SHADES = (0.01, 0.1, 0.7, 2.0, 4.0)
 
 
 def rendered(name: str, **values: object) -> str:
-    """Render a page."""
-    return _environment().get_template(name).render(**values)
+    """Render a page. A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark."""
+    return _environment().get_template(name).render(**values).encode("utf-8", "replace").decode()
 
 
 def as_file(name: str, **values: object) -> str:
@@ -69,6 +69,10 @@ def static(name: str) -> Markup:
     return Markup(resources.files("rlep.view").joinpath("static", name).read_text("utf-8"))  # noqa: S704 -- of the package
 
 
+def _quoted(text: object, safe: str = "~") -> str:
+    return quote(str(text), safe=safe, errors="replace")
+
+
 @cache
 def _environment() -> Environment:
     made = Environment(
@@ -81,6 +85,6 @@ def _environment() -> Environment:
     made.filters |= {"shown": shown, "figure": figure, "shade": shade, "formulas": formulas}
     made.filters |= {"clock": words.clock, "ago": words.ago, "duration": words.duration, "short": words.short}
     made.filters |= {"metric": words.label_of, "help": words.help_of, "unit": words.unit_of}
-    made.filters |= {"part": lambda text: quote(str(text), safe="~"), "link": lambda text: quote(str(text), safe="~/")}
+    made.filters |= {"part": _quoted, "link": partial(_quoted, safe="~/")}
     made.globals |= {"static": static}
     return made

@@ -111,12 +111,14 @@ def number(value: float | None, unit: str = "") -> str:
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
+    if abs(value) >= 1e18:
+        return f"{value:.3g}"
     if unit == "share":
         return f"{_plain(100 * value, 1)} %"
     if unit == "s":
         return duration(value)
     for size, letter in _SIZES:
-        if abs(value) >= size and size < 1e300:
+        if abs(value) >= size:
             return f"{_significant(value / size)}{letter}"
     return _significant(value)
 

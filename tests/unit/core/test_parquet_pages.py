@@ -16,6 +16,7 @@ from rlep.core.errors import DataError
 from rlep.core.parquet_pages import check_pages, columns_below
 from rlep.data.prompt_files import read_rows
 from rlep.services.pool.files.parquet_shards import SCHEMA, read_parquet
+from rlep.view.run_files import RunPlace
 from rlep.view.samples import read_samples
 
 MIB = 1 << 20
@@ -103,7 +104,9 @@ def test_a_small_shard_whose_footer_lies_is_refused_unread(tmp_path: Path) -> No
 
 
 def samples(path: Path) -> object:
-    return read_samples(path)
+    (path.parent / "samples").mkdir()
+    path.rename(path.parent / "samples" / "step-000001.parquet")
+    return read_samples(RunPlace("a", path.parent), 1)
 
 
 @pytest.mark.parametrize("read", [lambda path: list(read_rows(path)), samples], ids=["data", "study"])

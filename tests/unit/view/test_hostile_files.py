@@ -11,6 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlep.core.errors import DataError
+from rlep.view.run_files import RunPlace
+from rlep.view.samples import read_samples
 from tests.unit.view.console_scene import client_of
 from tests.unit.view.page_checks import page
 
@@ -118,3 +121,52 @@ def test_a_small_file_with_long_lists_is_refused(copied: Path, bound: int) -> No
     assert pq.read_metadata(copied / TEXTS).row_group(0).total_byte_size < bound
     text = page(client_of(copied.parent), f"/runs/runs~a/steps/1/groups/{row['group']}")
     assert f"{TEXTS}: a row group has {4 * many} bytes; at most {bound}" in text
+
+
+def test_the_rows_that_are_shown_together_are_bounded(copied: Path, bound: int) -> None:
+    table = pq.read_table(copied / TEXTS).slice(0, 1)
+    row = table.to_pylist()[0]
+    rows = [row | {"text": "A" * 2**18, "token_ids": [7] * 2**14}] * 8  # a row group each, 0.3 of 1 MiB
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), copied / TEXTS, row_group_size=1)
+    texts = 2**18 + sum(len(row[name].encode()) for name in ("question", "reference", "prompt"))
+    each = texts + 4 * (2**14 + len(row["logprobs"]))
+    text = page(client_of(copied.parent), f"/runs/runs~a/steps/1/groups/{row['group']}")
+    assert f"{TEXTS}: its rows together have {each * (bound // each + 1)} bytes; at most {bound}" in text
+
+
+def test_a_text_that_is_not_utf_8_is_damage(copied: Path) -> None:
+    prompt = pq.read_table(copied / TEXTS)["prompt_id"][0].as_py()
+    for name in (TEXTS, SAMPLES, STEP):
+        raw = (copied / name).read_bytes()
+        table = pq.read_table(copied / name)
+        broken = pa.array([b"\xff\xfe"] * len(table)).view(pa.string())
+        for column in {"text", "question", "status", "extracted"} & {*table.column_names}:
+            at = table.column_names.index(column)
+            pq.write_table(table.set_column(at, column, broken), copied / name)
+            for path in ("steps/1", "steps/1/groups/0", f"prompts/{prompt}", "evaluations/2"):
+                page(client_of(copied.parent), f"/runs/runs~a/{path}")
+        (copied / name).write_bytes(raw)
+
+
+def test_a_file_without_the_column_that_is_looked_in_says_so(copied: Path) -> None:
+    table = pq.read_table(copied / TEXTS)
+    pq.write_table(table.drop_columns(["prompt_id"]), copied / TEXTS)
+    path = f"/runs/runs~a/prompts/{table['prompt_id'][0].as_py()}"
+    assert f"{TEXTS} has no column prompt_id" in page(client_of(copied.parent), path)
+
+
+def test_a_report_reads_samples_as_the_console_does(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RunPlace("a", copied)
+    assert read_samples(place, 2).count > 0
+    with monkeypatch.context() as patch:
+        patch.setattr("rlep.view.samples.MOST_SAMPLES", 1)
+        with pytest.raises(DataError, match=rf"{SAMPLES} has \d+ rows; at most 1 are read"):
+            read_samples(place, 2)
+    (copied / SAMPLES).rename(copied.parent / "elsewhere")
+    (copied / SAMPLES).symlink_to(copied.parent / "elsewhere")
+    with pytest.raises(DataError, match=f"{SAMPLES} is a link out of the run directory and is not read"):
+        read_samples(place, 2)
+    (copied / SAMPLES).unlink()
+    os.mkfifo(copied / SAMPLES)
+    with pytest.raises(DataError, match=f"{SAMPLES} is no regular file and is not read"):
+        read_samples(place, 2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 
-from rlep.view.mathematics import ATTRIBUTES, ELEMENTS, mathml, typeset
+from rlep.view.mathematics import ATTRIBUTES, ELEMENTS, LONGEST, mathml, typeset
 from tests.unit.view.console_scene import ATTACKS
 
 
@@ -22,7 +23,21 @@ def test_formulas_are_typeset_between_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["costs $5", "between $5 and $10", r"\$x$", "a$b$c", "", "$\\frac{$", "$" + "{" * 99 + "$"]
+    "text",
+    [
+        "costs $5",
+        "between $5 and $10",
+        r"\$x$",
+        "a$b$c",
+        "",
+        "$\\frac{$",
+        "$" + "{" * 99 + "$",
+        r"$\left$",
+        r"\(\left(x\right\)",
+        r"$\color$",
+        r"$\text$",
+        r"$x_\verb$",
+    ],
 )
 def test_what_is_no_formula_stays_text(text: str) -> None:
     assert typeset(text) is None
@@ -49,3 +64,23 @@ def test_long_and_deep_formulas_are_not_converted() -> None:
     assert mathml("{" * 25 + "x" + "}" * 25) is None
     assert mathml("{" * 24 + "x" + "}" * 24) is not None
     assert str(typeset("$x$ " * 250)).count("<math") == 200
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\def\A{x}" + "".join(rf"\def\{b}{{{{\{a}}}{{\{a}}}}}" for a, b in pairwise("ABCDEFGHIJKLMNOPQRSTUVWXYZ")) + r"\Z",
+        r"\newcommand{\A}[1]{#1#1}" + r"\A{" * 22 + "x" + "}" * 22,
+        r"\newenvironment{a}{xx}{xx}" + r"\begin{a}" * 20 + r"\end{a}" * 20,
+        r"\DeclareMathOperator{\A}{xx}\A",
+        r"\sideset{_a}{^b}" * 80 + "x",
+        r"\color\verbx\sidesetx{_a}{^b}y",  # a command within a verbatim text, which may become one
+    ],
+)  # fmt: skip
+def test_a_formula_that_grows_as_it_is_read_stays_text(formula: str) -> None:
+    assert len(formula) <= LONGEST
+    assert mathml(formula) is None  # at once: they double with each level
+
+
+def test_a_character_that_a_formula_names_is_as_harmless_as_one_in_it() -> None:
+    assert mathml(r"\text{&#x202E;gnorw b}") == '<math display="inline"><mrow><mtext>�gnorw\xa0b</mtext></mrow></math>'

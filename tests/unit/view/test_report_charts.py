@@ -12,7 +12,20 @@ import pytest
 
 from rlep.metrics.catalogue import metric_for
 from rlep.view import report
-from rlep.view.charts import STEP, Axis, ChartLook, Curve, Key, columns, line_chart, ramp, smoothed, stack_chart, ticks
+from rlep.view.charts import (
+    STEP,
+    Axis,
+    ChartLook,
+    Curve,
+    Key,
+    columns,
+    line_chart,
+    ramp,
+    smoothed,
+    stack_chart,
+    thinned,
+    ticks,
+)
 from rlep.view.record import PHASES, compute_at
 from rlep.view.run_charts import lost_share, replay_share, seconds_chart, shares_chart
 from rlep.view.steps import StepTable
@@ -107,6 +120,23 @@ def test_axes_have_round_numbers_and_a_logarithmic_one_powers_of_ten() -> None:
 def test_smoothing_has_no_bias_at_the_start() -> None:
     # weights 0.5 and 0.25 + 0.5: (0.25 · 8 + 0.5 · 2) / 0.75
     assert smoothed([(0, 8.0), (1, 2.0)], 0.5) == [(0, 8.0), (1, 4.0)]
+
+
+def test_a_curve_is_smoothed_before_it_is_thinned() -> None:
+    points = [(float(x), 90.0 if x % 50 == 1 else float(x % 2)) for x in range(5001)] + [(5001.0, 0.5)]
+    assert thinned(points)[-1] == (5001.0, 0.5)
+    assert len(thinned(points)) <= 640
+    drawn = line_chart("Loss", [Curve("loss", points)], STEP, Axis("nats"), look=ChartLook(smooth=0.99))
+    assert drawn is not None
+    assert drawn.keys[0].last == "0.5"
+    (hovered,) = json.loads(drawn.hover)
+    truth = smoothed(points, 0.99)
+    assert hovered["points"][-1][2:] == ["5001", number(truth[-1][1])]
+    heights = [float(place[3]) for place in hovered["points"]]
+    inside = [value for at, value in truth if at > 1000]
+    assert (
+        max(heights[-150:]) <= max(inside) + 0.01
+    )  # about 2.3 = 0.5 + 90/50: the mean of the values, not of the peaks
 
 
 def test_a_chart_draws_what_its_reader_asks_for() -> None:
