@@ -103,7 +103,7 @@ class Hoards(LearnerRank):
 
 
 def test_memory(rig: Rig) -> None:
-    with pytest.raises(CheckFailed, match=r"MiB planned for two layers, ratio 2\.\d+, allowed 1\.25"):
+    with pytest.raises(CheckFailed, match=r"MiB planned for two layers, ratio \d\.\d+, allowed 1\.25"):
         call_all_apart(memory, [(rig, Hoards)], deadline_s=240.0)
 
 
@@ -130,5 +130,5 @@ def test_the_model_has_two_layers_of_the_configured_shape(rig: Rig) -> None:
 
 
 def test_a_model_without_a_shape_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"takes the model's shape from .*: it needs config.json and the tokenizer"):
+    with pytest.raises(ModelError, match=r"with the model's shape from .*, which lacks config\.json or the tokenizer"):
         build_model(tmp_path, tmp_path / "model")
