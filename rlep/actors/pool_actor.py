@@ -11,12 +11,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from rlep.actors.cluster import Cluster, call
 from rlep.actors.replicas import RoleStatus
 from rlep.actors.supervised import Supervised
 from rlep.config.roles import ActorConfig
-from rlep.core.errors import ActorLost, PoolError
+from rlep.core.errors import PoolError, RlepError
 from rlep.core.heap import keep_freed_memory
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.rpc.places import address_of, client_options, connected, hosted, private_socket
@@ -99,9 +100,9 @@ class PoolHost:
         return client
 
     async def _watch(self) -> None:
-        with suppress(ActorLost):  # it is out of restarts: calls of clients run into their deadlines
-            while True:
-                await asyncio.sleep(PING_S)
+        while not (self._actor.closed or self._actor.out_of_restarts):  # then calls of clients run into their deadlines
+            await asyncio.sleep(PING_S)
+            with suppress(RlepError, RayError):  # a start that fails costs a restart and is reported
                 await self._actor.call("ping", deadline_s=self._deadline)
 
     def status(self) -> RoleStatus:

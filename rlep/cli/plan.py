@@ -66,7 +66,9 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
         missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
     place = pool_place(config)
-    with hosted(place), connected(place) as pool:
+    deadline = config.pool.deadline_s
+    with hosted(place, deadline=deadline), connected(place, deadline=deadline) as pool:
+        pool.open(read_only=True)
         held = {prompt: len(ids) for prompt, ids in pool.contents().items()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)
     return PoolCoverage(f"pool {config.pool.name} in {directory}", Counter(held.get(prompt, 0) for prompt in questions))

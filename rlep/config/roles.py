@@ -241,7 +241,7 @@ class PoolConfig(Section):
     """Holds the token for a pool server, one line; beyond loopback it needs ``grpcs://``."""
     ca_file: Path | None = None
     """The authority (PEM) that a pool server's certificate is checked against; None takes the public ones."""
-    deadline_s: Seconds = 30
+    deadline_s: Seconds = Field(30, le=540)
     """Longest wait for one pool operation, retries included."""
 
     @field_validator("url")

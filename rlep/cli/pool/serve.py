@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,18 +75,17 @@ async def _until_signalled(address: str) -> None:
 def _redis(embedded: Path | None, url: str | None) -> Iterator[Client]:
     """A client of the Redis, which is started where it is an embedded one."""
     from rlep.services.pool.embedded.redis_process import EmbeddedRedis
+    from rlep.services.pool.rpc.places import hosted
     from rlep.services.pool.storage.connection import connect, until_deadline
+    from rlep.services.pool.values import PoolPlace
 
-    server = EmbeddedRedis(embedded).start() if embedded else None
-    try:
-        address, password_file = (server.url, server.password_file) if server else (url or "", None)
+    with ExitStack() as stack:
+        address, password_file = url or "", None
+        if embedded:  # served on its socket, too, for whoever names the directory
+            stack.enter_context(hosted(PoolPlace(None, embedded, "pool")))
+            server = EmbeddedRedis(embedded)
+            address, password_file = server.url, server.password_file
         client = until_deadline(
             "connecting", lambda: connect(address, password_file=password_file), deadline=_CONNECT_DEADLINE
         )
-        try:
-            yield client
-        finally:
-            client.close()
-    finally:
-        if server:
-            server.stop()
+        yield stack.enter_context(closing(client))

@@ -13,6 +13,7 @@ from rlep.core.errors import DeadlineExceeded, PoolError
 LEASE_S = 30.0
 """How long a holder that does not renew its lease keeps it; renewed after a third of that."""
 _POLL_S = 0.25
+_LONGEST_JOIN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +68,6 @@ class PoolLease:
     def close(self) -> None:
         """Give it back."""
         self._closed.set()
-        self._renewing.join()
+        self._renewing.join(_LONGEST_JOIN_S)
         with suppress(PoolError, DeadlineExceeded):  # then it ends by itself
             self._pool.lease(self._holder, 0)

@@ -176,6 +176,14 @@ def test_only_this_user_comes_to_the_sockets(tmp_path: Path) -> None:
     assert private_socket(None) is private_socket("grpc://127.0.0.1:1") is None
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%41b", "a b"])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: str, trajectory: MakeTrajectory) -> None:
+    place = PoolPlace(None, tmp_path / name, "pool")
+    with hosted(place), connected(place, deadline=20.0) as client:
+        client.open(tokenizer_digest=TOKENIZER)
+        assert client.add([trajectory("q", [1])]).inserted == 1
+
+
 HOST = """
 import sys, threading
 from pathlib import Path

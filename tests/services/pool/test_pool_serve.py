@@ -25,8 +25,10 @@ from rlep.core.errors import DeadlineExceeded, PoolError
 from rlep.core.types import AddReport, Trajectory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.places import connected, hosted
 from rlep.services.pool.rpc.service import PoolServicer
 from rlep.services.pool.storage.store import NewRecord
+from rlep.services.pool.values import PoolPlace
 from tests.services.pool.pool_servers import reserved_address, serving
 from tests.waiting import Gate, gate, wait_until
 
@@ -213,6 +215,16 @@ def test_whoever_watches_the_health_is_told_and_does_not_hold_the_server_up(
         assert process.wait(DEADLINE) == 0
     with EmbeddedRedis(tmp_path / "pool") as redis, serving(redis) as server, PoolClient(server.address) as run:
         assert run.stats().trajectories == 1
+
+
+def test_who_names_the_directory_of_a_server_uses_its_pool(
+    serve: Serve, tmp_path: Path, trajectory: MakeTrajectory
+) -> None:
+    _, address = serve("--embedded", tmp_path / "pool")
+    place = PoolPlace(None, tmp_path / "pool", "pool")
+    with PoolClient(address) as other, hosted(place), connected(place, deadline=20.0) as client:
+        assert other.add([trajectory("q", [1])]).inserted == 1
+        assert client.stats().trajectories == 1
 
 
 def test_a_call_that_a_stopping_server_cancels_comes_again(

@@ -355,9 +355,10 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 
 def socket_path(directory: Path, name: str) -> Path:
-    """A path to a socket in a directory that the kernel takes: its own, or through a short link where that is too long."""
+    """A path to a socket in a directory that kernel and gRPC take: its own, or through a short link where that is too long."""
     direct = directory / name
-    return direct if len(os.fsencode(direct)) <= _SOCKET_PATH else _short_link(directory) / name
+    plain = len(os.fsencode(direct)) <= _SOCKET_PATH and not set("%?#") & set(str(direct))  # gRPC reads a URI
+    return direct if plain else _short_link(directory) / name
 
 
 def _write_private(path: Path, text: str) -> None:

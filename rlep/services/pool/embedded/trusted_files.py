@@ -50,7 +50,10 @@ def check_files(directory: Path) -> None:
             f"it is yours, chmod 700 {directory}"
         )
     for entry in entries:
-        held = entry.stat(follow_symlinks=False)
+        try:
+            held = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:  # a socket that its owner has just removed
+            continue
         if not any(kind(held.st_mode) for kind in (stat.S_ISREG, stat.S_ISSOCK, stat.S_ISDIR)):
             raise ConfigError(f"{entry.path} is a link or no regular file, which an embedded pool does not follow")
         # Redis makes its socket of mode 700 after the fact; what is in a directory that nobody enters is private anyway.

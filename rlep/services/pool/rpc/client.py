@@ -50,6 +50,8 @@ _ERRORS: dict[str, type[RlepError]] = {
 }
 _STATS = TypeAdapter(PoolStats)
 _PROMPTS_A_CALL = 4096
+_GIVE_BACK_S = 5.0
+"""Longest wait for a lease to be given back; it ends by itself a little later."""
 
 
 class PoolClient:
@@ -106,6 +108,7 @@ class PoolClient:
     def close(self) -> None:
         """Close the connection; calls in flight, and later ones, raise ``PoolError``. A lease is given back before."""
         if self._lease is not None:
+            self._deadline = min(self._deadline, _GIVE_BACK_S)
             self._lease.close()
         self._closed = True
         self._channel.close()
