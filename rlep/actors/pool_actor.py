@@ -49,7 +49,7 @@ class PoolActor:
             self._place, self._hosting = place, hosting.pop_all()
 
     def stats(self) -> PoolStats:
-        """What the pool holds, for other jobs."""
+        """Statistics of the pool, for other jobs."""
         with connected(self._place) as client:
             return client.stats()
 

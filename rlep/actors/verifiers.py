@@ -21,9 +21,7 @@ from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ActorLost, ConfigError
 from rlep.core.plural import counted
 from rlep.core.types import Completion, Prompt, Verdict
-from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
+from rlep.services.verifier.grader import configured_verifier, limits_of
 from rlep.services.verifier.user_function import source_version
 
 BATCH = 64
@@ -52,16 +50,6 @@ class VerifierActor:
     def close(self) -> None:
         """End the grading processes."""
         self._verifier.close()
-
-
-def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVerifier:
-    """Start the verifier of a configuration, to be closed. Raises ``ConfigError``."""
-    return build_verifier(config.profile, workers=workers, limits=limits_of(config), correct_at=config.correct_at)
-
-
-def limits_of(config: VerifierConfig) -> Limits:
-    """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
-    return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))
 
 
 @ray.remote(num_cpus=0, max_retries=SENT_AGAIN)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from rlep.actors.verifiers import configured_verifier
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject, fingerprint
 from rlep.check.prompts_shown import prompt_notes, unknown_text
@@ -21,6 +20,7 @@ from rlep.engines.families import CPU_HEAD_SIZES, check_family
 from rlep.engines.tokenizer import context_length
 from rlep.engines.weights.weight_update import ties_head
 from rlep.services.verifier.base import BaseVerifier
+from rlep.services.verifier.grader import configured_verifier
 from rlep.services.verifier.verifier import PROFILES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlep.actors.verifiers import limits_of
 from rlep.config.roles import VerifierConfig
 from rlep.config.settings import load_config
 from rlep.core.types import Completion, Prompt, Verdict
 from rlep.launch.roles import run_actors
+from rlep.services.verifier.grader import limits_of
 from rlep.services.verifier.jail import Limits
 from tests.small import BASE, small_task
 from tests.waiting import until

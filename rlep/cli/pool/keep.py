@@ -44,15 +44,15 @@ def verify(
         opening_of,
         question_rows,
         reading,
-        verifier_of,
     )
     from rlep.cli.progress import TerminalProgress
     from rlep.services.pool.maintenance.reverify import reverify
+    from rlep.services.verifier.grader import configured_verifier
 
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(reading(config) if dry_run else changing(config))
-        verifier = stack.enter_context(verifier_of(config))
+        verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
         tokenizer = matching_tokenizer(config, pool)

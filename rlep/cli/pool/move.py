@@ -141,17 +141,18 @@ def _import_records(config: Config, source: Path) -> Imported:
 
 
 def _import_texts(config: Config, source: Path) -> Imported:
-    from rlep.cli.pool.open import filling, opening_of, question_rows, verifier_of
+    from rlep.cli.pool.open import filling, opening_of, question_rows
     from rlep.cli.progress import TerminalProgress
     from rlep.core.errors import DataError
     from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
     from rlep.services.pool.files.texts import TextAnswers, import_texts
+    from rlep.services.verifier.grader import configured_verifier
 
     tokenizer = load_tokenizer(config.model.path)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
         pool = stack.enter_context(filling(config, tokenizer.digest, vocabulary=vocabulary_size(config.model.path)))
-        verifier = stack.enter_context(verifier_of(config))
+        verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         advance = stack.enter_context(bars.phase("grade", None, "questions"))
         rows = question_rows([source], bars, candidates=True)
         questions = (

@@ -17,9 +17,6 @@ from rlep.engines.tokenizer import Tokenizer, load_tokenizer
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.places import on_server, opened
 from rlep.services.pool.values import PoolOptions
-from rlep.services.verifier.base import BaseVerifier
-from rlep.services.verifier.grader import build_verifier
-from rlep.services.verifier.jail import Limits
 
 
 @contextmanager
@@ -122,13 +119,6 @@ def opening_of(config: Config, tokenizer: Tokenizer, row: PromptRow) -> str:
     model = config.model
     tokens = tokenizer.encode_prompt(row.messages, chat_template=model.chat_template, system=model.system_prompt)
     return tokenizer.opening(tokens, row.question)
-
-
-def verifier_of(config: Config) -> BaseVerifier:
-    """The verifier of the configuration, to be closed."""
-    role = config.verifier
-    limits = Limits(cpu_seconds=role.cpu_seconds)
-    return build_verifier(role.profile, workers=role.workers, limits=limits, correct_at=role.correct_at)
 
 
 def files_of(config: Config, data: Sequence[Path] | None) -> list[Path]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from rlep.core.errors import DeadlineExceeded, PoolError
 
@@ -17,20 +17,18 @@ _LONGEST_JOIN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-class Leasing(Protocol):
-    """Gives leases: ``PoolClient``."""
-
-    def lease(self, holder: str, seconds: float) -> tuple[str, float] | None: ...
+Lease = Callable[[str, float], tuple[str, float] | None]
+"""``PoolClient.lease``."""
 
 
 class PoolLease:
     """The lease of one pool in the hands of one holder; a thread renews it until ``close``."""
 
-    def __init__(self, pool: Leasing, name: str, holder: str) -> None:
+    def __init__(self, lease: Lease, name: str, holder: str) -> None:
         """Take it.
 
         Args:
-            pool: asked for the lease.
+            lease: asks the pool for it.
             name: of the pool.
             holder: a word that no other process has, and who it is. The same holder may take it again.
 
@@ -38,7 +36,7 @@ class PoolLease:
             PoolError: somebody else has it and is alive, or has not lost it after ``LEASE_S``.
             DeadlineExceeded: the server does not respond.
         """
-        self._pool, self._name, self._holder = pool, name, holder
+        self._lease, self._name, self._holder = lease, name, holder
         self._closed = threading.Event()
         self._take()
         self._renewing = threading.Thread(target=self._renew, name="pool-lease", daemon=True)
@@ -46,7 +44,7 @@ class PoolLease:
 
     def _take(self) -> None:
         until, left = time.monotonic() + 2 * LEASE_S, float("inf")
-        while other := self._pool.lease(self._holder, LEASE_S):
+        while other := self._lease(self._holder, LEASE_S):
             who, remaining = other
             if remaining > left or time.monotonic() > until:  # it was renewed
                 raise PoolError(
@@ -59,7 +57,7 @@ class PoolLease:
     def _renew(self) -> None:
         while not self._closed.wait(LEASE_S / 3):
             try:
-                if other := self._pool.lease(self._holder, LEASE_S):
+                if other := self._lease(self._holder, LEASE_S):
                     _log.error("the lease of pool %s was lost to %s", self._name, other[0].partition(" ")[2])
                     return
             except (PoolError, DeadlineExceeded) as error:
@@ -70,4 +68,4 @@ class PoolLease:
         self._closed.set()
         self._renewing.join(_LONGEST_JOIN_S)
         with suppress(PoolError, DeadlineExceeded):  # then it ends by itself
-            self._pool.lease(self._holder, 0)
+            self._lease(self._holder, 0)

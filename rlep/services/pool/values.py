@@ -83,7 +83,7 @@ class PoolPlace:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How a pool is opened; the defaults suit a training run that reads and appends."""
+    """Settings with which a pool is opened; the defaults suit a training run that reads and appends."""
 
     cap: int | None = None
     """Most trajectories a prompt; None takes the pool's own (64 where it is new). Fixed when the pool is made."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlep.config.roles import VerifierConfig
 from rlep.core.errors import ConfigError
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.jail import Limits
@@ -46,3 +47,13 @@ def build_verifier(
         return FunctionVerifier(argument, workers=workers, limits=limits, correct_at=correct_at)
     choices = ", ".join((*PROFILES, "exact", NAME, CODE, "regex:PATTERN", "python:module:function"))
     raise ConfigError(f"verifier profile {profile!r} is unknown; known are {choices}")
+
+
+def configured_verifier(config: VerifierConfig, *, workers: int = 1) -> BaseVerifier:
+    """Start the verifier of a configuration, to be closed. Raises ``ConfigError``."""
+    return build_verifier(config.profile, workers=workers, limits=limits_of(config), correct_at=config.correct_at)
+
+
+def limits_of(config: VerifierConfig) -> Limits:
+    """Return the limits of one response; a wall-clock limit below its CPU time would be the only one."""
+    return Limits(cpu_seconds=config.cpu_seconds, wall_seconds=max(Limits().wall_seconds, 4 * config.cpu_seconds))

@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RlepError
+from rlep.core.files import replace_with
 from rlep.core.paths import read_own
 from rlep.services.pool.embedded.append_only import cut_unfinished, damage
 from rlep.services.pool.embedded.trusted_files import check_append_only, check_files
@@ -363,13 +364,8 @@ def socket_path(directory: Path, name: str) -> Path:
 
 def _write_private(path: Path, text: str) -> None:
     """Replace a file as a whole, readable by this user only from its first byte on."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    with replace_with(path, private=True) as fresh:
+        fresh.write_text(text)
 
 
 def _short_link(directory: Path) -> Path:

@@ -128,7 +128,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches an address, ``host:port`` or ``unix:PATH``. Raises ``ConfigError``."""
+    """Tell whether only this machine reaches an address, ``host:port`` or ``unix:PATH``. Raises ``ConfigError``."""
     return address.startswith("unix:/") or is_loopback(split_address(address)[0])
 
 

@@ -144,7 +144,7 @@ class PoolClient:
         request = pb.OpenRequest(pool=self._pool, tokenizer_digest=tokenizer_digest or "", read_only=read_only)
         request.cap, request.minimum, request.vocabulary = cap or 0, self._minimum or 0, self._vocabulary
         if holder is not None:
-            self._lease = self._lease or PoolLease(self, self._pool, holder)
+            self._lease = self._lease or PoolLease(self.lease, self._pool, holder)
             request.writer = self._named_writer
         reply = self._call("opening", self._stub.Open, request)
         if holder is not None:

@@ -24,7 +24,7 @@ SOCKET = "pool.sock"
 
 
 def on_server(url: str | None) -> bool:
-    """Whether this is the address of a pool server."""
+    """Tell whether this is the address of a pool server."""
     return url is not None and urlsplit(url).scheme in ("grpc", "grpcs")
 
 
@@ -121,7 +121,7 @@ def opened(place: PoolPlace, *, tokenizer_digest: str | None, options: PoolOptio
 
 
 def _token(file: Path) -> str:
-    """What the file holds. Raises ``ConfigError``."""
+    """Read the one token that the file holds. Raises ``ConfigError``."""
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

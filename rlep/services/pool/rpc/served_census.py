@@ -53,7 +53,7 @@ def stats_of(client: PoolClient) -> PoolStats:
 
 
 def response_counts(client: PoolClient, prompt_ids: Sequence[str]) -> list[int]:
-    """How many responses each of these questions has."""
+    """Count the responses of each of these questions."""
     return list(map(len, client.contents(prompt_ids).values()))
 
 

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server is run."""
+    """Settings of a server."""
 
     listen: str = "127.0.0.1:0"
     """``host:port``; port 0 takes a free one. Beyond loopback it needs tokens and TLS. Or ``unix:PATH``, of a socket in a

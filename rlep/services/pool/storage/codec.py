@@ -1,4 +1,4 @@
-"""How a trajectory lies in the pool: one versioned binary record, refused with a reason wherever it is not exactly that.
+"""The record of a trajectory in the pool: one versioned binary record, refused with a reason wherever it is not exactly that.
 
 Layout, little endian (24-byte header, then three sections, then nothing)::
 
@@ -142,7 +142,7 @@ def decode(blob: bytes, prompt_id: str) -> Trajectory:
 
 
 def precision_of(blob: bytes) -> Precision | None:
-    """How the log-probs of a record that was decoded lie in it; None where it has none."""
+    """The form in which a decoded record holds its log-probs; None where it has none."""
     dtype = _LOGPROB_DTYPES.get(blob[_FLAGS_AT] & 3)
     return None if dtype is None else "float16" if dtype.itemsize == 2 else "float32"
 

@@ -136,7 +136,7 @@ class Index:
             return sorted(prompt_id for prompt_id, row in self._rows.row_of.items() if self._rows.held[row])
 
     def questions_with(self, minimum: int) -> int:
-        """How many prompts have at least this many records."""
+        """Count the prompts that have at least this many records."""
         with self._lock:
             return int((self._rows.counts[1:] >= minimum).sum())
 

@@ -75,7 +75,7 @@ class Generation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """How many records, and how many bytes of them, carry one label."""
+    """The number of records, and of their bytes, that carry one label."""
 
     records: int
     bytes: int
@@ -253,7 +253,7 @@ class Store:
         return found
 
     def questions(self) -> int:
-        """How many prompts ever had a record, quarantined ones included."""
+        """Count the prompts that ever had a record, quarantined ones included."""
         return int(self._one("counting", "SCARD", "index"))
 
     def counts(self, prompt_ids: Sequence[str], *, quarantined: bool = False) -> list[int]:
@@ -263,7 +263,7 @@ class Store:
         return list(map(int, self._link.many(f"pool {self.name}: counting", commands)))
 
     def quarantined(self) -> int:
-        """How many records are quarantined."""
+        """Count the quarantined records."""
         if not self._one("counting", "HEXISTS", "state", "aside"):
             return 0
         return sum(self.counts(self.all_prompts(), quarantined=True))
