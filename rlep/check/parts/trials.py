@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import Finding
 from rlep.check.parts.generator_checks import generator, preemption
 from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
-from rlep.check.parts.outcome import Check
+from rlep.check.parts.outcome import Check, environment
 from rlep.check.parts.synthetic import Rig, build_model
 from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
+from rlep.engines.rendezvous import interface_settings
 
 CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
     (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),
@@ -45,6 +47,7 @@ def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]
     Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take.
     """
     deadline = MAKING_S + config.generator.start_deadline_s + config.generator.transfer_deadline_s
+    interface = interface_settings(_address(config))
     shared = private_directory("check", in_memory=True)
     try:
         with tempfile.TemporaryDirectory(prefix="rlep-check-") as name:
@@ -56,6 +59,17 @@ def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]
                 scratch.mkdir()
                 begun(title)
                 rig = Rig(config, model, scratch, shared)
-                yield Check(title, partial(check, rig), remedy, deadline).finding()
+                with environment(interface):
+                    found = Check(title, partial(check, rig), remedy, deadline).finding()
+                yield found
     finally:
         shutil.rmtree(shared, ignore_errors=True)
+
+
+def _address(config: Config) -> str:
+    """The address of this machine in the Ray cluster of a run."""
+    if joined_address(config.cluster.address) is None:
+        return "127.0.0.1"
+    from rlep.actors.node_address import node_address  # loads Ray, which nothing else here needs
+
+    return node_address()

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlep.actors.learner_actor import LearnerActor, Rank, allocator_settings
-from rlep.config.roles import LearnerConfig
+from rlep.actors.learner_actor import LearnerActor, Rank
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,10 +74,3 @@ async def test_otherwise_it_closes_in_order(rank: Computing) -> None:
     await actor.run(0, "update")
     await actor.close()
     assert rank.closed
-
-
-async def test_pinned_memory_is_rounded_up_only_where_every_update_copies_all_gradients_to_the_host() -> None:
-    exact = "expandable_segments:True,pinned_max_cached_size_mb:1"
-    assert allocator_settings(LearnerConfig()) == exact
-    assert allocator_settings(LearnerConfig(cpu_offload=True, lora_rank=8)) == exact
-    assert allocator_settings(LearnerConfig(cpu_offload=True)) == "expandable_segments:True"
