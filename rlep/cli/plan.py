@@ -17,7 +17,7 @@ from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.model_shape import read_shape
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
-from rlep.services.pool.rpc.places import connected, hosted
+from rlep.services.pool.rpc.places import served
 
 
 def read_known(config: Config) -> Known:
@@ -65,9 +65,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if not pool_exists(config):  # opening it would make one
         missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
-    place = pool_place(config)
-    deadline = config.pool.deadline_s
-    with hosted(place, deadline=deadline), connected(place, deadline=deadline) as pool:
+    with served(pool_place(config), deadline=config.pool.deadline_s) as pool:
         pool.open(read_only=True)
         held = {prompt: len(ids) for prompt, ids in pool.contents().items()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)

@@ -20,8 +20,8 @@ from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.run_state import RunState
 from rlep.metrics.logs import EventLog
-from rlep.services.pool.rpc.places import opened as open_pool
-from rlep.services.pool.values import PoolOptions, PoolPlace
+from rlep.services.pool.rpc.places import served
+from rlep.services.pool.values import PoolPlace
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.verifier import Verifier
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
@@ -235,8 +235,8 @@ def test_a_pool_that_cannot_be_written_to_is_refused_before_any_actor(
 
 def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:
     digest = read_inputs(load_config([], overrides)).tokenizer.digest
-    with open_pool(PoolPlace(None, tmp_path / "pool", "pool"), tokenizer_digest=digest, options=PoolOptions()):
-        pass
+    with served(PoolPlace(None, tmp_path / "pool", "pool")) as pool:
+        pool.open(tokenizer_digest=digest)
     result = invoke("train", config, [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"'])
     assert result.exit_code == 1
     assert result.stderr.startswith(
@@ -253,9 +253,7 @@ def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named
     for row in ROWS:
         question, answer = [{"role": "user", "content": row["problem"]}], row["answer"]
         made.append(trajectory_from_text(tokenizer, question, answer, answer, verdict))
-    with open_pool(
-        PoolPlace(None, tmp_path / "pool", "pool"), tokenizer_digest=tokenizer.digest, options=PoolOptions()
-    ) as pool:
+    with served(PoolPlace(None, tmp_path / "pool", "pool")) as pool:
         assert pool.add(made).inserted == 4
     overrides = [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"']
     for least in (2, 5):
