@@ -121,6 +121,8 @@ class Rank:
     def start(self, model: Path, config: Config, world_size: int, meeting_point: str, writers: Sequence[int]) -> None:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
+        # ``learner.compile``: torch would start up to 32 processes that compile, for every rank.
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
         if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
             os.environ.setdefault("PYTORCH_ALLOC_CONF", allocator_settings(config.learner))
         use_node_interface()
