@@ -14,7 +14,7 @@ from rlep.actors.cluster import Cluster
 from rlep.check import inputs, machine
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject
-from rlep.check.suite import findings
+from rlep.check.suite import _make, findings
 from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
@@ -100,7 +100,14 @@ def test_what_ranks_keep_in_host_memory_is_counted(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("gpus", "dtype", "noted"), [(1, "float32", True), (1, "auto", False), (0, "float32", False)])
 def test_float32_on_gpus_is_slow_and_said(gpus: int, dtype: str, noted: bool) -> None:
     config = load_config([], [f"learner.gpus={gpus}", f"learner.dtype={dtype}"])
-    assert [finding.level for finding in found(config, "learner.dtype")] == ["ok"] * noted
+    assert [finding.level for finding in found(config, "learner.dtype")] == ["wrong"] * noted
+    notes: list[str] = []
+    _make(Subject(config), [machine.slow_type], notes.append)
+    said = (
+        "check: learner.dtype: float32 on GPUs: attention sequence by sequence, without flash kernels and tensor cores "
+        "(learner.dtype = bfloat16; weights and moments stay float32)"
+    )
+    assert notes == [said] * noted
 
 
 @pytest.mark.parametrize(("library", "level"), [("libibverbs.so.1", "ok"), (None, "wrong")])
