@@ -69,8 +69,7 @@ def actors(place: RunPlace, seen: str) -> str:
     restarts = [Curve(role, table.points(f"actors/restarts/{role}")) for role in roles]
     drawn = [
         seconds_chart("Seconds of a step by stage", table),
-        metric_chart("KV cache in use", table, ["generator/kv_use"], ChartLook()),
-        metric_chart("Requests set back for lack of KV cache", table, ["generator/preempted"], ChartLook()),
+        *(metric_chart(name, table, [name], ChartLook()) for name in ("generator/kv_use", "generator/preempted")),
         line_chart("Restarts so far", restarts, STEP, Axis("restarts", "restarts")),
     ]
     return rendered(
