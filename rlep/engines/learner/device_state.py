@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, OutOfMemory
+from rlep.core.errors import OutOfMemory
 from rlep.core.heap import keep_freed_memory
 from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
@@ -40,19 +38,6 @@ def join_ranks(config: Config, rank: int, world_size: int, meeting_point: str, l
         world_size=world_size,
         timeout=timedelta(seconds=learner.collective_timeout_s),
     )
-
-
-def check_compiler(learner: LearnerConfig) -> None:
-    """Raise ``ConfigError`` where ``learner.compile`` finds no C++ compiler on this node: the first update would fail by it.
-
-    On GPUs torch compiles with Triton, whose C compiler vLLM needs too.
-    """
-    named = os.environ.get("CXX", "g++")
-    if learner.compile and not learner.gpus and shutil.which(named) is None:
-        raise ConfigError(
-            f"learner.compile = true needs a C++ compiler on CPUs, and there is no {named} on {socket.gethostname()}: install "
-            "it (apt install g++), name another in CXX, or set learner.compile = false"
-        )
 
 
 def rank_mesh(learner: LearnerConfig, world_size: int) -> DeviceMesh:

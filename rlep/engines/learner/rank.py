@@ -24,14 +24,7 @@ from rlep.config.training import LossConfig
 from rlep.core.errors import UpdateError
 from rlep.core.types import BoolArray, Float32Array, Int32Array, SequenceBatch, UpdateCost
 from rlep.engines.learner.background import BackgroundWriter
-from rlep.engines.learner.device_state import (
-    check_compiler,
-    current_device,
-    join_ranks,
-    random_state,
-    rank_mesh,
-    set_random_state,
-)
+from rlep.engines.learner.device_state import current_device, join_ranks, random_state, rank_mesh, set_random_state
 from rlep.engines.learner.full_weights import FullWeights
 from rlep.engines.learner.lora import adapters_of, base_model, write_adapter
 from rlep.engines.learner.offload import OffloadedState
@@ -83,9 +76,7 @@ class LearnerRank:
 
         Raises:
             ModelError: the model cannot be used.
-            ConfigError: ``learner.compile`` has no compiler here.
         """
-        check_compiler(config.learner)
         self.config = config
         self._source, self._rank, self._world = model, rank, world_size
         # A start that fails must leave the group: the process may be asked to start again.

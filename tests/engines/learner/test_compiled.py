@@ -18,10 +18,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.attention import varlen
 
-from rlep.config.roles import LearnerConfig
-from rlep.core.errors import ConfigError
 from rlep.engines.learner import attention
-from rlep.engines.learner.device_state import check_compiler
 from rlep.engines.learner.rank import LearnerRank
 from tests.engines.learner.learner_cases import padded_gradients, ragged_batch, relative_error, write_tiny_model
 from tests.engines.learner.learner_process import gradients_of_first_update, single_ranks
@@ -82,17 +79,6 @@ def test_the_compiler_s_kernels_have_the_gradients_of_the_padded_reference(
             assert relative_error(gradients_of_first_update(learner), gradients) < 1e-6
     torch._dynamo.reset()
     assert list((tmp_path / "kernels").rglob("*.so"))
-
-
-def test_without_a_c_plus_plus_compiler_nothing_starts(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(
-        ConfigError, match=r"learner\.compile = true needs a C\+\+ compiler .* no no-such-compiler on .*apt install"
-    ):
-        start(tmp_path, learner={"compile": True})
-    check_compiler(LearnerConfig(compile=True, gpus=1))  # there it is Triton that compiles
 
 
 def test_rows_of_new_lengths_need_no_new_graph(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,3 +290,11 @@ def test_a_trackers_package_that_is_missing_is_found(sink: str, package: str, mo
     assert (finding.level, finding.detail) == ("wrong", "not installed")
     assert finding.remedy.startswith(f"pip install '{package}==")
     assert found(Config(), package) == []
+
+
+def test_compiled_layers_without_a_compiler_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = load_config([], ["learner.compile=true"])
+    with pytest.raises(ConfigError, match=r"learner\.compile = true needs a C\+\+ compiler"):
+        list(build_checks.compiler(Subject(config)))
+    assert not list(build_checks.compiler(Subject(config, "collect")))  # which has no learner
