@@ -44,6 +44,9 @@ class CacheLogger:
         share = 0.0 if scheduler_stats is None else scheduler_stats.kv_cache_usage
         self._note(share, 0 if iteration_stats is None else iteration_stats.num_preempted_reqs)
 
+    def log(self) -> None:
+        """Print nothing."""
+
     def record_sleep_state(self, *_: int) -> None:
         """Note nothing."""
 
