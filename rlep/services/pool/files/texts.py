@@ -55,11 +55,8 @@ class Texts(Protocol):
         """The text of response tokens ``[T]``."""
 
 
-class Grader(Protocol):
-    """The verifier."""
-
-    def grade_pairs(self, pairs: Sequence[tuple[str, str, bool]]) -> list[Verdict]:
-        """One verdict per (reference, text, truncated), in order."""
+GradePairs = Callable[[Sequence[tuple[str, str, bool]]], list[Verdict]]
+"""``BaseVerifier.grade_pairs``: one verdict per (reference, text, truncated), in order."""
 
 
 class TextAnswers(NamedTuple):
@@ -82,7 +79,7 @@ def import_texts(
     pool: PoolClient,
     questions: Iterable[TextAnswers],
     tokenizer: Texts,
-    grader: Grader,
+    grade_pairs: GradePairs,
     *,
     max_tokens: int,
     source: str,
@@ -101,7 +98,7 @@ def import_texts(
         fresh = _not_held(pool, candidates, report)
         pairs = [(one.question.reference, one.question.opening + tokenizer.decode(one.tokens), False) for one in fresh]
         accepted: list[Trajectory] = []
-        for one, verdict in zip(fresh, grader.grade_pairs(pairs), strict=True):
+        for one, verdict in zip(fresh, grade_pairs(pairs), strict=True):
             if verdict.status == "correct":
                 accepted.append(_trajectory(one, verdict, tokenizer.digest, source))
             else:
