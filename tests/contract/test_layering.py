@@ -81,6 +81,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "grpc_health": ("services/",),
     "grpc_reflection": ("services/",),
     "vllm": ("engines/",),
+    "triton": ("check/parts/triton_kernel.py",),
     "torch.distributed": ("engines/", "check/parts/learner_checks.py"),
     "torch": ("engines/", "check/parts/", "algorithms/loss", "algorithms/packing.py", "quickstart/base_model.py"),
     "transformers": ("engines/", "check/parts/", "quickstart/base_model.py", "quickstart/toy_tokenizer.py"),
