@@ -37,6 +37,7 @@ class Pool:
         self.name = store.name
         self.tokenizer_digest = meta.tokenizer_digest
         self.cap = meta.cap
+        # The smaller of the two: an id that either has no row for would be an index beyond the embedding.
         self.vocabulary = min(filter(None, (meta.vocabulary, options.vocabulary)), default=None)
         """Token ids are below this; None where neither the pool nor its opener knows it."""
         self.holds = held_verdict(store.name)
@@ -118,6 +119,7 @@ class Pool:
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
         reasons = {"q": "quarantined: it did not pass a later verification", "c": f"its prompt has {self.cap} already"}
+        # A script holds up every other client of Redis: a large batch goes in parts, each of which is atomic.
         for start in range(0, len(entries), _RECORDS_A_CALL):
             batch = entries[start : start + _RECORDS_A_CALL]
             letters, removed = self.store.insert(
@@ -149,6 +151,7 @@ class Pool:
                 parts = [part.part() for part in self.read(drawn)]
                 sample = columns(prompt_ids, drawn.counts, parts, (drawn.available, drawn.minimum))
                 return sample.checked(self.vocabulary)
+            # Removed between draw and read. A draw of what is there now is as uniform, and as repeatable.
             except RecordsRemoved:
                 continue
         raise DeadlineExceeded(f"pool {self.name}: records were removed faster than a sample could read them")
@@ -174,6 +177,7 @@ class Pool:
         try:
             yield from read(self.store, drawn)
         except RecordsRemoved as error:
+            # Nothing removes from a sealed pool: to draw other records would hide a loss, and change the run.
             if self._sealed:
                 raise PoolError(f"pool {self.name} is sealed, but {error} of its records are gone") from None
             raise
@@ -214,6 +218,7 @@ class Pool:
         """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
         if self._options.read_only:
             raise PoolError(f"pool {self.name} was opened read-only: it cannot be sealed here")
+        # The mark before the digest: nobody adds in between, and after a crash in between it is sealed again.
         self.store.seal()
         self._index.freeze()
         digest = self._index.digest()
@@ -320,6 +325,7 @@ def entry_of(trajectory: Trajectory, record: bytes) -> NewRecord:
     """Return what the store takes of a trajectory and its record."""
     provenance, verdict = trajectory.provenance, trajectory.verdict
     policy = f"{provenance.policy_digest}@{provenance.policy_version}"
+    # A line break parts the two when they are counted: see ``stats``.
     label = "\n".join(part.replace("\n", " ") for part in (policy, f"{verdict.verifier}@{verdict.version}"))
     return NewRecord(trajectory.prompt_id, bytes.fromhex(trajectory.content_id), label, record)
 
@@ -332,6 +338,7 @@ def _check_options(options: PoolOptions, tokenizer_digest: str | None) -> None:
         raise ConfigError(f"minimum = {minimum}, cap = {cap}: wanted 1 <= minimum <= cap")
     if cap is not None and cap < 1:
         raise ConfigError(f"cap = {cap}: wanted at least 1")
+    # Redis' scripts compare it as a double, which is exact up to 2^53.
     if options.writer_epoch is not None and not 0 <= options.writer_epoch < 1 << 53:
         raise ConfigError(f"writer_epoch = {options.writer_epoch} is not within 0 to 2^53")
 

@@ -175,6 +175,7 @@ def _candidates(
             tokens = tokenizer.encode_response(text)
             if len(tokens) > max_tokens:
                 report.refuse(place, f"{len(tokens)} tokens; rollout.max_tokens is {max_tokens}", group="too long")
+            # The EOS alone.
             elif len(tokens) < 2:
                 report.refuse(place, "no text", group="empty")
             elif tokenizer.unknown_id is not None and tokenizer.unknown_id in tokens:
@@ -196,6 +197,7 @@ def _not_held(pool: PoolClient, candidates: Sequence[_Candidate], report: Import
         elif content_id in held:
             report.duplicates += 1
         else:
+            # The authors' files repeat questions: a second copy is not graded again.
             held.add(content_id)
             fresh.append(one)
     return fresh

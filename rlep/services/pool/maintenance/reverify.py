@@ -91,6 +91,7 @@ def reverify(
             same = verdict.status == one.verdict.status
             if same and (verdict.extracted, verdict.credit) == (one.verdict.extracted, one.verdict.credit):
                 continue
+            # A verifier that ran out of time or memory says nothing about the response.
             undecided = verdict.status in UNDECIDED
             result.reread += same
             result.undecided += undecided

@@ -112,6 +112,7 @@ class PoolClient:
     def close(self) -> None:
         """Close the connection; calls in flight, and later ones, raise ``PoolError``. A lease is given back before."""
         if self._lease is not None:
+            # The server may be gone: an exit does not wait for it as a call does.
             self._deadline = min(self._deadline, _GIVE_BACK_S)
             self._lease.close()
         self._closed = True
@@ -148,6 +149,7 @@ class PoolClient:
         request = pb.OpenRequest(pool=self._pool, tokenizer_digest=tokenizer_digest or "", read_only=read_only)
         request.cap, request.minimum, request.vocabulary = cap or 0, self._minimum or 0, self._vocabulary
         if holder is not None:
+            # Before ``Open``, whose epoch would shut out the holder that this one is refused for.
             self._lease = self._lease or PoolLease(self.lease, self._pool, holder)
             request.writer = self._named_writer
         reply = self._call("opening", self._stub.Open, request)
@@ -183,6 +185,7 @@ class PoolClient:
         inserted = duplicates = evicted = 0
         refused: list[tuple[str, str]] = []
         for frames in insert_calls([pb.Record(prompt_id=prompt_id, record=record) for prompt_id, record in records]):
+            # Every attempt sends this name, by which a server that has done it knows the call again.
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
             head.vocabulary, head.quarantined = self._vocabulary, quarantined
             head.total = sum(len(frame.records) for frame in frames)
@@ -380,6 +383,7 @@ class PoolClient:
                 if hopeless or time.monotonic() + pause > end:
                     raise self._error(what, error, trailing) from None
             time.sleep(pause)
+            # Of many clients of a server that restarts each comes once a second.
             pause = min(2 * pause, 1.0)
         raise PoolError(f"{what} at pool server {self._address}: this client was closed")
 

@@ -63,6 +63,7 @@ def export_frames(records: Iterable[Held], limit: int) -> Iterator[pb.ExportFram
         frame.records.append(pb.Record(**held._asdict()))
         framed, paged = framed + size, paged + size
         if number >= limit or paged >= PAGE_BYTES:
+            # Where this was the last record of all, the next page is empty.
             frame.next = held.place
             break
     yield frame
