@@ -201,6 +201,13 @@ def test_records_come_in_pages_that_end_anywhere_each_once(
     ]
     assert places(client.records(quarantined=True, after="q1")) == [place for place in every if place[0] == "q2"]
     assert places(client.records([])) == []
+    names = [f"a{n}" for n in range(4096)]  # more than a call takes, none of which there is
+    assert places(client.records([*names, "q0"])) == [place for place in every if place[0] == "q0" and not place[1]]
+    with (
+        stub(server.address) as bare,
+        pytest.raises(grpc.RpcError, match="an export of 4097 prompts: name at most 4096"),
+    ):
+        list(bare.Export(pb.ExportRequest(pool=client.name, prompt_ids=[*names, "q0"]), timeout=30))
 
 
 def test_a_page_of_long_records_ends_at_32_mib(connected: Connect, trajectory: MakeTrajectory) -> None:

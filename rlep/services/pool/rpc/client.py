@@ -22,7 +22,7 @@ from rlep.services.pool.rpc.access import is_local
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
-from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, named_ids, sample_of
+from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, PROMPTS_A_CALL, insert_calls, named_ids, sample_of
 from rlep.services.pool.storage.codec import Precision, decode, encode, name_of, raw_id
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import Held, trajectory_of
@@ -51,7 +51,6 @@ _ERRORS: dict[str, type[RlepError]] = {
     kind.__name__: kind for kind in (ConfigError, RecordRefused, PoolError, DeadlineExceeded)
 }
 _STATS = TypeAdapter(PoolStats)
-_PROMPTS_A_CALL = 4096
 _GIVE_BACK_S = 5.0
 """Longest wait for a lease to be given back; it ends by itself a little later."""
 
@@ -225,9 +224,9 @@ class PoolClient:
     def contents(self, prompt_ids: Sequence[str] | None = None, *, quarantined: bool = False) -> dict[str, list[str]]:
         """Content ids, ascending, of these prompts, or of all that have any."""
         held: dict[str, list[str]] = {}
-        for start in range(0, len(prompt_ids) if prompt_ids is not None else 1, _PROMPTS_A_CALL):
+        for start in range(0, len(prompt_ids) if prompt_ids is not None else 1, PROMPTS_A_CALL):
             request = pb.ContentsRequest(pool=self._pool, quarantined=quarantined)
-            request.prompt_ids.extend((prompt_ids or ())[start : start + _PROMPTS_A_CALL])
+            request.prompt_ids.extend((prompt_ids or ())[start : start + PROMPTS_A_CALL])
             while True:
                 reply = self._call("listing", self._stub.Contents, request)
                 for prompt_id, ids in named_ids(reply.prompt_ids, reply.counts, reply.ids):
@@ -289,9 +288,9 @@ class PoolClient:
         """
         left = limit
         ascending = None if prompt_ids is None else sorted(set(prompt_ids))
-        for start in range(0, 1 if ascending is None else len(ascending), _PROMPTS_A_CALL):
+        for start in range(0, 1 if ascending is None else len(ascending), PROMPTS_A_CALL):
             request = pb.ExportRequest(pool=self._pool, after=after, quarantined=quarantined)
-            request.prompt_ids.extend((ascending or ())[start : start + _PROMPTS_A_CALL])
+            request.prompt_ids.extend((ascending or ())[start : start + PROMPTS_A_CALL])
             while left is None or left > 0:
                 request.limit = left or 0
                 page, request.after = self._page(request)

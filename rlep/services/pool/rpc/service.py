@@ -23,6 +23,7 @@ from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writ
 from rlep.services.pool.rpc.wire import (
     CALL_BYTES,
     ERROR_KEY,
+    PROMPTS_A_CALL,
     RECORDS_A_CALL,
     RECORDS_A_PAGE,
     export_frames,
@@ -139,6 +140,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             every = pool.store.all_prompts if request.quarantined else pool.prompt_ids
+            if len(request.prompt_ids) > PROMPTS_A_CALL:
+                raise ConfigError(f"an export of {len(request.prompt_ids)} prompts: name at most {PROMPTS_A_CALL}")
             prompts = sorted(set(request.prompt_ids)) or every()
             limit = request.limit if 0 < request.limit <= RECORDS_A_PAGE else RECORDS_A_PAGE
             yield from export_frames(

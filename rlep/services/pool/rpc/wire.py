@@ -25,6 +25,8 @@ MESSAGE_BYTES = 1 << 24
 """Largest message; the largest record takes half of it."""
 SMALL_BYTES = 1 << 20
 """Largest request but of ``Add`` and ``Sample``."""
+PROMPTS_A_CALL = 4096
+"""Most prompts that a client names in a listing or an export."""
 RECORDS_A_PAGE, PAGE_BYTES = 1024, 1 << 25
 """A page of an export ends with the record that reaches one of these."""
 ERROR_KEY = "rlep-error"
