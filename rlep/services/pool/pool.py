@@ -10,7 +10,7 @@ from typing import Self
 from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError, RecordRefused
 from rlep.core.types import AddReport, Trajectory, beyond_vocabulary
 from rlep.services.pool.storage.checks import check_server, memory_of
-from rlep.services.pool.storage.codec import decode, encode, name_of, raw_id
+from rlep.services.pool.storage.codec import encode, name_of, raw_id
 from rlep.services.pool.storage.connection import Client, RetryingRedis, connect, until_deadline
 from rlep.services.pool.storage.draw import Drawn, Index
 from rlep.services.pool.storage.reading import RecordsRemoved, read
@@ -182,16 +182,6 @@ class Pool:
                 raise PoolError(f"pool {self.name} is sealed, but {error} of its records are gone") from None
             raise
 
-    def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
-        """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
-        blob = self.record(content_id, prompt_id)
-        if blob is None:
-            return None
-        trajectory = decode(blob, prompt_id)
-        if trajectory.content_id != content_id:
-            raise RecordRefused(f"trajectory {content_id}: the stored tokens have id {trajectory.content_id}")
-        return trajectory
-
     def record(self, content_id: str, prompt_id: str) -> bytes | None:
         """One record as it is stored, or None."""
         (blob,) = self.store.fetch([(prompt_id, [raw_id(content_id)])])
@@ -246,27 +236,13 @@ class Pool:
         self._index.refresh()
         return [content_id.hex() for content_id in self._index.content_ids(prompt_id)]
 
-    def names(self) -> list[str]:
-        """Names of all pools in this Redis."""
-        return self.store.names()
-
-    def ping(self) -> float:
-        """Seconds that one empty round trip took."""
-        start = time.perf_counter()
-        self._link.call(f"pool {self.name}: ping", self._link.client.ping)
-        return time.perf_counter() - start
-
-    def memory(self) -> tuple[int, int]:
-        """Bytes that Redis uses, for all pools in it, and its ``maxmemory``, 0 where it has none."""
-        return memory_of(self._link)
-
     def stats(self) -> PoolStats:
         """Coverage, size, and where the trajectories come from."""
         by_policy: dict[str, int] = {}
         by_verifier: dict[str, int] = {}
         labels = self.store.labels()
         self._index.refresh()
-        used, limit = self.memory()
+        used, limit = memory_of(self._link)
         for text, label in labels.items():
             policy, verifier = text.split("\n")
             by_policy[policy] = by_policy.get(policy, 0) + label.records

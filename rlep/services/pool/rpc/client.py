@@ -23,7 +23,7 @@ from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
 from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, PROMPTS_A_CALL, insert_calls, named_ids, sample_of
-from rlep.services.pool.storage.codec import Precision, decode, encode, name_of, raw_id
+from rlep.services.pool.storage.codec import Precision, encode, name_of, raw_id
 from rlep.services.pool.storage.sample import Sample
 from rlep.services.pool.storage.scan import Held, trajectory_of
 from rlep.services.pool.values import PoolStats
@@ -238,10 +238,10 @@ class PoolClient:
         return held
 
     def get(self, content_id: str, prompt_id: str) -> Trajectory | None:
-        """One trajectory, or None where the pool does not hold it."""
+        """One trajectory, or None where the pool does not hold it. Raises ``RecordRefused`` where it is damaged."""
         request = pb.GetRequest(pool=self._pool, prompt_id=prompt_id, content_id=content_id)
         record = self._call("reading", self._stub.Get, request).record
-        return decode(record, prompt_id) if record else None
+        return trajectory_of(Held(prompt_id, raw_id(content_id), record, quarantined=False)) if record else None
 
     def remove(
         self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False, quarantined: bool = False
