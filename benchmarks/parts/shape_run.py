@@ -189,8 +189,8 @@ class _Storages(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
-        if func is aten._local_scalar_dense.default:  # a value that is asked for: true, or one
-            return args[0].dtype == torch.bool or 1.0
+        if func is aten._local_scalar_dense.default:  # a value that is asked for: false, or one
+            return args[0].dtype != torch.bool and 1.0
         if func is aten.is_pinned.default:
             return True
         if func is aten._pin_memory.default:  # fake tensors have no pinned memory
