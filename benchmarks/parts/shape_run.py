@@ -249,6 +249,7 @@ def shapes_alone(config: Config) -> Iterator[Gauge]:
         (ActorConfig, "device", property(lambda _: "cpu")),
         (head, "_CHUNK_BYTES", {"cpu": head._CHUNK_BYTES["cuda"]}),
         (head, "_KEPT_BYTES", {"cpu": head._KEPT_BYTES["cuda"]}),
+        (head, "_WIDE_SUMS", ("cpu",)),
         (head, "_spare", {}),
         (rank_module, "join_ranks", lambda *_: None),
         (rank_module, "BackgroundWriter", _NoWriter),
