@@ -119,8 +119,8 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     chunk = min(HEAD_CHUNK_BYTES[device], logits)
     # The head sums its weight's gradient in float32, and rounds it when its chunks are gone; a CPU rounds each product.
     rounded = 0 if width == 4 else matrix * width
-    # A chunk's probabilities and their rounded copy; for a gradient of entropies its logits too.
-    multiplied = chunk * (2 if config.loss.entropy_coef else 1) + (0 if width == 4 else chunk // 2)
+    # A chunk's probabilities and a rounded copy; for a gradient of entropies logits too, and both of the chunk before.
+    multiplied = chunk * (4 if config.loss.entropy_coef else 1) + (0 if width == 4 else chunk // 2)
     summing = 4 * matrix + (max(multiplied, rounded) if learner.gpus else 3 * chunk + rounded)
     head = (kept + ends, probabilities + max(3 * chunk, summing))
     norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32

@@ -136,7 +136,7 @@ CHUNK = 256 * 2**20
     [
         (1_000_000, 0.0, 3 * CHUNK),  # forward: logits, probabilities, and a logarithm of the sum
         (2_000_000, 0.0, 4 * 128_000_000 + CHUNK + CHUNK // 2),  # the sum, and a chunk in float32 and bfloat16
-        (2_000_000, 0.1, 4 * 128_000_000 + 2 * CHUNK + CHUNK // 2),  # its logits, for the gradient of entropies
+        (2_000_000, 0.1, 4 * 128_000_000 + 4 * CHUNK + CHUNK // 2),  # its logits too, and both of the one before
         (10_000_000, 0.0, 4 * 640_000_000 + 2 * 640_000_000),  # the sum, and what it is rounded to
     ],
 )
