@@ -58,6 +58,7 @@ stage() {
         tests tests/engines/learner/test_learner_cuda.py
         tests tests/engines/sampler/test_sampler_parallel.py -k cuda
         tests tests/cluster/test_colocated.py -k one_gpu
+        [ "$many" -lt 2 ] || tests tests/engines/sampler/test_sampler_group.py -k nccl
         ;;
     small) train small $turns generator.count=1 learner.ranks=1 run.steps=5 $few ${SMALL_MODEL:+"model.path=\"$SMALL_MODEL\""} ;;
     whole) train whole $turns "generator.count=$many" "learner.ranks=$many" run.steps=3 ;;
