@@ -9,7 +9,7 @@
 set -eu
 
 script=scripts/gpu_day.sh
-# Seconds that a stage may take. What it measures is in check.json, *.jsonl, or a run's metrics.jsonl and rollouts.
+# Seconds that a stage may take. What it measures is in check.json, speed.jsonl, memory-*.json, or a run's metrics.jsonl and rollouts.
 stages='install=3600 check=3600 kernels=1800 small=1800 whole=3600 resume=3600 faults=3600 speed=1800 memory=1800
 nccl=1800 tensor=1800 replicas=1800 lora=1800'
 
@@ -20,9 +20,9 @@ fail() {
 
 gpus=$({ nvidia-smi -L 2>/dev/null || true; } | wc -l)
 if [ "$gpus" -gt 0 ]; then
-    on=1 many=$gpus lock=cuda transfer=nccl few=rollout.prompts=64 speed='--shape 1.5b' memory=''
+    on=1 many=$gpus lock=cuda transfer=nccl few=rollout.prompts=64 speed='--shape 1.5b'
 else
-    on=0 many=2 lock=cpu transfer=gloo few=run.seed=0 speed='--shape tiny' memory='--only toy,'
+    on=0 many=2 lock=cpu transfer=gloo few=run.seed=0 speed='--shape tiny'
 fi
 half=$((many / 2 > 0 ? many / 2 : 1))
 
@@ -71,7 +71,11 @@ stage() {
             --set cluster.placement=colocated --set "generator.gpus=$on" --set "learner.gpus=$on"
         ;;
     speed) python benchmarks/gpu_learner.py --json $speed >"$home/speed.jsonl" ;;
-    memory) python benchmarks/memory.py --json $memory >"$home/memory.jsonl" ;;
+    memory)
+        one='--set learner.ranks=1 --set learner.replicas=1 --set generator.count=1'
+        python benchmarks/memory.py --shape 1.5B $configs $one --out "$home/memory-1.5B.json"
+        python benchmarks/memory.py --shape 7B $configs $one --set learner.lora_rank=32 --out "$home/memory-7B-lora.json"
+        ;;
     nccl)
         two_gpus
         train nccl cluster.placement=split "generator.gpus=$on" "learner.gpus=$on" "generator.transfer=$transfer" \

@@ -20,7 +20,6 @@ from rlep.core.jsonl import read_lines
 from rlep.core.plural import sized
 
 PHASES = ("generate", "verify", "replay", "score", "update", "publish", "checkpoint")
-BENCHMARKS = ("speed", "memory")
 
 
 def run_figures(directory: Path) -> dict[str, Any]:
@@ -65,7 +64,8 @@ def collected(home: Path) -> dict[str, Any]:
             line.update(run_figures(home / name))
     check = home / "check.json"
     found["check"] = json.loads(check.read_text())["findings"] if check.is_file() and check.stat().st_size else []
-    found |= {name: list(_objects(home / f"{name}.jsonl")) for name in BENCHMARKS}
+    found["speed"] = list(_objects(home / "speed.jsonl"))
+    found["memory"] = [json.loads(file.read_text()) for file in sorted(home.glob("memory-*.json"))]
     faults = home / "faults.json"
     return found | ({"faults": json.loads(faults.read_text())} if faults.is_file() else {})
 
@@ -97,7 +97,7 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
             yield from _table(("phase", "s"), [[phase, f"{seconds:.2f}"] for phase, seconds in phases])
     for finding in found["check"]:
         yield f"{finding['level']:8}{finding['what']}: {finding['detail']}"
-    for name in BENCHMARKS:
+    for name in ("speed", "memory"):
         yield from (f"{name}: {json.dumps(line)}" for line in found[name])
 
 

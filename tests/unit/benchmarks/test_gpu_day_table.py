@@ -43,6 +43,7 @@ def day(tmp_path: Path) -> Path:
     finding = {"what": "attention", "level": "ok", "detail": "within 0.005 of float32", "remedy": "", "messages": ""}
     (tmp_path / "check.json").write_text(json.dumps({"ok": True, "findings": [finding]}))
     (tmp_path / "speed.jsonl").write_text('a line of a library\n{"mode": "plain", "tokens_per_second": 8400.0}\n')
+    (tmp_path / "memory-7B-lora.json").write_text('{"shape": "7B", "peak_bytes": 30}')
     return tmp_path
 
 
@@ -55,7 +56,7 @@ def test_figures_are_those_of_steps_and_tokens(day: Path) -> None:
     assert small["logprob_mean"] == pytest.approx((0.08 * 1 + 0.04 * 3) / 4)  # by tokens, without replays
     assert small["logprob_largest"] == 0.25
     assert found["speed"] == [{"mode": "plain", "tokens_per_second": 8400.0}]
-    assert found["memory"] == []
+    assert found["memory"] == [{"shape": "7B", "peak_bytes": 30}]
 
 
 def test_the_table_has_a_row_for_each_stage_the_last_time_it_was_made(day: Path) -> None:
@@ -67,4 +68,7 @@ def test_the_table_has_a_row_for_each_stage_the_last_time_it_was_made(day: Path)
     ]
     assert "| generate | 11.00 |" in lines
     assert "ok      attention: within 0.005 of float32" in lines
-    assert lines[-1] == 'speed: {"mode": "plain", "tokens_per_second": 8400.0}'
+    assert lines[-2:] == [
+        'speed: {"mode": "plain", "tokens_per_second": 8400.0}',
+        'memory: {"shape": "7B", "peak_bytes": 30}',
+    ]
