@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlep.check.finding import Finding
 from rlep.check.parts.generator_checks import generator, preemption
+from rlep.check.parts.kernel_check import kernel
 from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
 from rlep.check.parts.outcome import Check
@@ -30,6 +31,10 @@ CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
     (
         network,
         "set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the interface that joins the machines; look at NCCL_DEBUG=INFO",
+    ),
+    (
+        kernel,
+        "Triton does not work here: look at what it printed; it needs gcc, Python's headers and a driver for its CUDA",
     ),
     (generator, "vLLM does not work on this machine: run with VLLM_LOGGING_LEVEL=INFO, try generator.eager = true"),
     (preemption, "vLLM loses requests that it sets back: raise generator.memory_utilization or generator.kv_cache_gib"),
