@@ -10,7 +10,7 @@ set -eu
 
 script=scripts/gpu_day.sh
 # Seconds that a stage may take. What it measures is in check.json, speed.jsonl, memory-*.json, or a run's metrics.jsonl and rollouts.
-stages='install=3600 check=3600 kernels=1800 small=1800 whole=3600 resume=3600 faults=3600 speed=1800 memory=1800
+stages='install=3600 check=3600 kernels=1800 quickstart=1800 small=1800 whole=3600 resume=3600 faults=3600 speed=1800 memory=1800
 nccl=1800 tensor=1800 replicas=1800 lora=1800'
 
 fail() {
@@ -60,6 +60,7 @@ stage() {
         tests tests/cluster/test_colocated.py -k one_gpu
         [ "$many" -lt 2 ] || tests tests/engines/sampler/test_sampler_group.py -k nccl
         ;;
+    quickstart) rlep quickstart --directory "$home/quickstart" ;;
     small) train small $turns generator.count=1 learner.ranks=1 run.steps=5 $few ${SMALL_MODEL:+"model.path=\"$SMALL_MODEL\""} ;;
     whole) train whole $turns "generator.count=$many" "learner.ranks=$many" run.steps=3 ;;
     resume)
