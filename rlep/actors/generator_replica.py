@@ -37,8 +37,9 @@ from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, RlepError, WeightSyncError
+from rlep.core.errors import ActorLost, ModelError, RlepError, WeightSyncError
 from rlep.core.types import Request
+from rlep.engines.sampler.engine import SamplerHealth
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
 WAITING = 4
@@ -83,6 +84,10 @@ class Fleet:
     weights: WeightUpdate | int | None = None
     """Weights for a generator that starts: the last publication through shared memory, or the model directory's under that
     version. In a group it has none until the next transfer."""
+    kv_use: float | None = None
+    """Largest share of a KV cache in use since ``GeneratorPool.cache_metrics`` was last asked; None without a heartbeat."""
+    preempted: int = 0
+    """Requests set back for lack of KV cache, by all that there are and were."""
 
 
 class GeneratorReplica(Replica):
@@ -104,6 +109,8 @@ class GeneratorReplica(Replica):
         self.error = ""
         """Its last loss, or the last refusal of weights."""
         self._served: tuple[WeightUpdate, float] | None = None
+        self._kv_use: float | None = None
+        self._preempted = 0
         self._rate = Rate()
         self._loading = asyncio.Lock()
         self._numbers = itertools.count()
@@ -136,6 +143,8 @@ class GeneratorReplica(Replica):
             version=self.version,
             in_flight=self._fleet.queue.count_leased(self.holder),
             tokens_per_second=self._rate.per_second(),
+            kv_use=self._kv_use,
+            preempted=self._preempted,
             restarts=self.actor.restarts,
             error=self._waits_for() if state == "placing" else self.error,
         )
@@ -193,9 +202,10 @@ class GeneratorReplica(Replica):
         self._fleet.cluster.forget(self.name)
 
     async def load(self, weight_update: WeightUpdate, deadline_s: float) -> float:
-        """Load weights and serve them; returns the largest log-prob difference (nats).
+        """Load weights and serve them; returns the mean log-prob difference (nats).
 
-        Raises ``WeightSyncError`` where it refuses them. One that fails otherwise is lost, and its error is raised.
+        Raises ``WeightSyncError`` where it refuses them, and ``ModelError`` where they are another model's. One that fails
+        otherwise is lost, and its error is raised.
         """
         if isinstance(weight_update.source, BroadcastGroup) and self.state is GeneratorState.SERVING:
             self._enter(GeneratorState.UP)  # a transfer that breaks leaves it without weights
@@ -206,7 +216,7 @@ class GeneratorReplica(Replica):
             try:
                 with self._span("load weights"):
                     difference = await self._load(actor, weight_update, deadline_s)
-            except WeightSyncError as error:
+            except (WeightSyncError, ModelError) as error:
                 self.error = str(error)
                 raise
             except (RlepError, RayError) as error:
@@ -218,7 +228,10 @@ class GeneratorReplica(Replica):
         return difference
 
     async def load_or_lose(self, weight_update: WeightUpdate, deadline_s: float) -> None:
-        """Load weights; a refused update is pushed once more before the generator is replaced."""
+        """Load weights; a refused update is pushed once more before the generator is replaced.
+
+        Raises ``ModelError`` where they are another model's: no other generator would take them.
+        """
         for last in (False, True):
             actor = self.actor.living
             try:
@@ -226,6 +239,8 @@ class GeneratorReplica(Replica):
             except WeightSyncError as error:
                 if last and actor is not None:
                     self.lose(actor, error)
+            except ModelError:
+                raise
             except (RlepError, RayError):
                 return  # it is lost
             else:
@@ -413,10 +428,18 @@ class GeneratorReplica(Replica):
         while True:
             await asyncio.sleep(min(HEARTBEAT_S, self._config.heartbeat_timeout_s))
             try:
-                await call(actor.health.remote(), f"{self.name}.health", self._config.heartbeat_timeout_s)
+                health = await call(actor.health.remote(), f"{self.name}.health", self._config.heartbeat_timeout_s)
             except (RlepError, RayError) as error:
                 self.lose(actor, error)
                 return
+            self._note(health)
+
+    def _note(self, health: SamplerHealth) -> None:
+        fleet = self._fleet
+        self._kv_use = health.kv_use
+        self._preempted += health.preempted
+        fleet.kv_use = max(fleet.kv_use or 0.0, health.kv_use)
+        fleet.preempted += health.preempted
 
     def _span(self, what: str, count: int = 0) -> AbstractContextManager[None]:
         return self._fleet.cluster.timeline.span(self.name, what, count)

@@ -24,9 +24,18 @@ from rlep.actors.generator_replica import Fleet, GeneratorReplica, GeneratorStat
 from rlep.actors.replicas import ReplicaSet, RoleStatus
 from rlep.actors.work_queue import WorkQueue
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost, WeightSyncError
+from rlep.core.errors import (
+    ActorLost,
+    ConfigError,
+    DeadlineExceeded,
+    ModelError,
+    RlepError,
+    WeightsLost,
+    WeightSyncError,
+)
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.weights.weight_update import WeightUpdate
+from rlep.metrics.catalogue import MetricValue
 
 
 class GeneratorPool:
@@ -94,6 +103,13 @@ class GeneratorPool:
         rows = tuple(replica.status() for replica in self.replicas)
         return RoleStatus("generator", rows, self._queue.waiting, self.reissued)
 
+    def cache_metrics(self) -> dict[str, MetricValue]:
+        """Return what the heartbeats told of the KV caches: the largest use since this was last asked, and requests set back."""
+        fleet = self._fleet
+        use, fleet.kv_use = fleet.kv_use, None
+        values: dict[str, MetricValue] = {"generator/preempted": fleet.preempted}
+        return values if use is None else values | {"generator/kv_use": use}
+
     async def generate(
         self, requests: Sequence[Request], sampling: Sampling, *, deadline_s: float
     ) -> AsyncIterator[Completion]:
@@ -127,10 +143,10 @@ class GeneratorPool:
                     replica.stop(held[replica.holder])
 
     async def publish(self, weight_update: WeightUpdate, *, deadline_s: float) -> float:
-        """Bring every living generator to weights in shared memory; returns the largest log-prob difference (nats).
+        """Bring every living generator to weights in shared memory; returns the largest mean log-prob difference (nats).
 
         One that refuses twice is replaced, and one that starts later loads them too. Raises ``WeightSyncError`` when none
-        did.
+        did, and ``ModelError`` at once where they are another model's.
         """
         self._fleet.weights = weight_update
         await asyncio.gather(*(replica.load_or_lose(weight_update, deadline_s) for replica in self._living().values()))
@@ -166,10 +182,10 @@ class GeneratorPool:
         return tuple(self._living())
 
     async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
-        """Have these take part in a transfer, each by its own weight update; returns the largest log-prob difference (nats).
+        """Have these take part in a transfer, each by its own weight update; returns the largest mean log-prob difference (nats).
 
         One that starts later serves nothing until the next transfer. Raises ``WeightSyncError`` that names who failed; one
-        that is dead or silent is replaced, the others may try again.
+        that is dead or silent is replaced, the others may try again. Raises ``ModelError`` as ``publish`` does.
         """
         living = self._living()
 
@@ -181,7 +197,8 @@ class GeneratorPool:
         loads = (load(name, weight_update) for name, weight_update in weight_updates.items())
         outcomes = dict(zip(weight_updates, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for outcome in outcomes.values():
-            if isinstance(outcome, BaseException) and not isinstance(outcome, RlepError | RayError):
+            retried = isinstance(outcome, RlepError | RayError) and not isinstance(outcome, ModelError)
+            if isinstance(outcome, BaseException) and not retried:
                 raise outcome
         if failed := [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, BaseException)]:
             raise WeightSyncError("; ".join(failed))

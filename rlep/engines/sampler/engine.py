@@ -19,6 +19,7 @@ import numpy as np
 from rlep.config.schema import Config
 from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightSyncError
 from rlep.core.types import Completion, Float32Array, Int32Array, Request, Sampling
+from rlep.engines.sampler.cache_use import CacheUse
 from rlep.engines.sampler.lifeline import RUNTIME_DIRECTORY_KEY
 from rlep.engines.sampler.requests import engine_errors, finish_reason, first_of, or_death, sample, score
 from rlep.engines.sampler.runtime import remove_runtime
@@ -26,9 +27,9 @@ from rlep.engines.sampler.setup import NO_CHANGES, prepare_environment, start_en
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
-from rlep.engines.sampler.weight_loading import TIED_HEAD, WeightLoading
+from rlep.engines.sampler.weight_loading import WeightLoading, held_by
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout, ties_head
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -50,6 +51,10 @@ class SamplerHealth:
     """The version it serves, None while it serves none."""
     in_flight: int
     """Responses being generated."""
+    kv_use: float = 0.0
+    """Largest share of its KV cache in use since it was last asked."""
+    preempted: int = 0
+    """Requests that it set back for lack of KV cache, and computes again, since then."""
 
 
 class Sampler:
@@ -69,7 +74,7 @@ class Sampler:
         self._config, self._changes = config, changes
         self._engine: AsyncLLMEngine | None = None
         self._tokenizer: Tokenizer  # since ``start``
-        self._weights = WeightLoading({}, config.generator)
+        self._weights: WeightLoading  # since ``start``
         self._loaded: int | None = None
         self._pristine = True
         self._samples: set[asyncio.Task[Any]] = set()
@@ -77,6 +82,7 @@ class Sampler:
         self._loading = asyncio.Lock()
         self._among_peers = asyncio.Event()
         self._sleep = SleepState()
+        self._cache = CacheUse()
         self._in_flight = WeightChange() if config.on_update != "wait" else None
 
     async def start(self, deadline_s: float) -> None:
@@ -87,22 +93,24 @@ class Sampler:
             DeadlineExceeded: not ready within ``deadline_s`` seconds.
             ActorLost: the engine process ended while starting, e.g. without enough memory.
         """
-        expected = checkpoint_layout(self._model)
+        files = checkpoint_layout(self._model)
         self._tokenizer = load_tokenizer(self._model)
         os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(deadline_s))
         try:
             # Both block. Imported apart: errors that vLLM keeps from its import keep their frames, not the engine in them.
             await asyncio.to_thread(importlib.import_module, "vllm.engine.async_llm_engine")
-            self._engine = await asyncio.to_thread(start_engine, self._model, self._config, self._changes)
+            self._engine = await asyncio.to_thread(
+                start_engine, self._model, self._config, self._changes, self._cache.note
+            )
         except TimeoutError as error:
             raise DeadlineExceeded(f"the engine of {self._model} was not ready after {deadline_s:.0f} s") from error
         except ValueError as error:
             raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
-        if ties_head(self._model):  # vLLM's own config says no where the files hold the head too
-            expected.pop(TIED_HEAD, None)
-        self._weights = WeightLoading(expected, self._config.generator)
+        with engine_errors():
+            held, *_ = await or_death(self._engine, held_by(self._engine))
+        self._weights = WeightLoading(held, files, self._config.generator)
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:
         """Sample one response per request, and yield them in small batches as they finish, in no fixed order.
@@ -164,7 +172,8 @@ class Sampler:
         A failure in the transfer itself leaves the engine paused until the weights are published again.
 
         Raises:
-            WeightSyncError: not the model's full set of weights, a torn file, or a failed transfer.
+            WeightSyncError: a torn file, a failed transfer, or an engine that holds other weights after it.
+            ModelError: not the weights that the engine has, by name and shape.
             ActorLost: the engine died.
         """
         engine = self._running()
@@ -216,10 +225,10 @@ class Sampler:
     async def confirm(self, weight_update: WeightUpdate) -> float:
         """Serve the loaded version if its log-probs of the probes are the learner's.
 
-        Returns the largest absolute difference.
+        Returns their mean absolute difference (nats).
 
         Raises:
-            WeightSyncError: another version is loaded, there are no probes, or the differences are above the tolerance.
+            WeightSyncError: another version is loaded, there are no probes, or the difference is above the tolerance.
         """
         if self._loaded != weight_update.version or not weight_update.probes:
             raise WeightSyncError(
@@ -228,7 +237,7 @@ class Sampler:
             )
         scores = await self.score([(probe.prompt, probe.response) for probe in weight_update.probes])
         try:
-            difference = weight_update.max_logprob_difference(scores)
+            difference = weight_update.logprob_difference(scores)
         except WeightSyncError:
             if self._in_flight is not None:
                 self._in_flight.reject()
@@ -261,7 +270,7 @@ class Sampler:
         with engine_errors():
             await engine.check_health()
             await or_death(engine, first_of(engine.is_paused(), self._among_peers.wait()))
-        return SamplerHealth(self.policy_version, len(self._samples))
+        return SamplerHealth(self.policy_version, len(self._samples), *self._cache.take())
 
     async def close(self) -> None:
         """Stop the engine's processes and remove its files; running calls end with ``ActorLost``. Can be repeated."""
