@@ -37,7 +37,6 @@ from rlep.engines.sampler.setup import PROBES
 from rlep.services.pool.rpc.async_client import AsyncPoolClient
 from rlep.services.pool.values import FAILURES, LIVE, UNCAPPED
 
-
 CANDIDATES = 64
 """Prompts that the log-prob check takes the longest of."""
 
