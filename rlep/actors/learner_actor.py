@@ -16,13 +16,13 @@ import ray
 
 from rlep.actors.node_address import node_address, use_node_interface
 from rlep.actors.once import Once
-from rlep.config.roles import LearnerConfig
 from rlep.config.schema import Config
 from rlep.core.builds import check_builds, check_cxx
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
 from rlep.core.types import Float32Array, Int32Array, SequenceBatch, UpdateOutcome
+from rlep.engines.learner.allocator import allocator_settings
 from rlep.engines.rendezvous import listen
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -126,8 +126,7 @@ class Rank:
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
         # ``learner.compile``: torch would start up to 32 processes that compile, for every rank.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(config.learner_threads))
-        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name
-            os.environ.setdefault("PYTORCH_ALLOC_CONF", allocator_settings(config.learner))
+        os.environ.update(allocator_settings(config.learner))
         use_node_interface()
         from rlep.engines.learner.rank import LearnerRank
         from rlep.engines.weights.shared_memory import SharedMemoryWriter
@@ -196,15 +195,3 @@ class Rank:
         if self._sender is not None:
             self._sender.close()
         self._open.close()
-
-
-def allocator_settings(learner: LearnerConfig) -> str:
-    """Return the settings that torch reads when it first allocates for a GPU.
-
-    Rows of ever new lengths would leave gaps between blocks of fixed size. And torch rounds pinned host memory up to powers of
-    two, nearly twice what a 7B model needs, but for blocks that it does not cache: those are wanted again only where every
-    update copies the gradients of all weights to the host. (``pinned_max_round_threshold_mb`` must not take its place: a
-    cached block may then be given out for a larger one.)
-    """
-    exact = "" if learner.cpu_offload and not learner.lora_rank else ",pinned_max_cached_size_mb:1"
-    return f"expandable_segments:True{exact}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -35,10 +36,12 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
     """Check configuration, data, machine and fit, in this order. Prints a remedy for each problem; starts no actor."""
-    raise typer.Exit(show_findings(_findings(files, overrides, try_parts=try_parts), as_json=as_json))
+    with closing(_findings(files, overrides, try_parts=try_parts)) as found:  # which removes what the parts wrote
+        status = show_findings(found, as_json=as_json)
+    raise typer.Exit(status)
 
 
-def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_parts: bool) -> Iterator[Finding]:
+def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_parts: bool) -> Generator[Finding]:
     from rlep.check.suite import findings
     from rlep.config.settings import load_config
 
@@ -52,7 +55,9 @@ def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_part
     elif try_parts:
         check_versions()
         from rlep.check.parts.trials import try_parts as trials
+        from rlep.launch.event_loop import interrupt_once
 
+        interrupt_once()
         try:
             yield from trials(config, lambda name: typer.echo(f"{name} …", err=True))
         except ModelError as error:  # no shape to make a small model of

@@ -6,13 +6,43 @@ made: a rank says where it listens before the number of its threads is set.
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import psutil
+
+from rlep.core.errors import PlacementError
+
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore
+
+SETTINGS = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""Environment variable → what it says of an interface; NCCL would take a bare name as a prefix."""
+
+
+def interface_settings(address: str) -> dict[str, str]:
+    """Variables by which groups use the interface with this machine's ``address``, but for those that are set.
+
+    Left alone, gloo takes the address of the host's name, which is 127.0.1.1 on Debian and Ubuntu, and NCCL takes any
+    interface. Raises ``PlacementError`` where no interface has the address.
+    """
+    missing = [name for name in SETTINGS if name not in os.environ]
+    interface = interface_of(address) if missing else ""
+    return {name: SETTINGS[name].format(interface) for name in missing}
+
+
+def interface_of(address: str) -> str:
+    """Return the name of this machine's interface with ``address``. Raises ``PlacementError``."""
+    for name, members in psutil.net_if_addrs().items():
+        if address in [member.address.partition("%")[0] for member in members]:
+            return name
+    raise PlacementError(
+        f"no network interface of this machine has the address {address} by which Ray knows it: give `ray start` the right "
+        f"--node-ip-address, or set {' and '.join(SETTINGS)}"
+    )
 
 
 def listen(address: str) -> socket.socket:

@@ -38,6 +38,19 @@ def run_async(main: Coroutine[object, object, T], stopping: Callable[[], None]) 
     return asyncio.run(supervised())
 
 
+def interrupt_once() -> None:
+    """Have ``ending_signals`` raise ``KeyboardInterrupt``, for a command without an event loop; a second one is ignored."""
+    signals = ending_signals()
+
+    def stop(*_: object) -> None:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in signals:
+        signal.signal(number, stop)
+
+
 def ending_signals() -> tuple[signal.Signals, ...]:
     """Signals that end a command in order: Ctrl-C, SIGTERM, and SIGHUP of a closed terminal unless ``nohup`` has it ignored."""
     hung_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -15,10 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig
 
 from rlep.check.finding import CheckSkipped
-from rlep.check.parts.outcome import CheckFailed, call_all_apart
+from rlep.check.parts.outcome import CheckFailed, call_all_apart, environment
 from rlep.check.parts.synthetic import Rig, scored
 from rlep.config.schema import Config
 from rlep.core.types import Float32Array, SequenceBatch
+from rlep.engines.learner.allocator import allocator_settings
 from rlep.engines.learner.attention import layout_of, packed_attention
 from rlep.engines.learner.device_state import current_device, join_ranks
 from rlep.engines.learner.rank import LearnerRank
@@ -155,6 +157,7 @@ def network(rig: Rig, reduce: Callable[[Tensor], object] = dist.all_reduce) -> s
 
 def reduced(config: Config, rank: int, place: str, reduce: Callable[[Tensor], object]) -> float:
     """Seconds of one all-reduce; the sum is checked."""
+    os.environ.update(allocator_settings(config.learner))
     join_ranks(config, rank, 2, place, None)
     device = current_device(config.learner.device)
     seconds = []
@@ -179,7 +182,8 @@ def make_rank(
     rank: int = 0,
     ranks: int = 1,
 ) -> LearnerRank:
-    """One rank with the rig's configuration or another; ``name`` is of the group that it joins."""
+    """One rank with the rig's configuration or another, and a run's allocator; ``name`` is of the group that it joins."""
     config = config or rig.learner()
     place = f"file://{rig.scratch}/meeting-{name}"
-    return learner(rig.model, config, rank=rank, world_size=ranks, meeting_point=place)
+    with environment(allocator_settings(config.learner)):  # an engine that is started later is not to have it
+        return learner(rig.model, config, rank=rank, world_size=ranks, meeting_point=place)

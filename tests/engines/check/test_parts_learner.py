@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlep.check.finding import CheckSkipped
-from rlep.check.parts.learner_checks import attention, gradients, longest_rows, network, state
+from rlep.check.parts.learner_checks import attention, gradients, longest_rows, make_rank, network, state
 from rlep.check.parts.memory_check import memory
 from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import LAYERS, Rig, build_model
@@ -121,6 +122,22 @@ def test_one_gpu_has_no_network(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     learner = rig.config.learner.model_copy(update={"gpus": 1.0})
     with pytest.raises(CheckSkipped, match="there is one GPU"):
         network(dataclasses.replace(rig, config=rig.config.model_copy(update={"learner": learner})))
+
+
+class Looks(LearnerRank):
+    """A rank that says what allocator it would have."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise CheckFailed(os.environ["PYTORCH_ALLOC_CONF"])
+
+
+def test_a_rank_has_the_allocator_of_a_run_and_an_engine_beside_it_has_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    with pytest.raises(CheckFailed, match="expandable_segments:True,pinned_max_cached_size_mb:1"):
+        make_rank(rig, Looks, "looks")
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
 def test_the_model_has_two_layers_of_the_configured_shape(rig: Rig) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from rlep.check.parts.outcome import CheckFailed, call_all_apart
 from rlep.check.parts.synthetic import Rig
-from rlep.check.parts.transfer_checks import lost_member, weights
+from rlep.check.parts.transfer_checks import lost_member, second_gpu, weights
 from rlep.engines.learner.rank import LearnerRank
 from rlep.engines.sampler.engine import Sampler
 from rlep.engines.weights.weight_update import WeightUpdate
@@ -78,3 +78,11 @@ def test_lost_member(rig: Rig, broken: type[Sampler], message: str) -> None:
 
 def test_a_member_of_a_group_is_lost_and_another_takes_the_next_version(rig: Rig) -> None:
     assert "killed in a transfer by gloo" in apart(lost_member, through(rig, transfer="gloo"))
+
+
+@pytest.mark.parametrize(("visible", "second"), [("4,5", "5"), ("GPU-1a,GPU-2b,GPU-3c", "GPU-2b"), ("", "1")])
+def test_the_second_gpu_is_the_second_of_those_that_the_job_may_use(
+    visible: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert second_gpu() == {"CUDA_VISIBLE_DEVICES": second}

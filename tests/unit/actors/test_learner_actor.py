@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from rlep.actors.generator_actor import GeneratorActor
-from rlep.actors.learner_actor import LearnerActor, Rank, allocator_settings
-from rlep.config.roles import LearnerConfig
+from rlep.actors.learner_actor import LearnerActor, Rank
 from rlep.config.settings import load_config
 from rlep.core.errors import ConfigError
 
@@ -78,13 +77,6 @@ async def test_otherwise_it_closes_in_order(rank: Computing) -> None:
     await actor.run(0, "update")
     await actor.close()
     assert rank.closed
-
-
-async def test_pinned_memory_is_rounded_up_only_where_every_update_copies_all_gradients_to_the_host() -> None:
-    exact = "expandable_segments:True,pinned_max_cached_size_mb:1"
-    assert allocator_settings(LearnerConfig()) == exact
-    assert allocator_settings(LearnerConfig(cpu_offload=True, lora_rank=8)) == exact
-    assert allocator_settings(LearnerConfig(cpu_offload=True)) == "expandable_segments:True"
 
 
 async def test_a_node_with_builds_for_cpus_refuses_a_rank_and_a_generator_for_gpus(tmp_path: Path) -> None:
