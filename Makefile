@@ -1,9 +1,10 @@
 # Every target sets up .venv by itself (quick when nothing changed).
-# PYTHON=python3.12 picks the interpreter, LOCK=cuda the CUDA packages instead of the CPU ones.
+# PYTHON=python3.12 picks the interpreter. LOCK=cuda installs the packages for GPUs, LOCK=cpu those for CPUs; without it .venv
+# keeps those it has, and a first one gets those for CPUs.
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev quickstart test test-real check docs format bench bench-quickstart bench-soak lock clean
 
-LOCK ?= cpu
+LOCK ?=
 RUN := .venv/bin/python
 PYTEST := $(RUN) -m pytest -q
 SPHINX := $(RUN) -m sphinx -q -aE -W --keep-going -b html -d build/doctrees docs build/docs

@@ -1,13 +1,18 @@
 #!/bin/sh
-# Installs one lock and the project into .venv: `scripts/setup.sh cpu`, `cuda`, or `dev` (tools for tests, on top of one of them).
+# Installs one lock and the project into .venv: `scripts/setup.sh cpu`, `cuda`, or `dev` (tools for tests, on top of one of them);
+# without a word the lock that .venv has, or cpu. A .venv has one lock: for the other it is made anew.
 # Needs python3 with pip and venv; PYTHON=python3.12 picks another interpreter. A finished set-up is recognised by a
 # stamp and costs nothing; an interrupted one is completed by the next call.
 set -eu
 
 cd "$(dirname "$0")/.."
-lock=${1:?usage: scripts/setup.sh cpu|cuda|dev}
 python=${PYTHON:-python3}
 venv=.venv
+if [ -e "$venv/.rlep-cuda" ]; then
+    lock=${1:-cuda}
+else
+    lock=${1:-cpu}
+fi
 stamp=$venv/.rlep-$lock
 log=$venv/setup.log
 
@@ -41,21 +46,34 @@ ended() {
     [ "$status" -eq 0 ] || tail -n 20 "$log" >&2
 }
 
+# Standard library only: it says in one sentence what is wrong.
+check() {
+    reason=$("$1" -m rlep.core.builds "$2" 2>&1) || fail "$reason"
+}
+
 [ -f "requirements/$lock.txt" ] || fail "there is no requirements/$lock.txt"
-if [ -x "$venv/bin/rlep" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then
+# pip takes a CPU build of torch for the CUDA lock's (2.13.0+cpu satisfies ==2.13.0), and removes no package of the other lock.
+case $lock in cpu) other=cuda ;; cuda) other=cpu ;; *) other=none ;; esac
+mixed=$venv/.rlep-$other
+if [ ! -e "$mixed" ] && [ -x "$venv/bin/rlep" ] && [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then
     exit 0
 fi
+if [ -z "${1:-}" ] && [ "$lock" = cpu ] && command -v nvidia-smi >/dev/null; then
+    printf 'setup: this machine has an NVIDIA driver; LOCK=cuda installs what its GPUs need\n' >&2
+fi
 
-if ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+if [ -e "$mixed" ] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     command -v "$python" >/dev/null || fail "$python not found: install Python 3.11, 3.12 or 3.13, or set PYTHON=/path/to/it"
     "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
         fail "$("$python" --version) is not supported: set PYTHON to Python 3.11, 3.12 or 3.13"
     "$python" -c 'import ensurepip, venv' 2>/dev/null ||
         fail "$python lacks the venv module (Debian and Ubuntu: apt install python3-venv)"
+    [ "$lock" != cuda ] || check "$python" compiler
+    [ ! -e "$mixed" ] || printf 'setup: %s has the packages of requirements/%s.txt: it is made anew\n' "$venv" "$other" >&2
     rm -rf "$venv"
     "$python" -m venv "$venv"
 fi
-rm -f "$stamp"
+: >"$stamp" # empty: not finished
 
 printf 'setup: installing requirements/%s.txt into %s (a first time takes some minutes)\n' "$lock" "$venv" >&2
 : >"$log"
@@ -81,6 +99,11 @@ pip install --no-deps --no-build-isolation -e .
 if [ "$lock" = cpu ]; then
     "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null ||
         fail "vLLM on CPU needs libnuma.so.1 (Debian and Ubuntu: apt install libnuma1; Fedora: dnf install numactl-libs)"
+fi
+if [ "$lock" != dev ]; then
+    : >"$mixed" # unless the check passes, the next call makes the environment anew
+    check "$venv/bin/python" "$lock"
+    rm "$mixed"
 fi
 fingerprint >"$stamp"
 printf 'setup: done\n' >&2

@@ -215,6 +215,8 @@ class Cluster:
 
     def waits_for(self, role: ActorConfig) -> str:
         """Say what an actor of this role waits for, and for how long."""
+        if self.headless:
+            return "waits for Ray's head process, which is gone"
         return f"{self.shortfall(role)}; waits {self.config.place_deadline_s:g} s at most (cluster.place_deadline_s)"
 
     def _claim(self, name: str, together: ActorConfig, bundles: Sequence[ActorConfig]) -> None:

@@ -126,8 +126,8 @@ class GeneratorReplica(Replica):
         """True while it serves a policy version, or may after the transfer that it takes part in."""
         return self._loading.locked() or self.version is not None
 
-    def status(self, shortfall: str) -> ActorStatus:
-        """Return its row of ``rlep status``; ``shortfall``: what it waits for while it is not placed."""
+    def status(self) -> ActorStatus:
+        """Return its row of ``rlep status``. Only of a replica that is not placed is Ray's head asked what it lacks."""
         lost = self.out_of_restarts and self.state is not GeneratorState.LEAVING
         state = "lost" if lost else SHOWN.get(self.state) or cast(State, self.state.value)
         return ActorStatus(
@@ -137,8 +137,14 @@ class GeneratorReplica(Replica):
             in_flight=self._fleet.queue.count_leased(self.holder),
             tokens_per_second=self._rate.per_second(),
             restarts=self.actor.restarts,
-            error=shortfall if state == "placing" else self.error,
+            error=self._waits_for() if state == "placing" else self.error,
         )
+
+    def _waits_for(self) -> str:
+        fleet = self._fleet
+        if fleet.colocated is not None:
+            return "waits for the learner's devices"
+        return fleet.cluster.waits_for(fleet.config.generator)
 
     async def join(self) -> None:
         """Start it and let it work; raises why it cannot start."""

@@ -91,10 +91,7 @@ class GeneratorPool:
 
     def status(self) -> RoleStatus:
         """Return a row for every generator, and how many requests wait for one."""
-        fleet = self._fleet
-        apart = fleet.colocated is None
-        shortfall = fleet.cluster.waits_for(fleet.config.generator) if apart else "waits for the learner's devices"
-        rows = tuple(replica.status(shortfall) for replica in self.replicas)
+        rows = tuple(replica.status() for replica in self.replicas)
         return RoleStatus("generator", rows, self._queue.waiting, self.reissued)
 
     async def generate(

@@ -172,7 +172,8 @@ def lose_the_head(home: Path, run: subprocess.Popen[str], number: signal.Signals
     verifier.send_signal(signal.SIGSTOP)  # the step waits for its verdicts
     head.send_signal(number)
     stopped = "stopped: the same command continues the run after step "
-    wait_until(lambda: stopped in said(home)[before:], "the run to stop")
+    wait_until(lambda: stopped in said(home)[before:] or run.poll() is not None, "the run to stop")
+    assert stopped in said(home)[before:], said(home)[before:]
     verifier.send_signal(signal.SIGCONT)
     if number == signal.SIGSTOP:
         head.kill()  # Ray itself waits some minutes for a head that hangs

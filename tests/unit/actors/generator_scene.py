@@ -104,7 +104,7 @@ class Scene:
 
     def __init__(self, transfer: str = "gloo", restarts: int = 3) -> None:
         self.events: list[tuple[str, str, str]] = []
-        self.failing_starts = self.refusals = 0
+        self.failing_starts = self.refusals = self.asked = 0
         self.places = asyncio.Event()
         self.places.set()
         cluster = SimpleNamespace(
@@ -114,11 +114,15 @@ class Scene:
             home=None,
             reserve=lambda name, _: name,
             place=self._place,
-            waits_for=lambda _: "waits for a place",
+            waits_for=self._waits_for,
         )
         generator = {"transfer": transfer, "restarts": restarts, "max_sequences": 4, "transfer_deadline_s": 0.2}
         config = parse_config({"generator": generator})
         self.pool = GeneratorPool(cast(Any, cluster), config, Path("model"), lease_s=60)
+
+    def _waits_for(self, _: object) -> str:
+        self.asked += 1
+        return "waits for a place"
 
     async def _place(self, kind: object, name: str, *_: object, slot: object) -> Any:
         await self.places.wait()

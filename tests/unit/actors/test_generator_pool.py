@@ -87,6 +87,20 @@ async def test_what_a_stream_ends_without_is_given_out_again() -> None:
     await scene.pool.close()
 
 
+async def test_ray_is_asked_what_is_missing_only_for_a_generator_without_a_place() -> None:
+    scene = await started(1)
+    assert [row.error for row in scene.pool.status().actors] == [""]
+    assert scene.asked == 0
+    scene.places.clear()
+    growing = asyncio.create_task(scene.pool.scale(2, grace_s=1))
+    await until(lambda: len(scene.pool.replicas) == 2, "the second generator")
+    assert [row.error for row in scene.pool.status().actors] == ["", "waits for a place"]
+    assert scene.asked == 1
+    scene.places.set()
+    await growing
+    await scene.pool.close()
+
+
 async def test_a_lost_generator_s_work_is_done_by_the_other_and_reported_once() -> None:
     scene = await started(2, transfer="shared_memory")
     rollout = asyncio.create_task(scene.answers("a", "b"))
