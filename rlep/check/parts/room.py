@@ -17,24 +17,23 @@ MODEL_WIDTH, TRAINER_WIDTH, VERSIONS = 2, 12, 2
 """Bytes a weight of the small model's file and of a trainer's state, and versions of the weights in shared memory."""
 
 
-def room(config: Config, disk: Path, memory: Path) -> Finding | None:
+def room(config: Config, disk: Path, memory: Path | None) -> Finding | None:
     """Hold the largest scratch of a part against what is free in its two places; None for a shape that is not known.
 
-    The small model lies on disk all the time, and beside it at most one checkpoint, of ``state``.
+    The small model lies on disk all the time, and beside it at most one checkpoint, of ``state``. ``memory``: of the
+    generator's parts, where they are tried.
     """
     try:
         weights = replace(read_shape(config.model.path), layers=LAYERS).parameters
     except ModelError:
         return None
     learner, generator = config.learner, config.generator
-    on_disk = weights * (MODEL_WIDTH + TRAINER_WIDTH + width_of(learner.dtype, learner.gpus))
-    shared = generator.transfer == "shared_memory"
-    in_memory = VERSIONS * weights * width_of(generator.dtype, generator.gpus) if shared else 0
-    places = {disk.parent: on_disk, memory.parent: in_memory}
-    if disk.parent == memory.parent:  # there is no shared memory
-        places = {disk.parent: on_disk + in_memory}
+    places = {disk.parent: weights * (MODEL_WIDTH + TRAINER_WIDTH + width_of(learner.dtype, learner.gpus))}
+    if memory is not None and generator.transfer == "shared_memory":
+        published = VERSIONS * weights * width_of(generator.dtype, generator.gpus)
+        places[memory.parent] = places.get(memory.parent, 0) + published  # one place where there is no shared memory
     free = {place: shutil.disk_usage(place).free for place in places}
-    needs = [f"{sized(wanted)} in {place} ({sized(free[place])} free)" for place, wanted in places.items() if wanted]
+    needs = [f"{sized(wanted)} in {place} ({sized(free[place])} free)" for place, wanted in places.items()]
     detail = f"two layers of the model's shape, {weights:,} weights, need at most {' and '.join(needs)}"
     if all(free[place] >= wanted for place, wanted in places.items()):
         return Finding("scratch", "ok", detail)

@@ -63,7 +63,7 @@ def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]
     # What a killed process left is removed as the directories are made.
     places = [private_directory("check"), private_directory("check", in_memory=True)]
     with _scratch(places[0]) as home, _scratch(places[1]) as shared:
-        if (space := room(config, home, shared)) is not None:
+        if (space := room(config, home, None if lacking else shared)) is not None:
             yield space
             if space.level == "wrong":
                 return

@@ -63,6 +63,13 @@ def test_one_place_for_both_has_to_hold_both(tmp_path: Path) -> None:
     assert f"need at most 34.7 KiB in {tmp_path}" in found.detail  # 24.0 + 10.7
 
 
+def test_a_learner_alone_needs_no_shared_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    found = room(load_config([BASE], [f'model.path="{tmp_path}"']), tmp_path / "a", None)
+    assert found is not None
+    assert found.detail.count(" in ") == 1
+
+
 PROGRAM = f"""
 import sys
 for name in ("ray", "vllm", "redis", "grpc", "math_verify"):
