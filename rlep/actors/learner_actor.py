@@ -17,6 +17,7 @@ import ray
 from rlep.actors.node_address import node_address, use_node_interface
 from rlep.actors.once import Once
 from rlep.config.schema import Config
+from rlep.core.builds import check_builds
 from rlep.core.errors import WeightSyncError
 from rlep.core.heap import keep_freed_memory
 from rlep.core.paths import private_directory
@@ -120,6 +121,7 @@ class Rank:
 
     def start(self, model: Path, config: Config, world_size: int, meeting_point: str, writers: Sequence[int]) -> None:
         """Join the group and load the base weights. The ranks ``writers`` write weights to their nodes' shared memory."""
+        check_builds(None, config.learner.gpus)
         os.environ["OMP_NUM_THREADS"] = str(config.learner_threads)
         os.environ.update(allocator_settings(config.learner))
         use_node_interface()

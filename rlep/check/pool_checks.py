@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import replace
 
 from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import CheckSkipped, Finding
@@ -16,7 +15,7 @@ from rlep.core.errors import ConfigError, DeadlineExceeded, PoolError
 from rlep.core.plural import counted
 from rlep.data.prompts import PromptSet
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary, version_of
-from rlep.services.pool.rpc.places import connected, hosted, on_server, private_socket
+from rlep.services.pool.rpc.places import connected, on_server, served
 from rlep.services.pool.storage.checks import check_server
 from rlep.services.pool.storage.connection import RetryingRedis, connect, until_deadline
 from rlep.services.pool.values import PoolStats
@@ -51,10 +50,8 @@ def check_replays(config: Config, tokenizer_digest: str, prompts: PromptSet) -> 
             f"there is no pool at {config.pool_directory}: fill it by `rlep collect` or `rlep pool import` with "
             "the same data and pool.directory first, or check pool.directory"
         )
-    place, deadline = pool_place(config), config.pool.deadline_s
-    place = replace(place, socket=private_socket(place.url))
     try:
-        with hosted(place, deadline=deadline), connected(place, deadline=deadline) as opened:
+        with served(pool_place(config), deadline=config.pool.deadline_s) as opened:
             stats = opened.open(tokenizer_digest=tokenizer_digest, read_only=True)
             covered = covered_questions(config, opened.prompt_ids(), prompts)
             check_minimum(config, stats)

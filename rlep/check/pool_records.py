@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from rlep.actors.cluster_address import joined_address
@@ -10,36 +11,34 @@ from rlep.check.inputs import Subject
 from rlep.check.pool_checks import pool_exists
 from rlep.check.pool_place import pool_place
 from rlep.config.schema import Config
-from rlep.core.errors import ModelError, PoolError
+from rlep.core.errors import DeadlineExceeded, ModelError, PoolError
 from rlep.core.plural import counted
 from rlep.engines.tokenizer import load_tokenizer, vocabulary_size
 from rlep.services.pool.maintenance.check_records import Checked, check_records
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.rpc.places import on_server, opened
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.rpc.places import served
+from rlep.services.pool.values import PoolStats
 
 EXAMPLES = 5
 """Damaged records that are named."""
 
 
 def pool_records(subject: Subject) -> Iterator[Finding]:
-    """Check every record of the pool that is configured, where there is one on this machine or in a Redis."""
+    """Check every record of the pool that is configured, where there is one."""
     config = subject.config
-    if on_server(config.pool.url):
-        raise CheckSkipped("a pool server keeps its own: check the Redis behind it, on its machine")
     if joined_address(config.cluster.address) is not None or not pool_exists(config):
         raise CheckSkipped(f"there is no pool at {config.pool_directory}")
-    options = PoolOptions(read_only=True, deadline=config.pool.deadline_s)
     try:
-        with opened(pool_place(config), tokenizer_digest=None, options=options) as pool:
-            yield from _state(config, pool)
-            vocabulary = known_vocabulary(config, pool)
+        with served(pool_place(config), deadline=config.pool.deadline_s) as pool:
+            stats = pool.open(read_only=True)
+            yield from _state(config, pool, stats)
+            vocabulary = known_vocabulary(config, stats)
             yield from _records(check_records(pool, repair=False, vocabulary=vocabulary), vocabulary)
-    except PoolError as error:
+    except (PoolError, DeadlineExceeded) as error:
         yield Finding("pool records", "wrong", str(error))
 
 
-def known_vocabulary(config: Config, pool: Pool) -> int | None:
+def known_vocabulary(config: Config, pool: PoolStats) -> int | None:
     """Return the number of token ids: the pool's own, else that of model.path if the pool has its tokenizer."""
     if pool.vocabulary is not None:
         return pool.vocabulary
@@ -50,13 +49,15 @@ def known_vocabulary(config: Config, pool: Pool) -> int | None:
     return vocabulary_size(config.model.path) if same else None
 
 
-def _state(config: Config, pool: Pool) -> Iterator[Finding]:
-    used, limit = pool.memory()
-    room = f"{used / 1e6:.1f} MB used" + (f" of {limit / 1e6:.1f} MB" if limit else ", no limit set")
-    yield Finding("pool server", "ok", f"answers in {1000 * pool.ping():.2f} ms, {room}")
-    sealed = f"sealed with {pool.sealed}, which its content matches" if pool.sealed else "open"
-    yield Finding("pool content", "ok", f"{pool.name}, {sealed}, digest {pool.digest()}")
-    stated, path = f"the pool's writer stated {pool.tokenizer_digest}", config.model.path
+def _state(config: Config, pool: PoolClient, stats: PoolStats) -> Iterator[Finding]:
+    limit = f" of {stats.redis_limit / 1e6:.1f} MB" if stats.redis_limit else ", no limit set"
+    start = time.perf_counter()
+    digest = pool.digest()
+    took = 1000 * (time.perf_counter() - start)
+    yield Finding("pool server", "ok", f"answers in {took:.2f} ms, {stats.redis_bytes / 1e6:.1f} MB used{limit}")
+    sealed = f"sealed with {stats.sealed}, which its content matches" if stats.sealed else "open"
+    yield Finding("pool content", "ok", f"{pool.name}, {sealed}, digest {digest}")
+    stated, path = f"the pool's writer stated {stats.tokenizer_digest}", config.model.path
     remedy = (
         "set model.path to the model that wrote the responses; a Python client states its tokenizer as "
         "Provenance.tokenizer_digest = rlep.load_tokenizer(MODEL_DIR).digest"
@@ -66,7 +67,7 @@ def _state(config: Config, pool: Pool) -> Iterator[Finding]:
     except ModelError:
         yield Finding("pool tokenizer", "skipped", f"{stated}; model.path = {path} has no tokenizer", remedy)
         return
-    if own != pool.tokenizer_digest:
+    if own != stats.tokenizer_digest:
         yield Finding("pool tokenizer", "wrong", f"{stated}; model.path = {path} has {own}", remedy)
     else:
         yield Finding("pool tokenizer", "ok", f"that of model.path = {path}")

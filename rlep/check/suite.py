@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rlep.check.data_checks import evaluation_data, input_notes, model, options, training_data, verifier
 from rlep.check.finding import CheckSkipped, Finding
-from rlep.check.fit_checks import cpus, memory
+from rlep.check.fit_checks import FIT
 from rlep.check.inputs import Inputs, Look, Subject
 from rlep.check.machine import MACHINE, cluster
 from rlep.check.pool_checks import pool
@@ -19,13 +19,13 @@ from rlep.config.schema import Config
 from rlep.core.errors import RlepError
 
 DATA: tuple[Look, ...] = (options, model, training_data, evaluation_data, verifier)
-BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, cpus, memory)
+BEFORE_ACTORS: tuple[Look, ...] = (pool, *MACHINE, *FIT)
 
 
 def findings(config: Config) -> Iterator[Finding]:
     """Make every check that starts nothing, for a run that trains; an error is a finding like others."""
     subject = Subject(config)
-    for look in (*DATA, pool, pool_records, *MACHINE, cluster, cpus, memory):
+    for look in (*DATA, pool, pool_records, *MACHINE, cluster, *FIT):
         what = look.__name__.replace("_", " ")
         try:
             yield from look(subject)

@@ -145,7 +145,7 @@ def quickstart(
     quiet: Quiet = False,
     as_json: JsonSteps = False,
 ) -> None:
-    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs two CPU cores, no GPU."""
+    """The whole workflow on a tiny model: evaluate base, phase 1, collect, phase 2, compare. Needs two CPU cores, or one GPU."""
     check_versions()
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.quickstart import run

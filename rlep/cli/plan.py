@@ -17,7 +17,7 @@ from rlep.core.plural import counted, sized
 from rlep.data.prompts import PromptSet, load_prompts
 from rlep.driver.model_shape import read_shape
 from rlep.driver.run_plan import Known, PoolCoverage, RolePlan, RunPlan, read_collection
-from rlep.services.pool.rpc.places import connected, hosted
+from rlep.services.pool.rpc.places import served
 
 
 def read_known(config: Config) -> Known:
@@ -65,9 +65,7 @@ def _pool(config: Config, train: PromptSet | None, missing: list[str]) -> PoolCo
     if not pool_exists(config):  # opening it would make one
         missing.append(f"pool {directory}: no pool there; `rlep collect` or `rlep pool import` fills it")
         return None
-    place = pool_place(config)
-    deadline = config.pool.deadline_s
-    with hosted(place, deadline=deadline), connected(place, deadline=deadline) as pool:
+    with served(pool_place(config), deadline=config.pool.deadline_s) as pool:
         pool.open(read_only=True)
         held = {prompt: len(ids) for prompt, ids in pool.contents().items()}
     questions = [prompt.id for prompt in train.prompts] if train else list(held)
@@ -152,8 +150,8 @@ def _evaluation_lines(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
-    rank, memory, fit = plan.learner, plan.memory, plan.fit
-    if rank is None or memory is None or fit is None:
+    rank, memory, host, fit = plan.learner, plan.memory, plan.host, plan.fit
+    if rank is None or memory is None or host is None or fit is None:
         return []
     ranks = "whole" if config.learner.unsharded_gradients else f"/ {counted(config.learner.ranks, 'rank')}"
     found = [
@@ -172,7 +170,11 @@ def _memory_lines(plan: RunPlan, config: Config) -> list[tuple[str, str]]:
         ("KV cache", f"{memory.kv_token:,} bytes a token, {sized(memory.kv_sequence)} a longest sequence"),
         ("KV cache, a generator", f"{sized(memory.kv_cache)}: {memory.kv_sequences:,} longest sequences"),
         ("weight update", sized(memory.weight_update)),
+        ("checkpoints", f"{host.checkpoints} of {sized(host.checkpoint_bytes)} on disk at once"),
     ]
+    if config.learner.gpus:
+        text = f"{sized(host.memory_bytes)} of all actors while a checkpoint is written"
+        found += [("host memory", text), ("  in /dev/shm", sized(host.published_bytes))]
     if config.cluster.placement == "colocated" and config.learner.gpus:
         found += [
             ("a shared GPU", f"{sized(max(fit.generator_bytes, fit.learner_bytes))} at most"),

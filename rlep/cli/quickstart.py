@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from rlep.check.machine import gpu_memory
 from rlep.cli.progress import TerminalProgress
 from rlep.cli.tables import show_summary
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
+from rlep.core.builds import installed, torch_cuda
 from rlep.launch.collect import collect, collected_text
 from rlep.launch.train import train
 from rlep.quickstart.task import TaskFiles, build_task
@@ -52,6 +54,11 @@ def run(directory: Path, progress: TerminalProgress, *, seed: int = 0, steps: in
     progress.result(f"look into the runs: rlep console {shlex.quote(str(directory))}")
 
 
+def gpu_here() -> bool:
+    """Tell whether torch and vLLM are built for GPUs and there is one, which generator and learner then share."""
+    return torch_cuda() is not None and installed("vllm") is not None and bool(gpu_memory())
+
+
 def task_overrides(task: TaskFiles) -> list[str]:
     """Return the overrides with which a run uses the task's model and questions."""
     return [
@@ -72,7 +79,8 @@ def _text(path: Path) -> str:
 
 def _stage(progress: TerminalProgress, title: str, command: str, name: str, overrides: Sequence[str]) -> Config:
     """Announce a stage as the command that does the same, and read its config."""
-    files = [Path(str(CONFIGS / "base.toml")), Path(str(CONFIGS / f"{name}.toml"))]
+    layers = ["base", *(["gpu"] if gpu_here() else []), name]
+    files = [Path(str(CONFIGS / f"{layer}.toml")) for layer in layers]
     words = ["rlep", command, *map(str, files), *(word for text in overrides for word in ("--set", text))]
     progress.say(f"\n{title}", bold=True)
     progress.say(f"$ {shlex.join(words)}")

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
+from rlep.core.errors import ConfigError
+
 COMPILE_S = 60.0
 LAUNCHER = "#include <Python.h>\n#include <dlfcn.h>\nvoid *launcher(void) { return dlopen(0, RTLD_NOW); }\n"
 """Source with the headers that Triton's launchers include."""
@@ -72,6 +74,12 @@ def wrong_build(generator_gpus: float | None, learner_gpus: float | None) -> str
             "`make setup LOCK=cpu` installs the builds for CPUs"
         )
     return ""
+
+
+def check_builds(generator_gpus: float | None, learner_gpus: float | None) -> None:
+    """Raise ``ConfigError`` where the builds here cannot serve these roles; see ``wrong_build``."""
+    if wrong := wrong_build(generator_gpus, learner_gpus):
+        raise ConfigError(wrong)
 
 
 def missing_compiler() -> str:

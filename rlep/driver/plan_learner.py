@@ -117,9 +117,10 @@ def _moment_of_peak(config: Config, shape: ModelShape, width: int) -> tuple[int,
     logits = 4 * tokens * shape.vocabulary
     probabilities = min(KEPT_PROBABILITY_BYTES[device], logits)
     chunks = 3 * min(HEAD_CHUNK_BYTES[device], logits)
-    # The head sums its weight's gradient in float32: a GPU adds one float32 product at a time, and at the end it is rounded.
-    handed_on = 0 if width == 4 else 4 if learner.gpus else width
-    head = (kept + ends, probabilities + chunks + matrix * (4 + handed_on))
+    # The head sums its weight's gradient in float32, and rounds it when its chunks are gone; a CPU rounds each product.
+    rounded = 0 if width == 4 else matrix * width
+    beside = max(chunks, rounded) if learner.gpus else chunks + rounded
+    head = (kept + ends, probabilities + 4 * matrix + beside)
     norm = (kept + ends, probabilities + matrix * width + 16 * tokens * shape.hidden)  # four hidden states in float32
     weights = adapters or shape.layer_parameters
     flowing = tokens * (2 * shape.intermediate + 2 * shape.hidden) * width

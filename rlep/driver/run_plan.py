@@ -13,6 +13,7 @@ from rlep.data.prompts import PromptOrder, PromptReport
 from rlep.driver.model_shape import ModelShape
 from rlep.driver.plan_cpus import wanted_cpus
 from rlep.driver.plan_fit import Fit, plan_fit
+from rlep.driver.plan_host import HostPlan, plan_host
 from rlep.driver.plan_learner import LearnerPlan, plan_learner
 from rlep.driver.plan_memory import GIB, GPU_GIB, MemoryPlan, plan_memory
 from rlep.driver.replays import replays_at
@@ -133,9 +134,11 @@ class RunPlan:
     replay: ReplayPlan | None
     evaluation: EvaluationPlan
     learner: LearnerPlan | None
-    """One rank; None without a model, like the four below."""
+    """One rank; None without a model, like the five below."""
     memory: MemoryPlan | None
     """One generator."""
+    host: HostPlan | None
+    """Memory and disk beside the GPUs."""
     fit: Fit | None
     """Contents of one GPU."""
     fits: bool | None
@@ -171,6 +174,7 @@ def make_plan(config: Config, known: Known, gpu_bytes: int = int(GPU_GIB * GIB))
         evaluation=_evaluation(config, known.evaluation_questions),
         learner=plan_learner(config, model) if model else None,
         memory=plan_memory(config, model, gpu_bytes) if model else None,
+        host=plan_host(config, model) if model else None,
         fit=fit,
         fits=fit.fits if fit else None,
         reason=fit.reason if fit else None,

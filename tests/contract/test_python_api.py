@@ -75,7 +75,10 @@ VERBS = {
         "holder: 'str | None' = None) -> 'PoolStats'"
     ),
     "prompt_ids": "(self) -> 'list[str]'",
-    "remove": "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, quarantine: 'bool' = False) -> 'int'",
+    "remove": (
+        "(self, prompt_id: 'str', content_ids: 'Sequence[str]', *, quarantine: 'bool' = False, "
+        "quarantined: 'bool' = False) -> 'int'"
+    ),
     "sample": (
         "(self, prompt_ids: 'Sequence[str]', count: 'int', *, seed: 'int', step: 'int', minimum: 'int | None' = None) "
         "-> 'Sample'"
@@ -86,8 +89,10 @@ VERBS = {
 PAGES = {
     "export_page": "(self, after: 'str') -> 'tuple[list[Trajectory], str | None]'",
     "prompt_page": "(self, limit: 'int') -> 'list[str]'",
-    "stored": (
-        "(self, wanted: 'Mapping[str, Sequence[str]]', *, quarantined: 'bool' = False) -> 'dict[str, dict[str, bytes]]'"
+    "add_records": "(self, records: 'Sequence[tuple[str, bytes]]', *, quarantined: 'bool' = False) -> 'AddReport'",
+    "records": (
+        "(self, prompt_ids: 'Sequence[str] | None' = None, *, quarantined: 'bool' = False, after: 'str' = '', "
+        "limit: 'int | None' = None) -> 'Iterator[Held]'"
     ),
 }
 """Of ``PoolClient`` alone."""

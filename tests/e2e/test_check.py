@@ -19,6 +19,7 @@ NAMES = [
     "longest rows",
     "memory",
     "network",
+    "kernel",
     "generator",
     "preemption",
     "weights",
@@ -34,7 +35,8 @@ def test_every_check_passes_on_cpus(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=1780, check=False)
     found = json.loads(done.stdout)
     parts = found["findings"][-len(NAMES) :]
-    assert [(part["what"], part["level"]) for part in parts] == [(name, "ok") for name in NAMES], found
+    levels = [(name, "skipped" if name == "kernel" else "ok") for name in NAMES]
+    assert [(part["what"], part["level"]) for part in parts] == levels, found
     assert all(part["detail"] and not part["remedy"] for part in parts)
 
 

@@ -16,17 +16,22 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(300)
 def test_the_gpu_benchmark_runs_tiny_and_its_modes_agree() -> None:
-    command = [sys.executable, "benchmarks/gpu_learner.py", "--tiny", "--json", "--repeats", "1"]
+    command = [sys.executable, "benchmarks/gpu_learner.py", "--shape", "tiny", "--json", "--repeats", "1"]
+    command += ["--modes", "checkpointing,plain,fa3,head"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads(line) for line in done.stdout.splitlines())
-    assert (first["activation_checkpointing"], second["activation_checkpointing"]) == (True, False)
+    first, second, absent, head = (json.loads(line) for line in done.stdout.splitlines())
+    assert (first["mode"], second["mode"]) == ("checkpointing", "plain")
     assert first["loss"] == pytest.approx(second["loss"], rel=1e-6)
+    assert first["grad_norm"] == pytest.approx(second["grad_norm"], rel=1e-6)
     assert first["tokens"] == second["tokens"] > 16 * 5
     assert first["flop_utilization"] is None  # a CPU's peak is not known
     assert first["flops_per_second"] / first["tokens_per_second"] == pytest.approx(
         second["flops_per_second"] / second["tokens_per_second"]
     )
+    assert absent["not_measured"].startswith("FlashAttention 3 is not installed: ")
+    for way in ("as_it_is", "products_apart", "chunks_of_1_gib"):
+        assert head[way]["gradient_difference"] < 1e-6
 
 
 def test_a_mode_that_does_not_fit_into_the_gpu_is_a_figure_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -41,10 +46,5 @@ def test_a_mode_that_does_not_fit_into_the_gpu_is_a_figure_too(monkeypatch: pyte
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(script, "LearnerRank", full)
-    assert script.measured(script.TINY, tmp_path, False, False, 1) == {
-        "device": "cpu",
-        "activation_checkpointing": False,
-        "compile": False,
-        "micro_batch_tokens": 128,
-        "out_of_memory": "no room",
-    }
+    figures = script.measure("plain", script.SIZES["tiny"], tmp_path, 1)
+    assert figures == {"mode": "plain", "device": "cpu", "torch": torch.__version__, "out_of_memory": "no room"}

@@ -6,23 +6,29 @@ import itertools
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rlep import PoolClient
 from rlep.core.errors import ConfigError
 from rlep.core.types import Provenance, Sampling, Status, Trajectory, Verdict
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, find_binary
 from rlep.services.pool.files import records
 from rlep.services.pool.pool import Pool
+from rlep.services.pool.rpc.server import PoolServer
 from rlep.services.pool.values import PoolOptions
 from rlep.services.verifier.base import BaseVerifier
 from rlep.services.verifier.grader import build_verifier
+from tests.services.pool.pool_servers import serving
 
 TOKENIZER = "tokenizer-digest"
 MakeTrajectory = Callable[..., Trajectory]
 OpenPool = Callable[..., Pool]
+OpenClient = Callable[..., PoolClient]
 
 
 @pytest.fixture(scope="module", params=["wheel", "system"])
@@ -86,6 +92,29 @@ def open_pool(redis_server: EmbeddedRedis, request: pytest.FixtureRequest) -> It
 
 
 @pytest.fixture(scope="module")
+def pool_server(redis_server: EmbeddedRedis) -> Iterator[PoolServer]:
+    """A server of the pools of ``open_pool``."""
+    with serving(redis_server) as running:
+        yield running
+
+
+@pytest.fixture
+def open_client(pool_server: PoolServer, request: pytest.FixtureRequest) -> Iterator[OpenClient]:
+    """``open_client(name=…, tokenizer=…, cap=…, **options)``: a client of a pool that it makes, by default ``open_pool``'s."""
+    default = f"test-{zlib.crc32(request.node.nodeid.encode()):x}"
+    with ExitStack() as clients:
+
+        def open_it(
+            name: str = default, tokenizer: str = TOKENIZER, cap: int | None = None, **options: Any
+        ) -> PoolClient:
+            client = clients.enter_context(PoolClient(pool_server.address, pool=name, **options))
+            client.open(tokenizer_digest=tokenizer, cap=cap)
+            return client
+
+        yield open_it
+
+
+@pytest.fixture(scope="module")
 def grader() -> Iterator[BaseVerifier]:
     """The default verifier."""
     with build_verifier("math") as verifier:
@@ -123,15 +152,15 @@ def trajectory() -> MakeTrajectory:
 
 
 @pytest.fixture
-def twin(open_pool: OpenPool, request: pytest.FixtureRequest) -> Pool:
+def twin(open_client: OpenClient, request: pytest.FixtureRequest) -> PoolClient:
     """A second pool, empty."""
-    return open_pool(f"twin-{zlib.crc32(request.node.nodeid.encode()):x}")
+    return open_client(f"twin-{zlib.crc32(request.node.nodeid.encode()):x}")
 
 
 @pytest.fixture
-def ten_questions(open_pool: OpenPool, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch) -> Pool:
+def ten_questions(open_client: OpenClient, trajectory: MakeTrajectory, monkeypatch: pytest.MonkeyPatch) -> PoolClient:
     """Ten questions of three answers; exports take two questions a shard: five shards."""
     monkeypatch.setattr(records, "SHARD_RECORDS", 6)
-    pool = open_pool()
+    pool = open_client()
     pool.add([trajectory(f"q{i}", [i, k]) for i in range(10) for k in range(3)])
     return pool

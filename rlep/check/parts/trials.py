@@ -12,6 +12,7 @@ from pathlib import Path
 from rlep.actors.cluster_address import joined_address
 from rlep.check.finding import Finding
 from rlep.check.parts.generator_checks import generator, preemption
+from rlep.check.parts.kernel_check import kernel
 from rlep.check.parts.learner_checks import MAKING_S, attention, gradients, longest_rows, network, state
 from rlep.check.parts.memory_check import memory
 from rlep.check.parts.outcome import Check, environment
@@ -26,7 +27,7 @@ from rlep.engines.rendezvous import interface_settings
 Part = tuple[Callable[[Rig], str], str]
 """A check, and what to do when it fails."""
 
-OF_LEARNER: tuple[Part, ...] = (
+WITHOUT_VLLM: tuple[Part, ...] = (
     (attention, "torch's attention does not suit this device: update the driver and torch, or set learner.dtype"),
     (gradients, "ranks do not add up their gradients: look at NCCL_DEBUG=INFO, or try learner.ranks = 1"),
     (state, "offloading or checkpoints lose bits: run the check alone, look for other processes on the device"),
@@ -39,15 +40,18 @@ OF_LEARNER: tuple[Part, ...] = (
         network,
         "set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the interface that joins the machines; look at NCCL_DEBUG=INFO",
     ),
+    (
+        kernel,
+        "Triton does not work here: look at what it printed; it needs gcc, Python's headers and a driver for its CUDA",
+    ),
 )
-OF_GENERATOR: tuple[Part, ...] = (
+WITH_VLLM: tuple[Part, ...] = (
     (generator, "vLLM does not work on this machine: run with VLLM_LOGGING_LEVEL=INFO, try generator.eager = true"),
     (preemption, "vLLM loses requests that it sets back: raise generator.memory_utilization or generator.kv_cache_gib"),
     (weights, "choose another generator.transfer; make room in /dev/shm for two copies of the weights"),
     (lost_member, "a generator that dies would hold up the run: choose another generator.transfer"),
     (turns, "learner and generators cannot share a device by time here: set cluster.placement = split"),
 )
-"""These need vLLM."""
 
 
 def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]:
@@ -68,9 +72,9 @@ def try_parts(config: Config, begun: Callable[[str], None]) -> Iterator[Finding]
             if space.level == "wrong":
                 return
         build_model(config.model.path, home / "model")
-        for check, remedy in (*OF_LEARNER, *OF_GENERATOR):
+        for check, remedy in (*WITHOUT_VLLM, *WITH_VLLM):
             title = check.__name__.replace("_", " ")
-            if lacking and (check, remedy) in OF_GENERATOR:
+            if lacking and (check, remedy) in WITH_VLLM:
                 yield Finding(title, "skipped", lacking)
                 continue
             begun(title)

@@ -16,7 +16,7 @@ from rlep.cli.pool.which import KEEP, Data, DryRun, Json, about_a_pool, pool_app
 if TYPE_CHECKING:
     from rlep.config.schema import Config
     from rlep.services.pool.maintenance.reverify import Difference, Reverified
-    from rlep.services.pool.pool import Pool
+    from rlep.services.pool.rpc.client import PoolClient
     from rlep.services.verifier.base import BaseVerifier
 
 DAY = 86400.0
@@ -37,13 +37,12 @@ def verify(
 ) -> None:
     """Grade every response again with the present verifier; what no longer passes is quarantined."""
     from rlep.cli.pool.open import (
-        changing,
+        existing,
         file_errors,
         files_of,
         matching_tokenizer,
         opening_of,
         question_rows,
-        reading,
     )
     from rlep.cli.progress import TerminalProgress
     from rlep.services.pool.maintenance.reverify import reverify
@@ -51,7 +50,7 @@ def verify(
 
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
-        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        pool = stack.enter_context(existing(config))
         verifier = stack.enter_context(configured_verifier(config.verifier, workers=config.verifier.workers))
         if not (dry_run or other_verifier):
             _check_verifier(pool, verifier)
@@ -86,7 +85,7 @@ def verify(
         _show_verified(found, verifier)
 
 
-def _check_verifier(pool: Pool, verifier: BaseVerifier) -> None:
+def _check_verifier(pool: PoolClient, verifier: BaseVerifier) -> None:
     """Refuse to quarantine what another kind of verifier accepted: the responses may only be formatted otherwise."""
     from rlep.core.errors import ConfigError
 
@@ -142,7 +141,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove the trajectories that meet all criteria given."""
-    from rlep.cli.pool.open import changing, reading
+    from rlep.cli.pool.open import existing
     from rlep.cli.progress import TerminalProgress
     from rlep.core.plural import counted
     from rlep.services.pool.maintenance.prune import Criteria
@@ -157,7 +156,7 @@ def prune(
     criteria = Criteria(policy, verifier, before, keep)
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
-        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        pool = stack.enter_context(existing(config))
         advance = stack.enter_context(bars.phase("prune", pool.stats().trajectories, "records"))
         found = prune_pool(pool, criteria, dry_run=dry_run, advance=advance)
     if as_json:
@@ -178,27 +177,29 @@ def seal(
     as_json: Json = False,
 ) -> None:
     """Close a pool for good, and print the digest that names its content."""
-    from rlep.cli.pool.open import changing
+    from rlep.cli.pool.open import existing
 
     if not yes:
         typer.confirm(f"Nothing can be added to pool {config.pool.name} afterwards. Seal it?", abort=True, err=True)
-    with changing(config) as pool:
+    with existing(config) as pool:
         digest = pool.seal()
     typer.echo(json.dumps({"digest": digest}) if as_json else f"pool {pool.name} is sealed with digest {digest}")
 
 
 def _remove_damaged(config: Config, *, dry_run: bool, as_json: bool) -> None:
     from rlep.check.pool_records import known_vocabulary
-    from rlep.cli.pool.open import changing, reading
+    from rlep.cli.pool.open import existing
     from rlep.cli.progress import TerminalProgress
     from rlep.core.plural import counted
     from rlep.services.pool.maintenance.check_records import check_records
 
     with ExitStack() as stack:
         bars = stack.enter_context(TerminalProgress())
-        pool = stack.enter_context(reading(config) if dry_run else changing(config))
+        pool = stack.enter_context(existing(config))
         advance = stack.enter_context(bars.phase("prune", pool.stats().trajectories, "records"))
-        found = check_records(pool, repair=not dry_run, vocabulary=known_vocabulary(config, pool), advance=advance)
+        found = check_records(
+            pool, repair=not dry_run, vocabulary=known_vocabulary(config, pool.stats()), advance=advance
+        )
     removed, examined = found.damaged if dry_run else found.removed, found.records + found.quarantined
     if as_json:
         typer.echo(json.dumps({"examined": examined, "removed": removed, "dry_run": dry_run}, indent=2))

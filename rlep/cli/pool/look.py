@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rlep.data.prompt_rows import PromptRow
     from rlep.engines.tokenizer import Tokenizer
     from rlep.services.pool.maintenance.measure import Measured
-    from rlep.services.pool.pool import Pool
+    from rlep.services.pool.rpc.client import PoolClient
+    from rlep.services.pool.storage.scan import Held
     from rlep.services.pool.values import PoolStats
 
 PROMPTS_A_SAMPLE = 64
@@ -42,7 +43,7 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Contents of a pool: coverage, lengths, distinctness, memory, by policy and by verifier."""
-    from rlep.cli.pool.open import question_rows, reading
+    from rlep.cli.pool.open import existing, question_rows
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.shell import say_stopping
     from rlep.launch.event_loop import run_async
@@ -51,11 +52,10 @@ def stats(
     if attach:
         _print_stats(config.pool.name, {}, run_async(_attached(config, attach), say_stopping), as_json)
         return
-    with TerminalProgress() as bars, reading(config) as pool:
+    with TerminalProgress() as bars, existing(config) as pool:
         counts = pool.stats()
-        more: dict[str, Any] = {"tokenizer_digest": pool.tokenizer_digest, "cap": pool.cap}
-        used, limit = pool.memory()
-        more |= {"redis_used_bytes": used, "redis_limit_bytes": limit}
+        more: dict[str, Any] = {"tokenizer_digest": counts.tokenizer_digest, "cap": counts.cap}
+        more |= {"redis_used_bytes": counts.redis_bytes, "redis_limit_bytes": counts.redis_limit}
         if data:
             held = set(pool.prompt_ids())
             asked = [prompt_id for prompt_id, _ in question_rows(data, bars)]
@@ -127,7 +127,7 @@ def browse(
     least: Annotated[int, typer.Option(min=1, help="Only questions with at least so many responses.")] = 1,
 ) -> None:
     """Page through questions and their decoded responses; without a terminal, print them all."""
-    from rlep.cli.pool.open import files_of, question_rows, reading, tokenizer_of
+    from rlep.cli.pool.open import existing, files_of, question_rows, tokenizer_of
     from rlep.cli.progress import TerminalProgress
     from rlep.cli.terminal import Terminal
     from rlep.core.errors import PoolError
@@ -135,11 +135,10 @@ def browse(
     with TerminalProgress() as bars:
         files = files_of(config, data)
         rows = dict(question_rows(files, bars)) if data or files[0].is_file() else {}
-    with reading(config) as pool:
+    with existing(config) as pool:
         tokenizer = tokenizer_of(config, pool)
-        prompts = [prompt_id for prompt_id in pool.prompt_ids() if prompt_id >= start]
-        held = zip(prompts, pool.store.content_ids(prompts), strict=True)
-        prompts = [prompt_id for prompt_id, ids in held if len(ids) >= least]
+        held = pool.contents()
+        prompts = [prompt_id for prompt_id, ids in held.items() if prompt_id >= start and len(ids) >= least]
         if not prompts:
             raise PoolError(f"pool {pool.name} has no question of this kind")
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
@@ -165,13 +164,12 @@ def places(count: int, keys: Iterator[str]) -> Iterator[int]:
             return
 
 
-def _page(pool: Pool, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> Text:
+def _page(pool: PoolClient, prompt_id: str, row: PromptRow | None, tokenizer: Tokenizer | None) -> Text:
     """A question and all its responses."""
     from rlep.core.plural import counted
-    from rlep.services.pool.files.export_rows import line_of
-    from rlep.services.pool.storage.scan import scan
+    from rlep.services.pool.storage.scan import trajectory_of
 
-    answers = [line_of(held).trajectory for held in scan(pool.store, [prompt_id])]
+    answers = list(map(trajectory_of, pool.records([prompt_id])))
     parts = [Text(f"question {prompt_id}, {counted(len(answers), 'answer')}", "bold")]
     if row is not None:
         parts.append(Text(f"{row.question}\nreference: {row.reference}"))
@@ -187,15 +185,14 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Print one question's responses, or one response, decoded where model.path has the tokenizer."""
-    from rlep.cli.pool.open import reading, tokenizer_of
+    from rlep.cli.pool.open import existing, tokenizer_of
     from rlep.cli.terminal import Terminal
     from rlep.core.errors import PoolError
     from rlep.services.pool.files.export_rows import json_of, line_of
-    from rlep.services.pool.storage.scan import find
 
-    with reading(config) as pool:
+    with existing(config) as pool:
         tokenizer = tokenizer_of(config, pool)
-        found = find(pool.store, identity)
+        found = find(pool, identity)
         if not found:
             raise PoolError(f"pool {config.pool.name} holds neither a prompt nor a trajectory {identity}")
         for held in found:
@@ -205,6 +202,18 @@ def show(
             else:
                 marks = ["quarantined"] if line.quarantined else ()
                 Terminal(soft_wrap=True).print(described(line.trajectory, tokenizer, marks))
+
+
+def find(pool: PoolClient, identity: str) -> list[Held]:
+    """All records of the prompt, or the one trajectory, of this id, quarantined or not; empty where there is none."""
+    if of_prompt := list(pool.records([identity], quarantined=True)):
+        return of_prompt
+    for quarantined in (False, True):
+        for prompt_id, ids in pool.contents(quarantined=quarantined).items():
+            if identity in ids:
+                every = pool.records([prompt_id], quarantined=True)
+                return [held for held in every if held.content_id.hex() == identity and held.quarantined is quarantined]
+    return []
 
 
 @pool_app.command(rich_help_panel=LOOK)
@@ -221,12 +230,12 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON a question.")] = False,
 ) -> None:
     """Draw what a training step would draw: the same seed, step and questions give the same responses."""
-    from rlep.cli.pool.open import reading, tokenizer_of
+    from rlep.cli.pool.open import existing, tokenizer_of
     from rlep.cli.terminal import Terminal
 
     count = config.replay.count or 2 if count is None else count
     seed = config.run.seed if seed is None else seed
-    with reading(config) as pool:
+    with existing(config) as pool:
         tokenizer = tokenizer_of(config, pool)
         wanted = prompts or pool.prompt_ids()
         for start in range(0, len(wanted), PROMPTS_A_SAMPLE):

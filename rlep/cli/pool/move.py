@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlep.data.prompt_rows import PromptRow
     from rlep.engines.tokenizer import Tokenizer
     from rlep.services.pool.files.records import Imported
-    from rlep.services.pool.pool import Pool
+    from rlep.services.pool.rpc.client import PoolClient
 
 QUESTIONS_A_READ = 64
 Form = Literal["parquet", "candidates"]
@@ -41,12 +41,12 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a pool to files. An export that was interrupted starts again."""
-    from rlep.cli.pool.open import file_errors, files_of, reading
+    from rlep.cli.pool.open import existing, file_errors, files_of
     from rlep.cli.progress import TerminalProgress
     from rlep.core.plural import counted
     from rlep.services.pool.files.records import export_records
 
-    with file_errors(out), TerminalProgress() as bars, reading(config) as pool:
+    with file_errors(out), TerminalProgress() as bars, existing(config) as pool:
         if form == "candidates":
             written = _export_texts(config, pool, out, files_of(config, data), bars)
             left = len(pool.prompt_ids()) - written
@@ -68,7 +68,7 @@ def export(
         )
 
 
-def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
+def _export_texts(config: Config, pool: PoolClient, out: Path, data: Sequence[Path], bars: TerminalProgress) -> int:
     """Questions that have responses, with these as texts, in the authors' schema; appears as a whole or not at all."""
     from rlep.cli.pool.open import matching_tokenizer
     from rlep.core.errors import DataError
@@ -81,7 +81,7 @@ def _export_texts(config: Config, pool: Pool, out: Path, data: Sequence[Path], b
 
 
 def _with_responses(
-    pool: Pool, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress
+    pool: PoolClient, tokenizer: Tokenizer, data: Sequence[Path], bars: TerminalProgress
 ) -> Iterator[PromptRow]:
     """The rows whose questions have responses in the pool, each with these."""
     from rlep.cli.pool.open import question_rows
@@ -89,7 +89,7 @@ def _with_responses(
 
     rows = question_rows(data, bars)
     while some := dict(islice(rows, QUESTIONS_A_READ)):
-        for prompt_id, texts in texts_of(pool, list(some), tokenizer):
+        for prompt_id, texts in texts_of(pool, list(some), tokenizer).items():
             yield replace(some[prompt_id], candidates=texts)
 
 

@@ -1,4 +1,4 @@
-"""First steps of every pool command: its pool, opened for reading or for changing, and its questions."""
+"""First steps of every pool command: a client of its pool, and its questions."""
 
 from __future__ import annotations
 
@@ -6,66 +6,45 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlep.check.pool_checks import pool_exists
 from rlep.check.pool_place import pool_place
 from rlep.cli.progress import TerminalProgress
 from rlep.config.schema import Config
-from rlep.core.errors import ConfigError, DataError, ModelError, PoolError
+from rlep.core.errors import DataError, ModelError, PoolError
 from rlep.core.types import prompt_id_of
 from rlep.data.prompt_files import read_rows
 from rlep.data.prompt_rows import PromptRow
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.rpc.places import on_server, opened
-from rlep.services.pool.values import PoolOptions
+from rlep.services.pool.rpc.client import PoolClient
+from rlep.services.pool.rpc.places import served
 
 
 @contextmanager
-def reading(config: Config, tokenizer_digest: str | None = None) -> Iterator[Pool]:
-    """The pool, never written to. Raises ``PoolError`` where there is none; nothing is made."""
-    _check_directory(config)
-    options = PoolOptions(read_only=True, minimum=config.replay.minimum, deadline=config.pool.deadline_s)
-    with opened(pool_place(config), tokenizer_digest=tokenizer_digest, options=options) as pool:
+def existing(config: Config) -> Iterator[PoolClient]:
+    """The pool, which must be there. Raises ``PoolError`` where there is none; nothing is made."""
+    if not pool_exists(config):
+        raise PoolError(
+            f"{config.pool_directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"
+        )
+    with served(pool_place(config), deadline=config.pool.deadline_s, minimum=config.replay.minimum) as pool:
+        pool.open(read_only=True)
         yield pool
-
-
-@contextmanager
-def changing(config: Config) -> Iterator[Pool]:
-    """The pool, which must be there, to be changed: of whatever tokenizer it is."""
-    with reading(config) as found:  # stays open, so that an embedded server is not started twice
-        options = PoolOptions(minimum=min(config.replay.minimum, found.cap), deadline=config.pool.deadline_s)
-        with opened(pool_place(config), tokenizer_digest=found.tokenizer_digest, options=options) as pool:
-            yield pool
 
 
 @contextmanager
 def filling(
     config: Config, tokenizer_digest: str, *, cap: int | None = None, vocabulary: int | None = None
-) -> Iterator[Pool]:
+) -> Iterator[PoolClient]:
     """The pool, made where there is none, to be filled with records of one tokenizer and vocabulary (None: not known).
 
     ``cap``: trajectories a prompt of a new pool, None for ``collection.cap``; a pool that is there keeps its own.
     """
-    try:
-        with reading(config) as found:
-            cap = found.cap
-    except PoolError:
-        cap = cap or config.collection.cap
-    minimum = min(config.replay.minimum, cap)
-    options = PoolOptions(cap=cap, minimum=minimum, deadline=config.pool.deadline_s, vocabulary=vocabulary)
-    with opened(pool_place(config), tokenizer_digest=tokenizer_digest, options=options) as pool:
+    cap, deadline = cap or config.collection.cap, config.pool.deadline_s
+    options = {"minimum": min(config.replay.minimum, cap), "vocabulary": vocabulary}
+    with served(pool_place(config), deadline=deadline, **options) as pool:
+        there = pool.stats().tokenizer_digest
+        pool.open(tokenizer_digest=tokenizer_digest, cap=None if there else cap)
         yield pool
-
-
-def _check_directory(config: Config) -> None:
-    directory = config.pool_directory
-    if on_server(config.pool.url):
-        raise ConfigError(
-            f"pool.url = {config.pool.url} is a pool server; this command works on its Redis: give --redis URL or --embedded DIR"
-        )
-    if config.pool.url is None and not (directory / "redis.conf").is_file():
-        raise PoolError(
-            f"{directory} holds no embedded pool; give the run's config files, --embedded DIR or --redis URL"
-        )
 
 
 @contextmanager
@@ -77,22 +56,22 @@ def file_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{error.filename or path}: {error.strerror or error}") from error
 
 
-def tokenizer_of(config: Config, pool: Pool) -> Tokenizer | None:
+def tokenizer_of(config: Config, pool: PoolClient) -> Tokenizer | None:
     """The tokenizer of model.path, or None where that is not there or not the pool's."""
     try:
         tokenizer = load_tokenizer(config.model.path)
     except ModelError:
         return None
-    return tokenizer if tokenizer.digest == pool.tokenizer_digest else None
+    return tokenizer if tokenizer.digest == pool.stats().tokenizer_digest else None
 
 
-def matching_tokenizer(config: Config, pool: Pool) -> Tokenizer:
+def matching_tokenizer(config: Config, pool: PoolClient) -> Tokenizer:
     """The tokenizer of model.path. Raises ``ModelError`` where it is not the pool's: texts would be wrong."""
-    tokenizer = load_tokenizer(config.model.path)
-    if tokenizer.digest != pool.tokenizer_digest:
+    tokenizer, digest = load_tokenizer(config.model.path), pool.stats().tokenizer_digest
+    if tokenizer.digest != digest:
         raise ModelError(
             f"model.path = {config.model.path} has tokenizer {tokenizer.digest}; pool {pool.name} holds token ids of "
-            f"{pool.tokenizer_digest}: set model.path to the model that the pool was collected with"
+            f"{digest}: set model.path to the model that the pool was collected with"
         )
     return tokenizer
 

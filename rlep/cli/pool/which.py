@@ -43,7 +43,10 @@ def _place(
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override one key; may be repeated.")
     ] = None,
     redis: Annotated[
-        str | None, typer.Option("--redis", metavar="URL", help="A running Redis: redis://, rediss:// or unix://.")
+        str | None,
+        typer.Option(
+            "--redis", metavar="URL", help="A running Redis, or with grpc:// or grpcs:// a pool server (pool.url)."
+        ),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="The pool's name in it (pool.name).")

@@ -19,8 +19,8 @@ from rlep.core.plural import sized
 from rlep.core.seeds import seed_for
 from rlep.engines.rendezvous import store_at
 
-_LACKING = ("out of memory", "DefaultCPUAllocator: can't allocate memory")
-"""Texts in errors of the GPU, its pinned host memory and NCCL, and in those of the host."""
+_LACKING = ("out of memory", "_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+"""Texts in errors of the GPU, its pinned host memory and NCCL, of cuBLAS and its kin, and of the host."""
 
 
 def join_ranks(config: Config, rank: int, world_size: int, meeting_point: str, listening: socket.socket | None) -> None:

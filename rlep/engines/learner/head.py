@@ -18,6 +18,9 @@ products are bound by arithmetic rather than by reading the output embedding aga
 _KEPT_BYTES = {"cpu": 256 * 2**20, "cuda": 0}
 """Probabilities of the first rows are kept up to this size; the backward pass computes only the others again."""
 
+_WIDE_SUMS = ("cuda",)
+"""Devices that multiply half-precision matrices into fp32 ones."""
+
 _SURE = 1e-30
 """Of probabilities above it the logarithm is exact enough; fp32 holds smaller ones with fewer digits or not at all."""
 
@@ -126,16 +129,19 @@ def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
     A GPU sums products of half-precision values in fp32, and the sum stays so: rounded to bfloat16, logits of 16 to 32 would be
     multiples of 1/8.
     """
-    if hidden.is_cuda and hidden.dtype != torch.float32:
+    if hidden.device.type in _WIDE_SUMS and hidden.dtype != torch.float32:
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return linear(hidden, weight).float()
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right``, summed in the type of ``total``."""
+    """``total += left @ right``, summed in the type of ``total``.
+
+    A GPU adds to it where it lies: the product alone would be as large as ``total``, which is 2.2 GB of a 7B model.
+    """
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    elif left.is_cuda:
-        total += torch.mm(left, right, out_dtype=total.dtype)
+    elif left.device.type in _WIDE_SUMS:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total += left @ right

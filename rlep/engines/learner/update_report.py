@@ -15,6 +15,8 @@ from rlep.core.types import SequenceBatch, UpdateCost
 
 PEAK_BFLOAT16 = {
     "MIG": 0.0,  # a slice of a device, of unknown size
+    "GB200": 2500e12,
+    "B200": 2250e12,
     "H200 NVL": 835.5e12,
     "H200": 989e12,
     "H100 NVL": 835.5e12,

@@ -198,6 +198,18 @@ class Pool:
         self._check_writable()
         return self.store.remove(prompt_id, [raw_id(content_id) for content_id in content_ids], quarantine=quarantine)
 
+    def forget(self, prompt_id: str, content_ids: Sequence[str]) -> int:
+        """Drop quarantined trajectories for good, so that they may come again; how many there were."""
+        self._check_writable()
+        return self.store.forget(prompt_id, [raw_id(content_id) for content_id in content_ids])
+
+    def set_aside(self, entries: Sequence[NewRecord]) -> AddReport:
+        """Quarantine records, whether the pool holds them or not: inserted are those that were not quarantined before."""
+        self._check_writable()
+        moved = sum(self.store.remove(entry.prompt_id, [entry.content_id], quarantine=True) for entry in entries)
+        new = moved + self.store.set_aside(entries)
+        return AddReport(new, len(entries) - new, ())
+
     def seal(self) -> str:
         """Close the pool for good: nothing is added or removed any more. Returns its digest. May be repeated."""
         if self._options.read_only:
@@ -280,10 +292,10 @@ class Pool:
             refused.append((name_of(trajectory), str(error)))
             return None
 
-    def check(self, trajectory: Trajectory) -> None:
-        """Refuse what this pool does not hold: ``RecordRefused`` with the reason."""
+    def check(self, trajectory: Trajectory, *, quarantined: bool = False) -> None:
+        """Refuse what this pool does not hold, or does not quarantine: ``RecordRefused`` with the reason."""
         provenance, verdict = trajectory.provenance, trajectory.verdict
-        if verdict.status != self.holds:
+        if verdict.status != self.holds and not quarantined:
             raise RecordRefused(f"its verdict is {verdict.status}; the pool holds only {self.holds} answers")
         if provenance.tokenizer_digest != self.tokenizer_digest:
             raise RecordRefused(

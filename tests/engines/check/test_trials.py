@@ -77,7 +77,7 @@ for name in ("ray", "vllm", "redis", "grpc", "math_verify"):
 from pathlib import Path
 from rlep.check.parts import trials
 from rlep.config.settings import load_config
-trials.OF_LEARNER = trials.OF_LEARNER[:1]
+trials.WITHOUT_VLLM = trials.WITHOUT_VLLM[:1]
 for finding in trials.try_parts(load_config([Path({str(BASE)!r})], ['model.path="{MODEL}"']), lambda name: None):
     print(finding.what, finding.level, finding.detail, sep=": ")
 """

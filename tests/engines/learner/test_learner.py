@@ -273,6 +273,8 @@ def test_model_flops_by_hand(start: Start) -> None:
         ("NVIDIA H100 80GB HBM3", 989),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 0),  # less than the whole device's, and unknown
         ("NVIDIA H20", 148),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
         ("NVIDIA T4", 0),
     ],
 )

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, Qwen3Config
@@ -167,15 +166,48 @@ def test_the_entropy_alone_has_a_gradient() -> None:
     assert gradient.item() == pytest.approx(-0.196612, abs=1e-6)
 
 
-def test_on_gpus_products_of_bfloat16_are_float32_without_being_rounded_between() -> None:
-    with FakeTensorMode():
-        hidden = torch.empty(3, 4, dtype=torch.bfloat16, device="cuda")
-        weight, total = torch.empty(5, 4, dtype=torch.bfloat16, device="cuda"), torch.empty(5, 4, device="cuda")
-        with torch.profiler.profile() as profile:
-            logits = head._logits(hidden, weight)
-            head._add_product(total, torch.empty(5, 3, dtype=torch.bfloat16, device="cuda"), hidden)
-        assert (logits.dtype, tuple(logits.shape), logits.device.type) == (torch.float32, (3, 5), "cuda")
-    assert "aten::to" not in {event.key for event in profile.key_averages()}
+@pytest.fixture
+def wide_sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A CPU that multiplies bfloat16 matrices into fp32 ones as a GPU does; the names of the kernels that were called."""
+    called: list[str] = []
+
+    def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+        called.append("mm")
+        assert left.dtype == right.dtype == torch.bfloat16
+        return left.to(dtype) @ right.to(dtype)
+
+    def add_product(total: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype, *, out: Tensor) -> Tensor:
+        called.append("addmm")
+        assert left.dtype == right.dtype == torch.bfloat16
+        assert out.data_ptr() == total.data_ptr()  # no second one
+        return out.copy_(total + left.to(dtype) @ right.to(dtype))
+
+    monkeypatch.setattr(head, "_WIDE_SUMS", ("cpu",))
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm.dtype", product, "CPU")
+    library.impl("addmm.dtype_out", add_product, "CPU")
+    yield called
+    library._destroy()
+
+
+def test_products_that_are_added_up_in_place_give_the_gradients_of_a_full_log_softmax(
+    wide_sums: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(head._CHUNK_BYTES, "cpu", 3 * 4 * 11)  # 7 rows in chunks of 3, 3 and 1
+    monkeypatch.setitem(head._KEPT_BYTES, "cpu", 0)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 5, generator=generator).bfloat16().requires_grad_() for n in (7, 11))
+    targets, pull = torch.tensor([0, 10, 3, 3, 7, 1, 9]), torch.randn(7, generator=generator)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (hidden, weight)]
+    scores = (exact[0] @ exact[1].t()).log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
+    logprobs, _ = token_logprobs(hidden, weight, targets, entropy=False)
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs.double(), scores, rtol=1e-6, atol=1e-6)  # no rounding to bfloat16 between
+    got = torch.autograd.grad((logprobs * pull).sum(), (hidden, weight))
+    wanted = torch.autograd.grad((scores * pull).sum(), exact)
+    for gradient, true in zip(got, wanted, strict=True):  # bfloat16 keeps 8 bits: 2^-8 of the largest
+        assert float((gradient.double() - true).abs().max()) < float(true.abs().max()) / 128
+    assert wide_sums == ["mm"] * 3 + ["mm", "addmm"] * 3
 
 
 def test_log_probs_of_a_large_vocabulary_never_hold_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,12 @@ class Commands:
     def __init__(self, server: EmbeddedRedis, tokenizer: Tokenizer, data: Path, name: str) -> None:
         self.server, self.tokenizer, self.name = server, tokenizer, name
         self.settings = ["--set", f'model.path="{MODEL}"', "--set", f'data.train="{data}"']
+        self.place = [f'pool.directory="{server.directory}"']
+        """Settings that say where the pools are."""
 
     def words(self, *words: str | Path, name: str | None = None) -> list[str]:
-        where = ["--embedded", str(self.server.directory), "--name", name or self.name]
-        return ["pool", *map(str, words), *where, *self.settings]
+        where = [word for text in self.place for word in ("--set", text)]
+        return ["pool", *map(str, words), *where, "--name", name or self.name, *self.settings]
 
     def run(self, *words: str | Path, name: str | None = None, given: str | None = None) -> Result:
         return CliRunner().invoke(app, self.words(*words, name=name), input=given)
@@ -47,7 +49,7 @@ class Commands:
 
     def checked(self, name: str | None = None) -> dict[str, Any]:
         """The findings of ``rlep check`` about the pool, by what they are about."""
-        where = [f'pool.directory="{self.server.directory}"', f'pool.name="{name or self.name}"']
+        where = [*self.place, f'pool.name="{name or self.name}"']
         words = ["check", "--json", *(word for text in where for word in ("--set", text)), *self.settings]
         found = json.loads(CliRunner().invoke(app, words).stdout)["findings"]
         return {finding["what"]: finding for finding in found if finding["what"].startswith("pool ")}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlep import PoolClient
 from rlep.core.types import AddReport
 from rlep.services.pool.maintenance.check_records import check_records
-from rlep.services.pool.pool import Pool
 from tests.services.pool.pool_writer import BATCH, batch_of
 
 
@@ -66,7 +66,7 @@ class History:
             os.close(descriptor)
 
 
-def check(pool: Pool, histories: Sequence[tuple[int, History]]) -> tuple[int, list[Call]]:
+def check(pool: PoolClient, histories: Sequence[tuple[int, History]]) -> tuple[int, list[Call]]:
     """Nothing acknowledged is lost, nothing is there twice, or unasked for; counters are what a scan counts.
 
     ``histories``: with the number of their writer. Returns how many records the pool holds, and all calls.

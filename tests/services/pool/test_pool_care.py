@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlep import PoolClient
+from rlep.cli.pool.look import find
 from rlep.core.errors import ConfigError, PoolError, RecordRefused
 from rlep.core.types import Status, Trajectory, Verdict
 from rlep.services.pool.files.records import export_records, import_records
@@ -16,14 +17,11 @@ from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.maintenance.measure import distinctness, measure
 from rlep.services.pool.maintenance.prune import Criteria, prune
 from rlep.services.pool.maintenance.reverify import Difference, reverify
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import find, scan
 from rlep.services.pool.storage.store import NewRecord
 from rlep.services.verifier.base import BaseVerifier
+from tests.services.conftest import MakeTrajectory, OpenClient, OpenPool
 from tests.services.pool.pool_texts import Letters
 
-MakeTrajectory = Callable[..., Trajectory]
-OpenPool = Callable[..., Pool]
 LETTERS = Letters()
 
 
@@ -40,9 +38,9 @@ def answer(make: MakeTrajectory, prompt_id: str, text: str, extracted: str = "42
 
 
 def test_verify_quarantines_what_no_longer_passes_and_reports_every_difference(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+    open_client: OpenClient, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
-    pool = open_pool(tokenizer=LETTERS.digest)
+    pool = open_client(tokenizer=LETTERS.digest)
     good, bad, reread, unknown = (
         answer(trajectory, "q0", r"\boxed{42}"),
         answer(trajectory, "q0", r"\boxed{41}"),
@@ -90,9 +88,9 @@ class Fixed:
     [("wrong", 1), ("no_answer", 1), ("unparsable", 1), ("timeout", 0), ("out_of_memory", 0), ("crashed", 0)],
 )
 def test_only_verdicts_on_the_answer_itself_quarantine_it(
-    open_pool: OpenPool, trajectory: MakeTrajectory, status: Status, quarantined: int
+    open_client: OpenClient, trajectory: MakeTrajectory, status: Status, quarantined: int
 ) -> None:
-    pool = open_pool(tokenizer=LETTERS.digest)
+    pool = open_client(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", "x")])
     differences: list[Difference] = []
     result = reverify(pool, {"q0": "42"}, LETTERS, Fixed(status), quarantine=True, report=differences.append)
@@ -102,9 +100,9 @@ def test_only_verdicts_on_the_answer_itself_quarantine_it(
 
 @pytest.mark.parametrize(("score", "reread"), [(None, 0), (1.0, 0), (0.75, 1)])
 def test_another_score_of_a_correct_answer_is_reported_and_not_quarantined(
-    open_pool: OpenPool, trajectory: MakeTrajectory, score: float | None, reread: int
+    open_client: OpenClient, trajectory: MakeTrajectory, score: float | None, reread: int
 ) -> None:
-    pool = open_pool(tokenizer=LETTERS.digest)
+    pool = open_client(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", "x")])  # without a score: as good as 1
     differences: list[Difference] = []
     found = Fixed("correct", "42", score)
@@ -113,9 +111,9 @@ def test_another_score_of_a_correct_answer_is_reported_and_not_quarantined(
 
 
 def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+    open_client: OpenClient, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
-    pool = open_pool("care.failures", LETTERS.digest)
+    pool = open_client("care.failures", LETTERS.digest)
     wrong, right = (
         replace(one, verdict=replace(one.verdict, status="wrong", extracted="41"))
         for one in (answer(trajectory, "q0", r"\boxed{41}"), answer(trajectory, "q0", r"\boxed{42}"))
@@ -127,9 +125,9 @@ def test_in_a_pool_of_wrong_answers_those_that_are_right_go(
 
 
 def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+    open_client: OpenClient, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
-    pool = open_pool(tokenizer=LETTERS.digest)
+    pool = open_client(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", r"\boxed{1}")])
     pool.seal()
     with pytest.raises(PoolError, match=r"is sealed: nothing can be set aside in it; only look \(--dry-run\)"):
@@ -138,9 +136,9 @@ def test_a_sealed_pool_can_be_looked_at_but_not_quarantined(
 
 
 def test_a_box_in_thinking_that_the_prompt_opened_is_set_aside(
-    open_pool: OpenPool, trajectory: MakeTrajectory, grader: BaseVerifier
+    open_client: OpenClient, trajectory: MakeTrajectory, grader: BaseVerifier
 ) -> None:
-    pool = open_pool(tokenizer=LETTERS.digest)
+    pool = open_client(tokenizer=LETTERS.digest)
     pool.add([answer(trajectory, "q0", r"\boxed{42}, no, wait"), answer(trajectory, "q0", r"hm</think>\boxed{42}")])
     found = reverify(
         pool,
@@ -154,16 +152,16 @@ def test_a_box_in_thinking_that_the_prompt_opened_is_set_aside(
     assert (dict(found.statuses), found.quarantined) == ({"correct": 1, "no_answer": 1}, 1)
 
 
-def test_texts_of_another_tokenizer_are_not_graded(open_pool: OpenPool, grader: BaseVerifier) -> None:
-    pool = open_pool(tokenizer="another")
+def test_texts_of_another_tokenizer_are_not_graded(open_client: OpenClient, grader: BaseVerifier) -> None:
+    pool = open_client(tokenizer="another")
     with pytest.raises(PoolError, match=r"the tokenizer is letters; pool .* has another"):
         reverify(pool, {}, LETTERS, grader, quarantine=False, report=lambda _: None)
 
 
 @pytest.fixture
-def aged(open_pool: OpenPool, trajectory: MakeTrajectory) -> tuple[Pool, dict[str, Trajectory]]:
+def aged(open_client: OpenClient, trajectory: MakeTrajectory) -> tuple[PoolClient, dict[str, Trajectory]]:
     """Question q0 with six answers named by policy version and age, q1 with one."""
-    pool = open_pool()
+    pool = open_client()
     made = {
         f"{version}{'old' if old else 'new'}{k}": replace(
             trajectory("q0", [version, old, k], policy_version=version, verifier_version=str(version)),
@@ -187,7 +185,7 @@ def aged(open_pool: OpenPool, trajectory: MakeTrajectory) -> tuple[Pool, dict[st
     ],
 )
 def test_pruning_takes_what_meets_every_criterion(
-    aged: tuple[Pool, dict[str, Trajectory]], criteria: Criteria, gone: set[str], emptied: int
+    aged: tuple[PoolClient, dict[str, Trajectory]], criteria: Criteria, gone: set[str], emptied: int
 ) -> None:
     pool, made = aged
     before = pool.digest()
@@ -201,7 +199,7 @@ def test_pruning_takes_what_meets_every_criterion(
 
 
 def test_pruning_to_a_number_keeps_the_smallest_ids(
-    aged: tuple[Pool, dict[str, Trajectory]],
+    aged: tuple[PoolClient, dict[str, Trajectory]],
 ) -> None:
     pool, made = aged
     ids = sorted(one.content_id for one in made.values())
@@ -216,17 +214,18 @@ def test_pruning_without_a_criterion_is_refused() -> None:
 
 
 def test_a_check_names_damaged_records_and_a_repair_removes_them(
-    open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
+    open_client: OpenClient, open_pool: OpenPool, trajectory: MakeTrajectory
 ) -> None:
-    pool = open_pool()
+    pool, beneath = open_client(), open_pool()
     good, aside = trajectory("q0", [1]), trajectory("q0", [2])
     pool.add([good, aside])
     pool.remove("q0", [aside.content_id], quarantine=True)
-    (blob,) = pool.store.fetch([("q0", [bytes.fromhex(good.content_id)])])
-    assert blob is not None
+    ((_, _, blob, _),) = pool.records(["q0"])
     flipped = blob[:-1] + bytes([blob[-1] ^ 1])
-    pool.add_entries([NewRecord("q1", b"\1" * 16, "p@1\nm@1", flipped), NewRecord("q1", b"\2" * 16, "p@1\nm@1", blob)])
-    pool.store.set_aside([NewRecord("q2", b"\3" * 16, "p@1\nm@1", b"nothing")])
+    beneath.add_entries(
+        [NewRecord("q1", b"\1" * 16, "p@1\nm@1", flipped), NewRecord("q1", b"\2" * 16, "p@1\nm@1", blob)]
+    )
+    beneath.store.set_aside([NewRecord("q2", b"\3" * 16, "p@1\nm@1", b"nothing")])
     found = check_records(pool, repair=False)
     assert (found.records, found.quarantined, found.counted, found.damaged, found.removed) == (3, 2, 3, 3, 0)
     assert [(prompt_id, content_id[:2]) for prompt_id, content_id, _ in found.examples] == [
@@ -244,9 +243,9 @@ def test_a_check_names_damaged_records_and_a_repair_removes_them(
 
 
 def test_what_is_only_quarantined_survives_two_exports(
-    open_pool: OpenPool, twin: Pool, trajectory: MakeTrajectory, tmp_path: Path
+    open_client: OpenClient, twin: PoolClient, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:
-    pool = open_pool()
+    pool = open_client()
     bad = trajectory("q0", [1])
     pool.add([bad])
     pool.remove("q0", [bad.content_id], quarantine=True)
@@ -256,24 +255,25 @@ def test_what_is_only_quarantined_survives_two_exports(
     assert (one.records, one.shards) == (1, two.shards)  # shards are equal where their hashes are
 
 
-def test_a_scan_gives_every_record_once_question_by_question(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
-    pool = open_pool(cap=1000)
+def test_a_scan_gives_every_record_once_question_by_question(
+    open_client: OpenClient, trajectory: MakeTrajectory
+) -> None:
+    pool = open_client(cap=1000)
     made = [trajectory(f"q{i % 3}", [i]) for i in range(600)]  # more than a read takes
     pool.add(made)
     aside = [one.content_id for one in made[:30]]
     for one in made[:30]:
         pool.remove(one.prompt_id, [one.content_id], quarantine=True)
-    prompts = pool.store.all_prompts()
-    held = list(scan(pool.store, prompts))
+    held = list(pool.records())
     assert [(h.prompt_id, h.content_id.hex()) for h in held] == sorted((t.prompt_id, t.content_id) for t in made[30:])
-    every = list(scan(pool.store, prompts, quarantined=True))
+    every = list(pool.records(quarantined=True))
     assert [(h.prompt_id, h.quarantined, h.content_id.hex()) for h in every] == sorted(
         (t.prompt_id, t.content_id in aside, t.content_id) for t in made
     )
-    assert [h.content_id.hex() for h in find(pool.store, made[0].content_id)] == [made[0].content_id]
-    assert find(pool.store, made[0].content_id)[0].quarantined
-    assert len(find(pool.store, "q1")) == 200
-    assert find(pool.store, "nobody") == find(pool.store, "ff" * 16) == []
+    assert [h.content_id.hex() for h in find(pool, made[0].content_id)] == [made[0].content_id]
+    assert find(pool, made[0].content_id)[0].quarantined
+    assert len(find(pool, "q1")) == 200
+    assert find(pool, "nobody") == find(pool, "ff" * 16) == []
 
 
 @pytest.mark.parametrize(
@@ -292,8 +292,8 @@ def test_distinctness_is_the_share_of_different_pieces(answers: list[list[int]],
     assert distinctness([np.array(answer, np.int32) for answer in answers]) == share
 
 
-def test_measured_quantiles_are_values_that_occur(open_pool: OpenPool, trajectory: MakeTrajectory) -> None:
-    pool = open_pool()
+def test_measured_quantiles_are_values_that_occur(open_client: OpenClient, trajectory: MakeTrajectory) -> None:
+    pool = open_client()
     pool.add([trajectory(f"q{n}", [7] * n) for n in range(1, 11)])  # lengths 1 to 10, one answer each
     pool.add([trajectory("q9", [8] * 9), trajectory("q10", [7] * 9)])
     found = measure(pool, questions=0)
@@ -308,6 +308,6 @@ def test_measured_quantiles_are_values_that_occur(open_pool: OpenPool, trajector
     assert measure(pool, questions=3) == some
 
 
-def test_an_empty_pool_has_nothing_to_measure(open_pool: OpenPool) -> None:
-    found = measure(open_pool(), questions=8)
+def test_an_empty_pool_has_nothing_to_measure(open_client: OpenClient) -> None:
+    found = measure(open_client(), questions=8)
     assert (found.questions, dict(found.length), dict(found.distinctness)) == (0, {}, {})

@@ -21,7 +21,7 @@ from rlep.services.pool.embedded.redis_process import EmbeddedRedis
 from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.store import NewRecord
 from tests.services.pool.pool_commands import IDS, MODEL, ROWS, Commands
-from tests.services.pool.pool_servers import serving, socket_in
+from tests.services.pool.pool_servers import serving, socket_in, token_file
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +274,38 @@ def test_a_server_is_named_by_its_address(filled: Commands, monkeypatch: pytest.
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["trajectories"] == 5
+
+
+def test_every_verb_works_at_the_address_of_a_pool_server(filled: Commands, tmp_path: Path) -> None:
+    bad = filled.answer(0, r"\boxed{2}")
+    here = [filled.json("stats"), filled.ok("show", IDS[0]), filled.ok("browse"), filled.ok("sample", "--seed", "5")]
+    tokens = token_file(tmp_path, "admin the-admin\nappend the-writer\n")
+    (tmp_path / "token").write_text("the-admin\n")
+    with serving(filled.server, token_file=tokens) as server:
+        filled.place = [f'pool.url="grpc://{server.address}"', f'pool.token_file="{tmp_path / "token"}"']
+        stats = filled.json("stats")
+        assert here[0] == stats | {key: here[0][key] for key in ("redis_bytes", "redis_used_bytes")}
+        assert here[1:] == [filled.ok("show", IDS[0]), filled.ok("browse"), filled.ok("sample", "--seed", "5")]
+        assert filled.json("verify")["quarantined"] == 1
+        assert "quarantined" in filled.ok("show", bad.content_id).splitlines()[0]
+        assert {finding["level"] for finding in filled.checked().values()} == {"ok"}
+        assert filled.json("export", tmp_path / "out")["records"] == 5
+        (tmp_path / "token").write_text("the-writer\n")  # may not set records aside
+        assert "needs the role admin; the token has append" in filled.mistake(
+            "import", tmp_path / "out", name="copy-by-a-writer", status=1
+        )
+        (tmp_path / "token").write_text("the-admin\n")
+        copy = f"{filled.name}-copy"
+        report = filled.json("import", tmp_path / "out", name=copy)
+        assert (report["inserted"], report["quarantined"], report["refused"]) == (4, 1, {})
+        with filled.pool(copy) as pool:
+            assert (pool.stats().cap, pool.stats().quarantined) == (64, 1)
+            pool.store.set_aside([NewRecord(IDS[3], b"\7" * 16, "p@1\nmath@0", b"no record")])
+        assert "removed 1 damaged record of 6" in filled.ok("prune", "--damaged", name=copy)
+        assert filled.checked(copy)["pool records"]["level"] == "ok"
+        assert filled.json("prune", "--keep", "2")["removed"] == 0
+        assert filled.json("seal", "--yes") == {"digest": filled.json("stats")["sealed"]}
+    assert "nobody listens there" in filled.checked()["pool records"]["detail"]
 
 
 def test_a_place_that_cannot_be_written_is_named(filled: Commands, tmp_path: Path) -> None:

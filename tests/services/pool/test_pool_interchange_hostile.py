@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rlep import PoolClient
 from rlep.core.errors import DataError, PoolError
 from rlep.services.pool.files.manifest import MAX_SHARD, sha256_of
 from rlep.services.pool.files.parquet_shards import SCHEMA, _table, read_parquet
 from rlep.services.pool.files.records import export_records, import_records
-from rlep.services.pool.pool import Pool
 
-OpenPool = Callable[..., Pool]
+OpenClient = Callable[..., PoolClient]
 
 
 @pytest.fixture(scope="module")
@@ -30,16 +30,16 @@ def binary(any_binary: Path) -> Path:
 
 
 def test_records_of_another_tokenizer_are_not_imported(
-    ten_questions: Pool, open_pool: OpenPool, tmp_path: Path
+    ten_questions: PoolClient, open_client: OpenClient, tmp_path: Path
 ) -> None:
     export_records(ten_questions, tmp_path)
-    other = open_pool("other-tokens", tokenizer="another")
+    other = open_client("other-tokens", tokenizer="another")
     with pytest.raises(PoolError, match="holds token ids of tokenizer tokenizer-digest; the pool's is another"):
         import_records(other, tmp_path)
     edit(tmp_path, lambda manifest: manifest.update(tokenizer_digest="another"))  # a lie: the rows tell
     report = import_records(other, tmp_path)
     assert report.inserted == 0
-    assert report.refused == {"its token ids are of tokenizer tokenizer-digest": 30}
+    assert report.refused == {"its token ids are of tokenizer tokenizer-digest; the pool's is another": 30}
     assert len(report.examples) == 20
 
 
@@ -91,8 +91,8 @@ def shard(**changes: object) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_a_manifest_that_lies_or_leads_outside_imports_nothing(
-    ten_questions: Pool,
-    twin: Pool,
+    ten_questions: PoolClient,
+    twin: PoolClient,
     tmp_path: Path,
     change: Callable[[dict[str, Any]], object],
     reason: str,
@@ -136,7 +136,7 @@ def to_other_columns(path: Path) -> None:
     ],
 )
 def test_a_shard_that_is_no_plain_parquet_of_ours_imports_nothing(
-    ten_questions: Pool, twin: Pool, tmp_path: Path, harm: Callable[[Path], None], reason: str
+    ten_questions: PoolClient, twin: PoolClient, tmp_path: Path, harm: Callable[[Path], None], reason: str
 ) -> None:
     export_records(ten_questions, tmp_path)
     harm(tmp_path / "part-00000.parquet")
@@ -147,7 +147,7 @@ def test_a_shard_that_is_no_plain_parquet_of_ours_imports_nothing(
     assert twin.stats().trajectories == 0
 
 
-def test_a_manifest_is_not_read_before_its_size_is_known(ten_questions: Pool, tmp_path: Path) -> None:
+def test_a_manifest_is_not_read_before_its_size_is_known(ten_questions: PoolClient, tmp_path: Path) -> None:
     with (tmp_path / "manifest.json").open("wb") as file:
         file.truncate(17 << 20)
     with pytest.raises(DataError, match="17825792 bytes; at most 16777216"):
@@ -185,7 +185,7 @@ def rewrite(directory: Path, change: Callable[[list[dict[str, Any]]], object]) -
     ],
 )
 def test_a_row_that_is_wrong_is_refused_alone(
-    ten_questions: Pool, twin: Pool, tmp_path: Path, change: dict[str, object], reason: str
+    ten_questions: PoolClient, twin: PoolClient, tmp_path: Path, change: dict[str, object], reason: str
 ) -> None:
     export_records(ten_questions, tmp_path)
     name = next(read_parquet(tmp_path / "part-00000.parquet"))["content_id"]
@@ -197,7 +197,9 @@ def test_a_row_that_is_wrong_is_refused_alone(
     assert re.search(reason, found), found
 
 
-def test_shards_with_more_or_fewer_rows_than_said_are_refused(ten_questions: Pool, twin: Pool, tmp_path: Path) -> None:
+def test_shards_with_more_or_fewer_rows_than_said_are_refused(
+    ten_questions: PoolClient, twin: PoolClient, tmp_path: Path
+) -> None:
     export_records(ten_questions, tmp_path)
     rewrite(tmp_path, lambda rows: rows.append(rows[0]))
     with pytest.raises(DataError, match="more than the 6 records"):

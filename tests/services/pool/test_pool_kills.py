@@ -74,9 +74,9 @@ class Place:
         assert [status_of(writer) for writer in writers] == [0] * len(writers)
 
     def check(self, server: BaseProcess, histories: Sequence[tuple[int, History]]) -> tuple[int, list[Call]]:
-        """The histories against the pool itself, and the pool against what a client exports; then stop the server."""
+        """The histories against the pool, and the pool itself against what a client exports; then stop the server."""
         with self.open() as pool, PoolClient(self.address) as client:
-            held, calls = check(pool, histories)
+            held, calls = check(client, histories)
             assert sorted(t.content_id for t in client.export()) == sorted(
                 content_id for prompt_id in pool.prompt_ids() for content_id in pool.content_ids(prompt_id)
             )

@@ -83,6 +83,8 @@ def test_each_role_may_what_it_says_and_no_more(server: PoolServer, trajectory: 
         for client in (reader, appender):
             for forbidden in (
                 lambda: client.remove("q0", ids),  # noqa: B023
+                lambda: client.remove("q0", ids, quarantined=True),  # noqa: B023
+                lambda: client.add_records([("q0", b"")], quarantined=True),  # noqa: B023
                 client.seal,
             ):
                 with pytest.raises(PoolError, match="needs the role admin"):

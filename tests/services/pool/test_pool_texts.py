@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from rlep import PoolClient
 from rlep.core.errors import PoolError
 from rlep.core.types import Message, prompt_id_of
 from rlep.data.prompt_files import read_rows, write_verl
 from rlep.data.prompt_rows import PromptRow
 from rlep.services.pool.files.texts import UNKNOWN, TextAnswers, import_texts, texts_of
-from rlep.services.pool.pool import Pool
 from rlep.services.verifier.base import BaseVerifier
 from tests.services.pool.pool_texts import Letters
 
-OpenPool = Callable[..., Pool]
+OpenClient = Callable[..., PoolClient]
 LETTERS = Letters()
 SIX, SEVEN = prompt_id_of("3 + 3?", "6"), prompt_id_of("3 + 4?", "7")
 QUESTIONS = [
@@ -32,11 +32,13 @@ def binary(any_binary: Path) -> Path:
 
 
 @pytest.fixture
-def pool(open_pool: OpenPool) -> Pool:
-    return open_pool(tokenizer=LETTERS.digest)
+def pool(open_client: OpenClient) -> PoolClient:
+    return open_client(tokenizer=LETTERS.digest)
 
 
-def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(pool: Pool, grader: BaseVerifier) -> None:
+def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(
+    pool: PoolClient, grader: BaseVerifier
+) -> None:
     report = import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="authors.parquet")
     assert (report.inserted, report.duplicates, dict(report.refused)) == (3, 0, {"wrong": 1})
     assert report.examples == [(f"{SIX}/2", "the verifier says wrong: found '7', the reference is '6'")]
@@ -54,7 +56,7 @@ def test_correct_answers_are_stored_and_marked_and_a_wrong_one_is_refused(pool: 
     }
 
 
-def test_a_text_whose_prompt_opens_thinking_must_close_it(pool: Pool, grader: BaseVerifier) -> None:
+def test_a_text_whose_prompt_opens_thinking_must_close_it(pool: PoolClient, grader: BaseVerifier) -> None:
     question = QUESTIONS[1]._replace(opening="<think>", answers=(r"\boxed{7}", r"3+4</think>\boxed{7}"))
     report = import_texts(pool, [question], LETTERS, grader, max_tokens=40, source="authors.parquet")
     assert (report.inserted, dict(report.refused)) == (1, {"no_answer": 1})
@@ -72,7 +74,7 @@ class Asked:
         return self._grader.grade_pairs(pairs)
 
 
-def test_a_repeated_import_grades_only_what_is_not_there(pool: Pool, grader: BaseVerifier) -> None:
+def test_a_repeated_import_grades_only_what_is_not_there(pool: PoolClient, grader: BaseVerifier) -> None:
     import_texts(pool, QUESTIONS[:1], LETTERS, grader, max_tokens=20, source="a")
     pool.remove(SIX, [LETTERS.content_id(SIX, r"so \boxed{6}")], quarantine=True)
     asked = Asked(grader)
@@ -92,7 +94,7 @@ def test_a_repeated_import_grades_only_what_is_not_there(pool: Pool, grader: Bas
     ],
 )
 def test_an_answer_of_no_use_is_refused_before_it_is_graded(
-    pool: Pool, grader: BaseVerifier, text: str, group: str, reason: str
+    pool: PoolClient, grader: BaseVerifier, text: str, group: str, reason: str
 ) -> None:
     asked = Asked(grader)
     report = import_texts(pool, [TextAnswers(SIX, "6", (text,))], LETTERS, asked, max_tokens=20, source="a")
@@ -100,24 +102,24 @@ def test_an_answer_of_no_use_is_refused_before_it_is_graded(
     assert asked.pairs == []
 
 
-def test_a_pool_of_another_tokenizer_takes_no_texts(open_pool: OpenPool, grader: BaseVerifier) -> None:
+def test_a_pool_of_another_tokenizer_takes_no_texts(open_client: OpenClient, grader: BaseVerifier) -> None:
     with pytest.raises(PoolError, match="the tokenizer is letters; the pool's is another"):
-        import_texts(open_pool("foreign", tokenizer="another"), QUESTIONS, LETTERS, grader, max_tokens=9, source="a")
+        import_texts(open_client("foreign", tokenizer="another"), QUESTIONS, LETTERS, grader, max_tokens=9, source="a")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_what_is_written_for_the_authors_is_read_back(
-    pool: Pool, open_pool: OpenPool, grader: BaseVerifier, tmp_path: Path, suffix: str
+    pool: PoolClient, open_client: OpenClient, grader: BaseVerifier, tmp_path: Path, suffix: str
 ) -> None:
     import_texts(pool, QUESTIONS, LETTERS, grader, max_tokens=20, source="a")
     prompts = {SIX: "3 + 3?", SEVEN: "3 + 4?"}
     rows = [
         PromptRow((Message("user", prompts[prompt_id]),), {SIX: "6", SEVEN: "7"}[prompt_id], "made", texts)
-        for prompt_id, texts in texts_of(pool, [SIX, SEVEN], LETTERS)
+        for prompt_id, texts in texts_of(pool, [SIX, SEVEN], LETTERS).items()
     ]
     path = tmp_path / f"pool.{suffix}"
     assert write_verl(path, rows, split="train", candidates=True) == 2
-    again = open_pool(f"again-{suffix}", tokenizer=LETTERS.digest)
+    again = open_client(f"again-{suffix}", tokenizer=LETTERS.digest)
     questions = [
         TextAnswers(prompt_id_of(row.question, row.reference), row.reference, row.candidates)
         for row in read_rows(path, candidates=True)

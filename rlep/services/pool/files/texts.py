@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rlep.core.errors import PoolError, RecordRefused
 from rlep.core.types import (
@@ -22,8 +21,10 @@ from rlep.core.types import (
     prompt_id_of,
 )
 from rlep.services.pool.files.records import Imported
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import scan, trajectory_of
+from rlep.services.pool.storage.scan import trajectory_of
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
 
 MAX_TEXT = 4 << 20
 """Characters; a longer response is refused before it is tokenised."""
@@ -78,7 +79,7 @@ class _Candidate(NamedTuple):
 
 
 def import_texts(
-    pool: Pool,
+    pool: PoolClient,
     questions: Iterable[TextAnswers],
     tokenizer: Texts,
     grader: Grader,
@@ -92,8 +93,8 @@ def import_texts(
     What the pool holds already is not graded again, so that an import that was interrupted is simply repeated.
     ``max_tokens``: longest response taken, EOS included. ``advance`` is told of each question done.
     """
-    if tokenizer.digest != pool.tokenizer_digest:
-        raise PoolError(f"the tokenizer is {tokenizer.digest}; the pool's is {pool.tokenizer_digest}")
+    if tokenizer.digest != (digest := pool.stats().tokenizer_digest):
+        raise PoolError(f"the tokenizer is {tokenizer.digest}; the pool's is {digest}")
     report = Imported()
     for some in _batches(questions):
         candidates = list(_candidates(some, tokenizer, max_tokens, report))
@@ -143,10 +144,12 @@ def trajectory_from_text(
     return _trajectory(one, verdict, tokenizer.digest, source)
 
 
-def texts_of(pool: Pool, prompt_ids: Sequence[str], tokenizer: Texts) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(prompt id, its responses as texts) for each of these prompts that has any, in their order."""
-    for prompt_id, group in groupby(scan(pool.store, prompt_ids), key=lambda held: held.prompt_id):
-        yield prompt_id, tuple(tokenizer.decode(trajectory_of(held).tokens) for held in group)
+def texts_of(pool: PoolClient, prompt_ids: Sequence[str], tokenizer: Texts) -> dict[str, tuple[str, ...]]:
+    """Prompt id → its responses as texts, for each of these prompts that has any, in their order."""
+    texts: dict[str, list[str]] = {}
+    for held in pool.records(prompt_ids):
+        texts.setdefault(held.prompt_id, []).append(tokenizer.decode(trajectory_of(held).tokens))
+    return {prompt_id: tuple(texts[prompt_id]) for prompt_id in prompt_ids if prompt_id in texts}
 
 
 def _batches(questions: Iterable[TextAnswers]) -> Iterator[list[TextAnswers]]:
@@ -183,14 +186,14 @@ def _candidates(
                 yield _Candidate(question, place, tokens)
 
 
-def _not_held(pool: Pool, candidates: Sequence[_Candidate], report: Imported) -> list[_Candidate]:
+def _not_held(pool: PoolClient, candidates: Sequence[_Candidate], report: Imported) -> list[_Candidate]:
     """Those that the pool does not hold, each once; quarantined ones are refused here."""
     prompts = list(dict.fromkeys(one.question.prompt_id for one in candidates))
-    held = {content_id for ids in pool.store.content_ids(prompts) for content_id in ids}
-    aside = {content_id for ids in pool.store.content_ids(prompts, quarantined=True) for content_id in ids}
+    held = {content_id for ids in pool.contents(prompts).values() for content_id in ids}
+    aside = {content_id for ids in pool.contents(prompts, quarantined=True).values() for content_id in ids}
     fresh = []
     for one in candidates:
-        content_id = bytes.fromhex(content_id_of(one.question.prompt_id, one.tokens))
+        content_id = content_id_of(one.question.prompt_id, one.tokens)
         if content_id in aside:
             report.refuse(one.place, "quarantined: it did not pass a later verification")
         elif content_id in held:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlep.core.errors import RecordRefused
 from rlep.core.types import beyond_vocabulary
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import Held, scan, trajectory_of
+from rlep.services.pool.storage.scan import Held, trajectory_of
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
 
 EXAMPLES = 20
 
@@ -29,26 +32,24 @@ class Checked:
 
 
 def check_records(
-    pool: Pool, *, repair: bool, vocabulary: int | None = None, advance: Callable[[int], None] = lambda _: None
+    pool: PoolClient, *, repair: bool, vocabulary: int | None = None, advance: Callable[[int], None] = lambda _: None
 ) -> Checked:
     """Decode every record, quarantined ones too, checksum and content id included; ``repair`` removes damaged ones.
 
     ``vocabulary`` bounds the token ids of a pool that does not know its own (None: they are not bounded).
     """
-    result = Checked(counted=sum(label.records for label in pool.store.labels().values()))
-    prompts = pool.store.all_prompts()
-    for held in scan(pool.store, prompts, quarantined=True):
+    stats = pool.stats()
+    result = Checked(counted=stats.trajectories)
+    for held in pool.records(quarantined=True):
         result.records += not held.quarantined
         result.quarantined += held.quarantined
-        reason = _damage(held, pool.tokenizer_digest, pool.vocabulary or vocabulary)
+        reason = _damage(held, stats.tokenizer_digest, stats.vocabulary or vocabulary)
         if reason is not None:
             result.damaged += 1
             if len(result.examples) < EXAMPLES:
                 result.examples.append((held.prompt_id, held.content_id.hex(), reason))
-            if repair and held.quarantined:
-                result.removed += pool.store.forget(held.prompt_id, [held.content_id])
-            elif repair:
-                result.removed += pool.remove(held.prompt_id, [held.content_id.hex()])
+            if repair:
+                result.removed += pool.remove(held.prompt_id, [held.content_id.hex()], quarantined=held.quarantined)
         advance(1)
     return result
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlep.core.seeds import seed_for
 from rlep.core.types import Int32Array, Int64Array
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import scan, trajectory_of
+from rlep.services.pool.storage.scan import trajectory_of
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
 
 LEVELS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
@@ -33,7 +36,7 @@ class Measured:
     """
 
 
-def measure(pool: Pool, *, questions: int) -> Measured:
+def measure(pool: PoolClient, *, questions: int) -> Measured:
     """Measure a fixed choice of at most this many questions (0: all), some hundred records in memory at a time.
 
     The choice is a hash of the prompt ids: the same while the questions are the same. Raises ``RecordRefused`` where a
@@ -44,7 +47,7 @@ def measure(pool: Pool, *, questions: int) -> Measured:
         prompt_ids = sorted(sorted(prompt_ids, key=lambda prompt_id: seed_for(0, "measure", prompt_id))[:questions])
     lengths: list[int] = []
     shares: list[float] = []
-    for _, held in groupby(scan(pool.store, prompt_ids), key=lambda one: one.prompt_id):
+    for _, held in groupby(pool.records(prompt_ids), key=lambda one: one.prompt_id):
         responses = [trajectory_of(one).tokens for one in held]
         lengths += map(len, responses)
         if len(responses) > 1 and (share := distinctness(responses)) is not None:

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from rlep.core.errors import ConfigError
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import Held, scan, trajectory_of
+from rlep.services.pool.storage.scan import Held, trajectory_of
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +43,12 @@ class Pruned:
     """Questions left without a response."""
 
 
-def prune(pool: Pool, criteria: Criteria, *, dry_run: bool, advance: Callable[[int], None] = lambda _: None) -> Pruned:
+def prune(
+    pool: PoolClient, criteria: Criteria, *, dry_run: bool, advance: Callable[[int], None] = lambda _: None
+) -> Pruned:
     """Remove what meets the criteria, question by question. May be repeated."""
     result = Pruned()
-    for prompt_id, group in groupby(scan(pool.store, pool.prompt_ids()), key=lambda held: held.prompt_id):
+    for prompt_id, group in groupby(pool.records(), key=lambda held: held.prompt_id):
         meets = {held.content_id: _meets(held, criteria) for held in group}
         result.examined += len(meets)
         free = [content_id for content_id, met in meets.items() if met]

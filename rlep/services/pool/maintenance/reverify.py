@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from rlep.core.errors import PoolError
 from rlep.core.types import Trajectory, Verdict
 from rlep.services.pool.files.texts import Grader, Texts
-from rlep.services.pool.pool import Pool
-from rlep.services.pool.storage.scan import scan, trajectory_of
+from rlep.services.pool.storage.scan import trajectory_of
+
+if TYPE_CHECKING:
+    from rlep.services.pool.rpc.client import PoolClient
 
 UNDECIDED = ("timeout", "out_of_memory", "crashed")
 """Verdicts on the verifier itself, not on the response: reported, never quarantined."""
@@ -48,7 +51,7 @@ class Reverified:
 
 
 def reverify(
-    pool: Pool,
+    pool: PoolClient,
     references: Mapping[str, str],
     tokenizer: Texts,
     grader: Grader,
@@ -65,15 +68,16 @@ def reverify(
     ``report`` is told of every difference. With ``quarantine`` what has another verdict now is set aside, never to come
     back by ``add``. May be repeated. Raises ``PoolError`` for a sealed pool, which cannot change, or another tokenizer.
     """
-    if quarantine and pool.sealed:
+    stats = pool.stats()
+    if quarantine and stats.sealed:
         raise PoolError(f"pool {pool.name} is sealed: nothing can be set aside in it; only look (--dry-run)")
-    if tokenizer.digest != pool.tokenizer_digest:
-        raise PoolError(f"the tokenizer is {tokenizer.digest}; pool {pool.name} has {pool.tokenizer_digest}")
+    if tokenizer.digest != stats.tokenizer_digest:
+        raise PoolError(f"the tokenizer is {tokenizer.digest}; pool {pool.name} has {stats.tokenizer_digest}")
     prompts = pool.prompt_ids()
     known = [prompt_id for prompt_id in prompts if prompt_id in references]
     result = Reverified(unknown_questions=len(prompts) - len(known))
     others = [prompt_id for prompt_id in prompts if prompt_id not in references]
-    result.unknown = sum(map(len, pool.store.content_ids(others)))
+    result.unknown = sum(map(len, pool.contents(others).values()))
     advance(result.unknown)
     for batch in _batches(pool, known):
         texts = [(openings or {}).get(one.prompt_id, "") + tokenizer.decode(one.tokens) for one in batch]
@@ -99,10 +103,10 @@ def reverify(
     return result
 
 
-def _batches(pool: Pool, prompts: list[str]) -> Iterator[list[Trajectory]]:
+def _batches(pool: PoolClient, prompts: list[str]) -> Iterator[list[Trajectory]]:
     batch: list[Trajectory] = []
     tokens = 0
-    for held in scan(pool.store, prompts):
+    for held in pool.records(prompts):
         trajectory = trajectory_of(held)
         batch.append(trajectory)
         tokens += len(trajectory.tokens)

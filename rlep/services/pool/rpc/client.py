@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,9 +22,10 @@ from rlep.services.pool.rpc.access import is_local
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.rpc.proto.pool_pb2_grpc import PoolStub
 from rlep.services.pool.rpc.tls import ClientTls
-from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, named_ids, records_of, sample_of
+from rlep.services.pool.rpc.wire import ERROR_KEY, MESSAGE_BYTES, insert_calls, named_ids, sample_of
 from rlep.services.pool.storage.codec import Precision, decode, encode, name_of, raw_id
 from rlep.services.pool.storage.sample import Sample
+from rlep.services.pool.storage.scan import Held, trajectory_of
 from rlep.services.pool.values import PoolStats
 
 T = TypeVar("T")
@@ -88,6 +90,8 @@ class PoolClient:
         if token is not None and (not token.isascii() or not token.isprintable() or " " in token or not token):
             raise ConfigError("a token is printable ASCII without spaces, e.g. the text of a token file, stripped")
         keep_freed_memory()
+        self.name = pool
+        """Of the pool; empty: the server's default one."""
         self._address, self._pool, self._deadline = address, pool, deadline
         self._named_writer = writer
         self._writer, self._epoch = (writer, writer_epoch) if writer_epoch is not None else ("", 0)
@@ -158,19 +162,29 @@ class PoolClient:
         return (reply.holder, reply.milliseconds / 1000) if reply.holder else None
 
     def add(self, trajectories: Sequence[Trajectory]) -> AddReport:
-        """Store verified trajectories, each at most once: see ``Pool.add``. A pool that does not exist is made."""
-        inserted = duplicates = evicted = 0
+        """Store verified trajectories, each at most once, however often it is delivered. A pool that does not exist is made.
+
+        One that cannot be stored is refused with its reason; the others still land. When this returns, all that it
+        reports as inserted is in the server's append-only file. Raises ``PoolError`` (sealed, fenced, not allowed, full)
+        or ``DeadlineExceeded``; the same batch may then be added again.
+        """
         refused: list[tuple[str, str]] = []
         records = []
         for trajectory in trajectories:
             try:
-                record = encode(trajectory, precision=self._precision)
-                records.append(pb.Record(prompt_id=trajectory.prompt_id, record=record))
+                records.append((trajectory.prompt_id, encode(trajectory, precision=self._precision)))
             except RecordRefused as error:
                 refused.append((name_of(trajectory), str(error)))
-        for frames in insert_calls(records):
+        report = self.add_records(records)
+        return replace(report, refused=(*refused, *report.refused))
+
+    def add_records(self, records: Sequence[tuple[str, bytes]], *, quarantined: bool = False) -> AddReport:
+        """Store records (prompt id, record) as they are; ``quarantined`` sets them aside instead, whatever their verdict."""
+        inserted = duplicates = evicted = 0
+        refused: list[tuple[str, str]] = []
+        for frames in insert_calls([pb.Record(prompt_id=prompt_id, record=record) for prompt_id, record in records]):
             head = pb.AddFrame(pool=self._pool, call=secrets.token_hex(8), writer=self._writer, epoch=self._epoch)
-            head.vocabulary = self._vocabulary
+            head.vocabulary, head.quarantined = self._vocabulary, quarantined
             head.total = sum(len(frame.records) for frame in frames)
             reply = self._call("adding", lambda sent, **way: self._stub.Add(iter(sent), **way), [head, *frames])
             inserted, duplicates, evicted = (
@@ -205,13 +219,6 @@ class PoolClient:
         request = _named_request(self._pool, wanted)
         return self._call("reading", self._sampled(self._stub.Fetch, [*wanted]), request)
 
-    def stored(self, wanted: Mapping[str, Sequence[str]], *, quarantined: bool = False) -> dict[str, dict[str, bytes]]:
-        """Records as they are stored (prompt id → content id → record), without those that are not there."""
-        request = _named_request(self._pool, wanted)
-        request.quarantined, request.available_only = quarantined, True
-        frames = self._call("reading", lambda asked, **way: list(self._stub.Fetch(asked, **way)), request)
-        return records_of([*wanted], frames) if wanted else {}
-
     def contents(self, prompt_ids: Sequence[str] | None = None, *, quarantined: bool = False) -> dict[str, list[str]]:
         """Content ids, ascending, of these prompts, or of all that have any."""
         held: dict[str, list[str]] = {}
@@ -234,9 +241,19 @@ class PoolClient:
         record = self._call("reading", self._stub.Get, request).record
         return decode(record, prompt_id) if record else None
 
-    def remove(self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False) -> int:
-        """Take trajectories out of the pool; how many there were. Quarantined ones are refused if they come again."""
-        request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids, quarantine=quarantine)
+    def remove(
+        self, prompt_id: str, content_ids: Sequence[str], *, quarantine: bool = False, quarantined: bool = False
+    ) -> int:
+        """Take trajectories out of the pool; how many there were.
+
+        Args:
+            prompt_id: of the trajectories.
+            content_ids: of those that go.
+            quarantine: refuse them if they come again.
+            quarantined: they are among those set aside; they may come again then.
+        """
+        request = pb.RemoveRequest(pool=self._pool, prompt_id=prompt_id, content_ids=content_ids)
+        request.quarantine, request.quarantined = quarantine, quarantined
         return int(self._call("removing", self._stub.Remove, request).count)
 
     def export(self, *, after: str = "") -> Iterator[Trajectory]:
@@ -244,17 +261,51 @@ class PoolClient:
 
         A pool that is written to meanwhile is seen prompt by prompt.
         """
-        following: str | None = after
-        while following is not None:
-            page, following = self.export_page(following)
-            yield from page
+        return map(trajectory_of, self.records(after=after))
 
     def export_page(self, after: str) -> tuple[list[Trajectory], str | None]:
-        """Trajectories of the next 256 prompts behind a prompt id, and where the next page begins: None at the end."""
-        request = pb.ExportRequest(pool=self._pool, after=after)
+        """At most 1024 trajectories behind a prompt id or another page, and where this page ends: None for the last one."""
+        page, following = self._page(pb.ExportRequest(pool=self._pool, after=after))
+        return list(map(trajectory_of, page)), following or None
+
+    def records(
+        self,
+        prompt_ids: Sequence[str] | None = None,
+        *,
+        quarantined: bool = False,
+        after: str = "",
+        limit: int | None = None,
+    ) -> Iterator[Held]:
+        """Records as they are stored, by prompt and content id in ascending order, some hundred in memory at a time.
+
+        Args:
+            prompt_ids: only of these; None: of all.
+            quarantined: also those set aside, after the others of their prompt.
+            after: begin behind this prompt id.
+            limit: at most so many.
+        """
+        left = limit
+        ascending = None if prompt_ids is None else sorted(set(prompt_ids))
+        for start in range(0, 1 if ascending is None else len(ascending), _PROMPTS_A_CALL):
+            request = pb.ExportRequest(pool=self._pool, after=after, quarantined=quarantined)
+            request.prompt_ids.extend((ascending or ())[start : start + _PROMPTS_A_CALL])
+            while left is None or left > 0:
+                request.limit = left or 0
+                page, request.after = self._page(request)
+                yield from page
+                left = None if left is None else left - len(page)
+                if not request.after:
+                    break
+
+    def _page(self, request: pb.ExportRequest) -> tuple[list[Held], str]:
+        """A page of records, and where the next one begins."""
         frames = self._call("exporting", lambda asked, **way: list(self._stub.Export(asked, **way)), request)
-        page = [decode(record.record, record.prompt_id) for frame in frames for record in frame.records]
-        return page, frames[-1].next or None
+        page = [
+            Held(record.prompt_id, record.content_id, record.record, record.quarantined)
+            for frame in frames
+            for record in frame.records
+        ]
+        return page, frames[-1].next
 
     def seal(self) -> str:
         """Close the pool for good; returns its digest. May be repeated."""

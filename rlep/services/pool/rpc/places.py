@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -11,10 +12,9 @@ from urllib.parse import urlsplit
 from rlep.core.errors import ConfigError
 from rlep.core.paths import private_directory
 from rlep.services.pool.embedded.redis_process import EmbeddedRedis, socket_path
-from rlep.services.pool.pool import Pool
 from rlep.services.pool.rpc.access import is_loopback
 from rlep.services.pool.storage.connection import connect, until_deadline
-from rlep.services.pool.values import PoolOptions, PoolPlace
+from rlep.services.pool.values import PoolPlace
 
 if TYPE_CHECKING:
     from rlep.services.pool.rpc.client import PoolClient
@@ -103,21 +103,11 @@ def hosted(place: PoolPlace, *, deadline: float = 30.0) -> Iterator[None]:
 
 
 @contextmanager
-def opened(place: PoolPlace, *, tokenizer_digest: str | None, options: PoolOptions) -> Iterator[Pool]:
-    """Open the pool in its Redis itself, for commands that clients of a server do not have; an embedded one is served meanwhile.
-
-    Raises like ``hosted`` and ``Pool.open``.
-    """
-    with ExitStack() as stack:
-        url, password_file = place.url, None
-        if url is None:
-            stack.enter_context(hosted(place))
-            redis = EmbeddedRedis(place.directory)
-            url, password_file = redis.url, redis.password_file
-        pool = Pool.open(
-            url, place.name, tokenizer_digest=tokenizer_digest, password_file=password_file, options=options
-        )
-        yield stack.enter_context(pool)
+def served(place: PoolPlace, *, deadline: float = 30.0, **options: Any) -> Iterator[PoolClient]:
+    """A client of the pool at ``place``, which is hosted meanwhile; ``options``: others of ``PoolClient``. Raises like both."""
+    place = replace(place, socket=private_socket(place.url))
+    with hosted(place, deadline=deadline), connected(place, deadline=deadline, **options) as client:
+        yield client
 
 
 def _token(file: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rlep.core.errors import PoolError, RecordRefused
 from rlep.core.types import Trajectory
 from rlep.services.pool.rpc.places import SOCKET, connected
-from rlep.services.pool.storage.codec import decode
+from rlep.services.pool.storage.scan import Held, trajectory_of
 from rlep.services.pool.values import PoolPlace, PoolStats
 
 if TYPE_CHECKING:
@@ -59,18 +59,13 @@ def response_counts(client: PoolClient, prompt_ids: Sequence[str]) -> list[int]:
 
 def entries_of_prompt(client: PoolClient, prompt_id: str, most: int) -> tuple[list[PoolEntry], int]:
     """At most ``most`` responses to a question, by content id, quarantined ones last; and how many there are."""
-    entries: list[PoolEntry] = []
-    total = 0
-    for quarantined in (False, True):
-        ids = client.contents([prompt_id], quarantined=quarantined)[prompt_id]
-        total += len(ids)
-        records = client.stored({prompt_id: ids[: most - len(entries)]}, quarantined=quarantined)[prompt_id]
-        entries += (PoolEntry(name, _readable(record, prompt_id), quarantined) for name, record in records.items())
-    return entries, total
+    total = sum(len(client.contents([prompt_id], quarantined=kind)[prompt_id]) for kind in (False, True))
+    records = client.records([prompt_id], quarantined=True, limit=most)
+    return [PoolEntry(held.content_id.hex(), _readable(held), held.quarantined) for held in records], total
 
 
-def _readable(record: bytes, prompt_id: str) -> Trajectory | None:
+def _readable(held: Held) -> Trajectory | None:
     try:
-        return decode(record, prompt_id)
+        return trajectory_of(held)
     except RecordRefused:
         return None

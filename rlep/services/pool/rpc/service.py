@@ -23,15 +23,18 @@ from rlep.services.pool.rpc.registry import UNFENCED, PoolRegistry, Stated, Writ
 from rlep.services.pool.rpc.wire import (
     CALL_BYTES,
     ERROR_KEY,
-    FRAME_BYTES,
     RECORDS_A_CALL,
+    RECORDS_A_PAGE,
+    export_frames,
     first_frame,
     named_ids,
     sample_frames,
 )
 from rlep.services.pool.storage.codec import decode
-from rlep.services.pool.storage.reading import PROMPTS_A_PART, RecordsRemoved, fetched
+from rlep.services.pool.storage.reading import RecordsRemoved, fetched
 from rlep.services.pool.storage.sample import Stored
+from rlep.services.pool.storage.scan import scan
+from rlep.services.pool.storage.store import NewRecord
 from rlep.services.pool.values import PoolOptions
 
 _PROMPTS_A_PAGE = 256
@@ -74,7 +77,7 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def Add(self, request_iterator: Iterator[pb.AddFrame], context: Context) -> pb.AddReply:
         with self._admitting(context) as caller:
             head = next(request_iterator, pb.AddFrame())
-            name = self._allowed(caller, head.pool, Role.APPEND)
+            name = self._allowed(caller, head.pool, Role.ADMIN if head.quarantined else Role.APPEND)
             if head.call and not _CALL.fullmatch(head.call):
                 raise ConfigError(f"call {head.call!r:.40} is not 16 hex digits")
             found, refused = _decoded([*head.records, *_further(request_iterator, head)])
@@ -84,7 +87,9 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
             by_admin = caller.role(name) >= Role.ADMIN
             stated = Stated(found[0][0].provenance.tokenizer_digest, head.vocabulary or None, by_admin)
             pool = self._registry.writer(name, writer, stated)
-            return _add_reply(_added(pool, found, refused, head.call or None))
+            entries = _acceptable(pool, found, refused, quarantined=head.quarantined)
+            report = pool.set_aside(entries) if head.quarantined else pool.add_entries(entries, call=head.call or None)
+            return _add_reply(replace(report, refused=(*refused, *report.refused)))
 
     def Sample(self, request: pb.SampleRequest, context: Context) -> Iterator[pb.SampleFrame]:
         with self._admitting(context) as caller:
@@ -104,12 +109,8 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
         with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
             wanted = named_ids(request.prompt_ids, request.counts, request.ids)
-            parts, counts = fetched(
-                pool.store, wanted, quarantined=request.quarantined, available_only=request.available_only
-            )
-            column = np.array(counts, "<i4").tobytes()
-            head = pb.SampleFrame(counts=column, available=column, vocabulary=pool.vocabulary or 0)
-            yield from _headed(head, parts)
+            head = pb.SampleFrame(counts=request.counts, available=request.counts, vocabulary=pool.vocabulary or 0)
+            yield from _headed(head, fetched(pool.store, wanted))
 
     def Contents(self, request: pb.ContentsRequest, context: Context) -> pb.ContentsReply:
         with self._admitting(context) as caller:
@@ -134,10 +135,12 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def Export(self, request: pb.ExportRequest, context: Context) -> Iterator[pb.ExportFrame]:
         with self._admitting(context) as caller:
             pool = self._registry.reader(self._allowed(caller, request.pool, Role.READ))
-            page, following = _page(pool.prompt_ids(), request.after, _PROMPTS_A_PAGE)
-            for start in range(0, len(page), PROMPTS_A_PART):
-                yield from _export_frames(pool, page[start : start + PROMPTS_A_PART])
-            yield pb.ExportFrame(next=following)
+            every = pool.store.all_prompts if request.quarantined else pool.prompt_ids
+            prompts = sorted(set(request.prompt_ids)) or every()
+            limit = request.limit if 0 < request.limit <= RECORDS_A_PAGE else RECORDS_A_PAGE
+            yield from export_frames(
+                scan(pool.store, prompts, quarantined=request.quarantined, after=request.after), limit
+            )
 
     def Get(self, request: pb.GetRequest, context: Context) -> pb.GetReply:
         with self._admitting(context) as caller:
@@ -147,8 +150,10 @@ class PoolServicer(pool_pb2_grpc.PoolServicer):
     def Remove(self, request: pb.RemoveRequest, context: Context) -> pb.CountReply:
         with self._admitting(context) as caller:
             pool = self._registry.writer(self._allowed(caller, request.pool, Role.ADMIN))
-            ids = list(request.content_ids)
-            return pb.CountReply(count=pool.remove(request.prompt_id, ids, quarantine=request.quarantine))
+            prompt_id, ids = request.prompt_id, list(request.content_ids)
+            if request.quarantined:
+                return pb.CountReply(count=pool.forget(prompt_id, ids))
+            return pb.CountReply(count=pool.remove(prompt_id, ids, quarantine=request.quarantine))
 
     def Seal(self, request: pb.PoolRequest, context: Context) -> pb.DigestReply:
         with self._admitting(context) as caller:
@@ -235,12 +240,14 @@ def _decoded(records: Sequence[pb.Record]) -> tuple[list[tuple[Trajectory, bytes
     """The trajectories that can be read, each with its record, and (content id, reason) of the others."""
     found, refused = [], []
     for record in records:
+        name = ""
         try:
             trajectory = decode(record.record, record.prompt_id)
+            name = trajectory.content_id
             _check_logprobs(trajectory)
             found.append((trajectory, record.record))
         except RecordRefused as error:
-            refused.append(("", str(error)))
+            refused.append((name, str(error)))
     return found, refused
 
 
@@ -254,19 +261,18 @@ def _check_logprobs(trajectory: Trajectory) -> None:
         )
 
 
-def _added(
-    pool: Pool, found: list[tuple[Trajectory, bytes]], refused: list[tuple[str, str]], call: str | None
-) -> AddReport:
-    """Store what the pool takes, in one atomic insert."""
+def _acceptable(
+    pool: Pool, found: list[tuple[Trajectory, bytes]], refused: list[tuple[str, str]], *, quarantined: bool
+) -> list[NewRecord]:
+    """Return what the pool takes, and say of the others why not; what is set aside may have any verdict."""
     entries = []
     for trajectory, record in found:
         try:
-            pool.check(trajectory)
+            pool.check(trajectory, quarantined=quarantined)
             entries.append(entry_of(trajectory, record))
         except RecordRefused as error:
             refused.append((trajectory.content_id, str(error)))
-    report = pool.add_entries(entries, call=call)
-    return replace(report, refused=(*refused, *report.refused))
+    return entries
 
 
 def _add_reply(report: AddReport) -> pb.AddReply:
@@ -285,24 +291,6 @@ def _headed(head: pb.SampleFrame, parts: Iterable[Stored]) -> Iterator[pb.Sample
             yield frame
     if left is not None:
         yield left
-
-
-def _export_frames(pool: Pool, prompt_ids: list[str]) -> Iterator[pb.ExportFrame]:
-    """All records of these prompts."""
-    held = pool.store.content_ids(prompt_ids)
-    blobs = iter(pool.store.fetch(list(zip(prompt_ids, held, strict=True))))
-    frame, size = pb.ExportFrame(), 0
-    for prompt_id, ids in zip(prompt_ids, held, strict=True):
-        for blob in (next(blobs) for _ in ids):
-            if blob is None:
-                continue  # removed meanwhile
-            if size and size + len(blob) > FRAME_BYTES:
-                yield frame
-                frame, size = pb.ExportFrame(), 0
-            frame.records.add(prompt_id=prompt_id, record=blob)
-            size += len(blob)
-    if size:
-        yield frame
 
 
 def _page(names: list[str], after: str, limit: int) -> tuple[list[str], str]:

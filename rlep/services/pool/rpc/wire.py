@@ -11,6 +11,7 @@ from rlep.core.errors import PoolError
 from rlep.services.pool.rpc.proto import pool_pb2 as pb
 from rlep.services.pool.storage.draw import Drawn
 from rlep.services.pool.storage.sample import Part, Sample, Stored, columns
+from rlep.services.pool.storage.scan import Held
 
 RECORDS_A_FRAME = 64
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Pool"].full_name
@@ -24,6 +25,8 @@ MESSAGE_BYTES = 1 << 24
 """Largest message; the largest record takes half of it."""
 SMALL_BYTES = 1 << 20
 """Largest request but of ``Add`` and ``Sample``."""
+RECORDS_A_PAGE, PAGE_BYTES = 1024, 1 << 25
+"""A page of an export ends with the record that reaches one of these."""
 ERROR_KEY = "rlep-error"
 """Trailing metadata with the name of the error."""
 
@@ -47,6 +50,22 @@ def insert_calls(records: Sequence[pb.Record]) -> Iterator[list[pb.AddFrame]]:
         count, size, framed = count + 1, size + more, framed + more
     if count:
         yield frames
+
+
+def export_frames(records: Iterable[Held], limit: int) -> Iterator[pb.ExportFrame]:
+    """A page of records in frames, the last of which says where the next page begins."""
+    frame, framed, paged = pb.ExportFrame(), 0, 0
+    for number, held in enumerate(records, start=1):
+        size = len(held.record)
+        if framed and framed + size > FRAME_BYTES:
+            yield frame
+            frame, framed = pb.ExportFrame(), 0
+        frame.records.append(pb.Record(**held._asdict()))
+        framed, paged = framed + size, paged + size
+        if number >= limit or paged >= PAGE_BYTES:
+            frame.next = held.place
+            break
+    yield frame
 
 
 def sample_frames(part: Stored) -> Iterator[pb.SampleFrame]:
@@ -132,21 +151,3 @@ def named_ids(prompt_ids: Sequence[str], counts: bytes, ids: bytes) -> list[tupl
         (prompt_id, _divided(column, [_ID_BYTES] * (len(column) // _ID_BYTES)))
         for prompt_id, column in zip(prompt_ids, columns_of_prompts, strict=True)
     ]
-
-
-def records_of(prompt_ids: Sequence[str], frames: Iterable[pb.SampleFrame]) -> dict[str, dict[str, bytes]]:
-    """Prompt id → content id → record, out of the frames of a fetch."""
-    frames = list(frames)
-    records = iter(
-        (content_id.hex(), blob)
-        for frame in frames
-        for content_id, blob in zip(
-            _divided(frame.ids, [_ID_BYTES] * (len(frame.ids) // _ID_BYTES)),
-            _divided(frame.records, _numbers(frame.record_lengths)),
-            strict=True,
-        )
-    )
-    counts = _numbers(frames[0].counts)
-    return {
-        prompt_id: dict(itertools.islice(records, count)) for prompt_id, count in zip(prompt_ids, counts, strict=True)
-    }

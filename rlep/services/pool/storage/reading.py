@@ -28,25 +28,17 @@ def read(store: Store, drawn: Drawn) -> Iterator[Stored]:
         yield Stored([content_id for drawn_ids in ids for content_id in drawn_ids], found)
 
 
-def fetched(
-    store: Store, wanted: Wanted, *, quarantined: bool = False, available_only: bool = False
-) -> tuple[list[Stored], list[int]]:
-    """These records in this order, and how many of each prompt there are.
-
-    Raises ``PoolError`` where one is not there, unless ``available_only``.
-    """
-    parts, counts = list[Stored](), list[int]()
+def fetched(store: Store, wanted: Wanted) -> list[Stored]:
+    """These records, in this order. Raises ``PoolError`` where one is not there."""
+    parts = list[Stored]()
     for start in range(0, len(wanted), PROMPTS_A_PART):
         some = wanted[start : start + PROMPTS_A_PART]
         names = [content_id for _, ids in some for content_id in ids]
-        blobs = store.fetch(some, quarantined=quarantined)
-        there = [blob is not None for blob in blobs]
-        if not all(there) and not available_only:
+        blobs = store.fetch(some)
+        found = [blob for blob in blobs if blob is not None]
+        if len(found) < len(blobs):
             raise PoolError(
-                f"pool {store.name} lacks {there.count(False)} of {len(names)} trajectories asked for by name"
+                f"pool {store.name} lacks {len(blobs) - len(found)} of {len(names)} trajectories asked for by name"
             )
-        left = iter(there)
-        counts += [sum(next(left) for _ in ids) for _, ids in some]
-        known = [(name, blob) for name, blob in zip(names, blobs, strict=True) if blob is not None]
-        parts.append(Stored([name for name, _ in known], [blob for _, blob in known]))
-    return parts, counts
+        parts.append(Stored(names, found))
+    return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from rlep.core.types import Trajectory
 from rlep.services.pool.storage.codec import decode
 from rlep.services.pool.storage.store import Store
 
-_PROMPTS = 256
+_PROMPTS = 64
 """Prompts whose content ids are asked for at once."""
 _RECORDS = 128
 """Records that are read at once."""
@@ -25,13 +26,21 @@ class Held(NamedTuple):
     record: bytes
     quarantined: bool
 
+    @property
+    def place(self) -> str:
+        """Where a scan goes on after this record: no prompt id has a slash."""
+        return f"{self.prompt_id}/{_within(self.content_id, self.quarantined)}"
 
-def scan(store: Store, prompt_ids: Sequence[str], *, quarantined: bool = False) -> Iterator[Held]:
-    """The records of these prompts, each prompt's together and ascending; with ``quarantined`` its quarantined ones too.
 
-    A pool that is written to meanwhile may be seen with or without what changes; a record that goes is left out.
+def scan(store: Store, prompt_ids: Sequence[str], *, quarantined: bool = False, after: str = "") -> Iterator[Held]:
+    """The records of these prompts, which ascend: each prompt's together and ascending, with ``quarantined`` then its others.
+
+    It begins behind ``after``, a prompt id or a ``Held.place``, whether or not that is still there. A pool that is written
+    to meanwhile may be seen with or without what changes; a record that goes is left out.
     """
-    for start in range(0, len(prompt_ids), _PROMPTS):
+    first, _, done = after.partition("/")
+    begin = bisect_left(prompt_ids, first) if done else bisect_right(prompt_ids, first)
+    for start in range(begin, len(prompt_ids), _PROMPTS):
         chunk = prompt_ids[start : start + _PROMPTS]
         held = store.content_ids(chunk)
         aside = store.content_ids(chunk, quarantined=True) if quarantined else [[] for _ in chunk]
@@ -40,9 +49,15 @@ def scan(store: Store, prompt_ids: Sequence[str], *, quarantined: bool = False) 
             for prompt_id, records, others in zip(chunk, held, aside, strict=True)
             for kind, ids in ((False, records), (True, others))
             for content_id in ids
+            if not done or prompt_id != first or _within(content_id, kind) > done
         ]
         for at in range(0, len(places), _RECORDS):
             yield from _read(store, places[at : at + _RECORDS])
+
+
+def _within(content_id: bytes, quarantined: bool) -> str:
+    """A record's place among those of its prompt, in the order of a scan."""
+    return f"{'x' if quarantined else 'q'}{content_id.hex()}"
 
 
 def trajectory_of(held: Held) -> Trajectory:
@@ -67,20 +82,3 @@ def _read(store: Store, places: Sequence[tuple[str, bytes, bool]]) -> Iterator[H
         blob = next(blobs[kind])
         if blob is not None:
             yield Held(prompt_id, content_id, blob, kind)
-
-
-def find(store: Store, identity: str) -> list[Held]:
-    """All records of the prompt, or the one trajectory, of this id, quarantined or not; empty where there is none."""
-    if of_prompt := list(scan(store, [identity], quarantined=True)):
-        return of_prompt
-    try:
-        wanted = bytes.fromhex(identity)
-    except ValueError:
-        return []
-    prompts = store.all_prompts()
-    for kind in (False, True):
-        for prompt_id, ids in zip(prompts, store.content_ids(prompts, quarantined=kind), strict=True):
-            if wanted in ids:
-                (blob,) = store.fetch([(prompt_id, [wanted])], quarantined=kind)
-                return [] if blob is None else [Held(prompt_id, wanted, blob, kind)]
-    return []

@@ -33,15 +33,19 @@ class OpenReply(_message.Message):
     def __init__(self, json: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("prompt_id", "record")
+    __slots__ = ("prompt_id", "record", "content_id", "quarantined")
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_ID_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     prompt_id: str
     record: bytes
-    def __init__(self, prompt_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
+    content_id: bytes
+    quarantined: bool
+    def __init__(self, prompt_id: _Optional[str] = ..., record: _Optional[bytes] = ..., content_id: _Optional[bytes] = ..., quarantined: _Optional[bool] = ...) -> None: ...
 
 class AddFrame(_message.Message):
-    __slots__ = ("pool", "call", "writer", "epoch", "records", "total", "vocabulary")
+    __slots__ = ("pool", "call", "writer", "epoch", "records", "total", "vocabulary", "quarantined")
     POOL_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +53,7 @@ class AddFrame(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     call: str
     writer: str
@@ -56,7 +61,8 @@ class AddFrame(_message.Message):
     records: _containers.RepeatedCompositeFieldContainer[Record]
     total: int
     vocabulary: int
-    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., total: _Optional[int] = ..., vocabulary: _Optional[int] = ...) -> None: ...
+    quarantined: bool
+    def __init__(self, pool: _Optional[str] = ..., call: _Optional[str] = ..., writer: _Optional[str] = ..., epoch: _Optional[int] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., total: _Optional[int] = ..., vocabulary: _Optional[int] = ..., quarantined: _Optional[bool] = ...) -> None: ...
 
 class AddReply(_message.Message):
     __slots__ = ("inserted", "duplicates", "refused", "evicted")
@@ -113,12 +119,18 @@ class SampleFrame(_message.Message):
     def __init__(self, counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., record_lengths: _Optional[bytes] = ..., records: _Optional[bytes] = ..., available: _Optional[bytes] = ..., minimum: _Optional[int] = ..., vocabulary: _Optional[int] = ...) -> None: ...
 
 class ExportRequest(_message.Message):
-    __slots__ = ("pool", "after")
+    __slots__ = ("pool", "after", "prompt_ids", "quarantined", "limit")
     POOL_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     pool: str
     after: str
-    def __init__(self, pool: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...
+    prompt_ids: _containers.RepeatedScalarFieldContainer[str]
+    quarantined: bool
+    limit: int
+    def __init__(self, pool: _Optional[str] = ..., after: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., quarantined: _Optional[bool] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ExportFrame(_message.Message):
     __slots__ = ("records", "next")
@@ -145,20 +157,16 @@ class GetReply(_message.Message):
     def __init__(self, record: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("pool", "prompt_ids", "counts", "ids", "quarantined", "available_only")
+    __slots__ = ("pool", "prompt_ids", "counts", "ids")
     POOL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
-    AVAILABLE_ONLY_FIELD_NUMBER: _ClassVar[int]
     pool: str
     prompt_ids: _containers.RepeatedScalarFieldContainer[str]
     counts: bytes
     ids: bytes
-    quarantined: bool
-    available_only: bool
-    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ..., quarantined: _Optional[bool] = ..., available_only: _Optional[bool] = ...) -> None: ...
+    def __init__(self, pool: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[str]] = ..., counts: _Optional[bytes] = ..., ids: _Optional[bytes] = ...) -> None: ...
 
 class ContentsRequest(_message.Message):
     __slots__ = ("pool", "prompt_ids", "after", "quarantined")
@@ -203,16 +211,18 @@ class LeaseReply(_message.Message):
     def __init__(self, holder: _Optional[str] = ..., milliseconds: _Optional[int] = ...) -> None: ...
 
 class RemoveRequest(_message.Message):
-    __slots__ = ("pool", "prompt_id", "content_ids", "quarantine")
+    __slots__ = ("pool", "prompt_id", "content_ids", "quarantine", "quarantined")
     POOL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_ID_FIELD_NUMBER: _ClassVar[int]
     CONTENT_IDS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     prompt_id: str
     content_ids: _containers.RepeatedScalarFieldContainer[str]
     quarantine: bool
-    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_ids: _Optional[_Iterable[str]] = ..., quarantine: _Optional[bool] = ...) -> None: ...
+    quarantined: bool
+    def __init__(self, pool: _Optional[str] = ..., prompt_id: _Optional[str] = ..., content_ids: _Optional[_Iterable[str]] = ..., quarantine: _Optional[bool] = ..., quarantined: _Optional[bool] = ...) -> None: ...
 
 class CountReply(_message.Message):
     __slots__ = ("count",)

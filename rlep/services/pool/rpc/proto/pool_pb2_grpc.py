@@ -137,7 +137,7 @@ class PoolServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Export(self, request, context):
-        """One page of the pool, prompts in ascending order.
+        """One page of the pool's records, by prompt and content id in ascending order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
