@@ -160,7 +160,7 @@ def simulated_learner(devices: Devices) -> Any:
         def do_publish(self, version: int, *_: object) -> WeightUpdate | None:
             time.sleep(devices.exchange / 2)
             source = SharedMemoryWeights(Path("nowhere"), 0, "")
-            return None if self._rank else WeightUpdate(version, (), source, (), 0.0)
+            return None if self._rank else WeightUpdate(version, (), source, (), 0.0, ())
 
         def do_sleep(self) -> None:
             time.sleep(devices.exchange)

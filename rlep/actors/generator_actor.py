@@ -46,7 +46,7 @@ class GeneratorActor:
         self._sampler.serve_base(version)
 
     async def load(self, number: int, weight_update: WeightUpdate) -> float:
-        """Load published weights and confirm them by log-probs; returns the largest difference in nats."""
+        """Load published weights and confirm them by log-probs; returns the mean difference in nats."""
         difference: float = await self._once(number, lambda: self._load(weight_update))
         return difference
 

@@ -37,7 +37,7 @@ from rlep.actors.replicas import ActorStatus, Changes, Rate, Replica, State
 from rlep.actors.supervised import HEARTBEAT_S, Supervised
 from rlep.actors.work_queue import GenerateCall, WorkQueue
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, RlepError, WeightSyncError
+from rlep.core.errors import ActorLost, ModelError, RlepError, WeightSyncError
 from rlep.core.types import Request
 from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate
 
@@ -193,9 +193,10 @@ class GeneratorReplica(Replica):
         self._fleet.cluster.forget(self.name)
 
     async def load(self, weight_update: WeightUpdate, deadline_s: float) -> float:
-        """Load weights and serve them; returns the largest log-prob difference (nats).
+        """Load weights and serve them; returns the mean log-prob difference (nats).
 
-        Raises ``WeightSyncError`` where it refuses them. One that fails otherwise is lost, and its error is raised.
+        Raises ``WeightSyncError`` where it refuses them, and ``ModelError`` where they are another model's. One that fails
+        otherwise is lost, and its error is raised.
         """
         if isinstance(weight_update.source, BroadcastGroup) and self.state is GeneratorState.SERVING:
             self._enter(GeneratorState.UP)  # a transfer that breaks leaves it without weights
@@ -206,7 +207,7 @@ class GeneratorReplica(Replica):
             try:
                 with self._span("load weights"):
                     difference = await self._load(actor, weight_update, deadline_s)
-            except WeightSyncError as error:
+            except (WeightSyncError, ModelError) as error:
                 self.error = str(error)
                 raise
             except (RlepError, RayError) as error:
@@ -218,7 +219,10 @@ class GeneratorReplica(Replica):
         return difference
 
     async def load_or_lose(self, weight_update: WeightUpdate, deadline_s: float) -> None:
-        """Load weights; a refused update is pushed once more before the generator is replaced."""
+        """Load weights; a refused update is pushed once more before the generator is replaced.
+
+        Raises ``ModelError`` where they are another model's: no other generator would take them.
+        """
         for last in (False, True):
             actor = self.actor.living
             try:
@@ -226,6 +230,8 @@ class GeneratorReplica(Replica):
             except WeightSyncError as error:
                 if last and actor is not None:
                     self.lose(actor, error)
+            except ModelError:
+                raise
             except (RlepError, RayError):
                 return  # it is lost
             else:

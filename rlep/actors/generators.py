@@ -24,7 +24,15 @@ from rlep.actors.generator_replica import Fleet, GeneratorReplica, GeneratorStat
 from rlep.actors.replicas import ReplicaSet, RoleStatus
 from rlep.actors.work_queue import WorkQueue
 from rlep.config.schema import Config
-from rlep.core.errors import ActorLost, ConfigError, DeadlineExceeded, RlepError, WeightsLost, WeightSyncError
+from rlep.core.errors import (
+    ActorLost,
+    ConfigError,
+    DeadlineExceeded,
+    ModelError,
+    RlepError,
+    WeightsLost,
+    WeightSyncError,
+)
 from rlep.core.types import Completion, Reissued, Request, Sampling
 from rlep.engines.weights.weight_update import WeightUpdate
 
@@ -127,10 +135,10 @@ class GeneratorPool:
                     replica.stop(held[replica.holder])
 
     async def publish(self, weight_update: WeightUpdate, *, deadline_s: float) -> float:
-        """Bring every living generator to weights in shared memory; returns the largest log-prob difference (nats).
+        """Bring every living generator to weights in shared memory; returns the largest mean log-prob difference (nats).
 
         One that refuses twice is replaced, and one that starts later loads them too. Raises ``WeightSyncError`` when none
-        did.
+        did, and ``ModelError`` at once where they are another model's.
         """
         self._fleet.weights = weight_update
         await asyncio.gather(*(replica.load_or_lose(weight_update, deadline_s) for replica in self._living().values()))
@@ -166,10 +174,10 @@ class GeneratorPool:
         return tuple(self._living())
 
     async def take(self, weight_updates: Mapping[str, WeightUpdate], *, deadline_s: float) -> float:
-        """Have these take part in a transfer, each by its own weight update; returns the largest log-prob difference (nats).
+        """Have these take part in a transfer, each by its own weight update; returns the largest mean log-prob difference (nats).
 
         One that starts later serves nothing until the next transfer. Raises ``WeightSyncError`` that names who failed; one
-        that is dead or silent is replaced, the others may try again.
+        that is dead or silent is replaced, the others may try again. Raises ``ModelError`` as ``publish`` does.
         """
         living = self._living()
 
@@ -181,7 +189,8 @@ class GeneratorPool:
         loads = (load(name, weight_update) for name, weight_update in weight_updates.items())
         outcomes = dict(zip(weight_updates, await asyncio.gather(*loads, return_exceptions=True), strict=True))
         for outcome in outcomes.values():
-            if isinstance(outcome, BaseException) and not isinstance(outcome, RlepError | RayError):
+            retried = isinstance(outcome, RlepError | RayError) and not isinstance(outcome, ModelError)
+            if isinstance(outcome, BaseException) and not retried:
                 raise outcome
         if failed := [f"{name}: {outcome}" for name, outcome in outcomes.items() if isinstance(outcome, BaseException)]:
             raise WeightSyncError("; ".join(failed))

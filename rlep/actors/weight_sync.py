@@ -21,7 +21,7 @@ from rlep.actors.generators import GeneratorPool
 from rlep.actors.learner_actor import Probes
 from rlep.actors.learners import Learners
 from rlep.config.roles import GeneratorConfig
-from rlep.core.errors import LearnerLost, WeightSyncError
+from rlep.core.errors import LearnerLost, ModelError, WeightSyncError
 from rlep.core.waiting import until
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
@@ -40,11 +40,12 @@ class GroupSession:
         self._group: BroadcastGroup | None = None
 
     async def publish(self, version: int, deadline_s: float) -> float:
-        """Bring every living generator to ``version``; returns the largest log-prob difference (nats).
+        """Bring every living generator to ``version``; returns the largest mean log-prob difference (nats).
 
         Raises:
             WeightSyncError: no generator came within ``deadline_s``, or every attempt failed; says who failed.
             LearnerLost: the learner did.
+            ModelError: generators and learner disagree on which weights the model has.
         """
         errors: list[str] = []
         for number in range(1, ATTEMPTS + 1):
@@ -80,11 +81,16 @@ class GroupSession:
             for number, member in enumerate(members)
         }
         longest = 3 * deadline_s  # to meet, to transfer, and to score the probes
-        difference, sent = await asyncio.gather(
-            self._generators.take(parts, deadline_s=longest),
-            self._learners.send(group, self._dtype, longest),
-            return_exceptions=True,
-        )
+        sending = asyncio.ensure_future(self._learners.send(group, self._dtype, longest))
+
+        async def take() -> float:
+            try:
+                return await self._generators.take(parts, deadline_s=longest)
+            except ModelError:  # nobody will come whom the learner waits for
+                sending.cancel()
+                raise
+
+        difference, sent = await asyncio.gather(take(), sending, return_exceptions=True)
         failed = [outcome for outcome in (difference, sent) if isinstance(outcome, BaseException)]
         for error in failed:
             if isinstance(error, LearnerLost) or not isinstance(error, WeightSyncError):
@@ -114,9 +120,10 @@ class WeightPublisher:
         )
 
     async def publish(self, version: int) -> float:
-        """Bring the generators to ``version``; returns the largest log-prob difference (nats).
+        """Bring the generators to ``version``; returns the largest mean log-prob difference (nats).
 
-        Raises ``WeightSyncError`` when no generator's log-probs agree with the learner's.
+        Raises ``WeightSyncError`` when no generator's weights and log-probs are the learner's, and ``ModelError`` at once
+        when they disagree on which weights the model has.
         """
         if self._session is not None:
             return await self._session.publish(version, self._deadline)
@@ -127,5 +134,5 @@ class WeightPublisher:
         return await self._learners.publish(version, self._probes, self._dtype)
 
     async def take(self, offer: WeightUpdate) -> float:
-        """Have the generators load an offer; returns the largest log-prob difference (nats)."""
+        """Have the generators load an offer; returns the largest mean log-prob difference (nats)."""
         return await self._generators.publish(offer, deadline_s=self._deadline)

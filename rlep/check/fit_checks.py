@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -80,8 +82,8 @@ def shared_memory(subject: Subject) -> Iterator[Finding]:
     """Check that two versions of the weights fit there, beside Ray's object store."""
     if not subject.learns or memory_here(subject.config) is None:
         return
-    if not SHARED_MEMORY.is_dir():
-        detail = "not there: weights travel through the temporary directory, slower"
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        detail = "not there or not writable: weights travel through the temporary directory, slower"
         yield Finding("shared memory", "ok", f"{SHARED_MEMORY} is {detail}")
         return
     usage, weights = shutil.disk_usage(SHARED_MEMORY), _planned(subject).published_bytes
@@ -106,8 +108,7 @@ def disk(subject: Subject) -> Iterator[Finding]:
     detail = f"{sized(free)} free at {place}"
     if subject.learns and subject.shape is not None:
         plan = _planned(subject)
-        written = (directory / "checkpoints").rglob("*")
-        own = sum(file.stat().st_size for file in written if file.is_file())
+        own = _bytes_below(directory / "checkpoints")
         wanted = f"{counted(plan.checkpoints, 'checkpoint')} of {sized(plan.checkpoint_bytes)}"
         if free + own < plan.disk_bytes:
             raise ConfigError(
@@ -117,6 +118,16 @@ def disk(subject: Subject) -> Iterator[Finding]:
         detail += f", {wanted} at once"
     good = free >= LEAST_DISK_BYTES
     yield Finding("disk", "ok" if good else "wrong", detail, "" if good else "free some space")
+
+
+def _bytes_below(directory: Path) -> int:
+    """Bytes of the files below a directory; of a run that goes on some may vanish meanwhile."""
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += (Path(place) / name).stat().st_size
+    return total
 
 
 def _planned(subject: Subject) -> HostPlan:

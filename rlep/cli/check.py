@@ -20,6 +20,9 @@ from rlep.core.versions import check_versions
 
 MARKS = {"ok": "[green]ok     [/]", "skipped": "[yellow]skipped[/]", "wrong": "[red]wrong  [/]"}
 
+NEEDED = {"builds", "driver", "compiler"}
+"""Findings without which no part can work: each would fail with an error that says less."""
+
 
 @command_errors
 def check(
@@ -43,8 +46,13 @@ def _findings(files: list[Path] | None, overrides: list[str] | None, *, try_part
     from rlep.config.settings import load_config
 
     config = load_config(files or (), overrides or ())
-    yield from findings(config)
-    if try_parts:
+    wrong: set[str] = set()
+    for finding in findings(config):
+        wrong |= {finding.what} if finding.level == "wrong" else set()
+        yield finding
+    if try_parts and (first := wrong & NEEDED):
+        yield Finding("parts", "skipped", f"none was tried, because of what is wrong with: {', '.join(sorted(first))}")
+    elif try_parts:
         check_versions()
         from rlep.check.parts.trials import try_parts as trials
         from rlep.launch.event_loop import interrupt_once

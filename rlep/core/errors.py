@@ -22,7 +22,7 @@ class DataError(RlepError, ValueError):
 
 
 class ModelError(RlepError, ValueError):
-    """A model directory that cannot be used: missing, without tokenizer, too short a context."""
+    """A model directory that cannot be used: missing, without tokenizer, too short a context, other weights."""
 
 
 class MixingError(RlepError, ValueError):

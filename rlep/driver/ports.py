@@ -127,7 +127,7 @@ class Weights(Protocol):
     """Weight updates from the learner to the generators."""
 
     async def publish(self, version: int) -> float:
-        """Bring every generator to ``version``; returns the max log-prob difference of the check (nats)."""
+        """Bring every generator to ``version``; returns the largest mean log-prob difference of one (nats)."""
         ...
 
 

@@ -35,7 +35,7 @@ class StepOutcome:
     mini_batches: tuple[ScoredMiniBatch, ...]
     updates: tuple[UpdateOutcome, ...]
     logprob_difference: float
-    """Max log-prob difference between learner and generators at version k+1, nats."""
+    """Largest of the generators' mean log-prob differences to the learner at version k+1, nats."""
     supervised: bool = False
     """The updates minimised the cross-entropy of replays; there were no rollouts."""
 

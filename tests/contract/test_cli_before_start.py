@@ -80,6 +80,16 @@ def test_gpus_asked_of_builds_for_cpus_are_one_sentence_and_nothing_is_left(
         f"{' and '.join(keys)} to 0\n"
     )
     assert not directory.parent.exists()
+    checked = invoke("check", config, [*overrides, "generator.gpus=1", "learner.gpus=1"])
+    assert checked.exit_code == 1
+    assert "wrong   builds: generator.gpus = 1 and learner.gpus = 1 need the CUDA builds" in checked.stdout
+
+
+def test_no_part_is_tried_with_builds_that_cannot_work(config: str, overrides: list[str]) -> None:
+    words = arguments("check", config, [*overrides, "generator.gpus=1", "learner.gpus=1"])
+    result = CliRunner().invoke(app, [*words, "--try"])
+    assert result.exit_code == 1
+    assert result.stdout.endswith("skipped parts: none was tried, because of what is wrong with: builds\n")
 
 
 @pytest.mark.parametrize(("command", "address"), [("train", "127.0.0.1:1"), ("collect", ""), ("evaluate", "")])

@@ -52,6 +52,7 @@ SYMBOLS: dict[str, tuple[Symbol, ...]] = {
         *symbols("vllm.v1.worker.gpu_worker", "Worker._weight_update_active", "Worker.weight_transfer_engine"),
         Symbol("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
         *symbols("vllm.engine.arg_utils", "EngineArgs.additional_config"),
+        *symbols("vllm.model_executor.layers.linear", "QKVParallelLinear.num_kv_head_replicas"),
     ),
     "rlep/actors/ray_private.py": (
         Symbol("ray._private.utils", "get_num_cpus", ("override_docker_cpu_warning",)),

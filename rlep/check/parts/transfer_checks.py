@@ -44,7 +44,7 @@ async def _weights(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]) ->
         size = sum(spec.nbytes for spec in update.layout)
         return (
             f"{rig.config.generator.transfer}: {size / 2**20:.1f} MiB in {seconds:.2f} s ({size / 2**30 / seconds:.2f} GiB/s), "
-            f"log-probs within {difference:.1g} nats of the learner's"
+            f"log-probs within {difference:.1g} nats of the learner's on average"
         )
 
 
@@ -79,7 +79,7 @@ async def _lost_member(rig: Rig, learner: type[LearnerRank], kind: type[Sampler]
             _, _, difference = await _sent(rig, made, again, probes, version=2)
     return (
         f"killed in a transfer by {rig.config.generator.transfer}, seen after {seconds:.1f} s; started anew, the next version's "
-        f"log-probs are within {difference:.1g} nats of the learner's"
+        f"log-probs are within {difference:.1g} nats of the learner's on average"
     )
 
 
@@ -135,7 +135,7 @@ def _sides(
 async def _sent(
     rig: Rig, made: LearnerRank, sampler: Sampler, probes: Sequence[Probed], version: int
 ) -> tuple[WeightUpdate, float, float]:
-    """The update, the seconds it took, and the largest log-prob difference (nats)."""
+    """The update, the seconds it took, and the mean log-prob difference (nats)."""
     update, sender = _offer(rig, made, probes, version)
     begun = time.perf_counter()
     try:

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from rlep.engines.learner.device_state import current_device
 from rlep.engines.learner.lora import Adapter
-from rlep.engines.weights.checksums import MODULUS, checksum
-from rlep.engines.weights.weight_update import TensorSpec, WeightDtype
+from rlep.engines.weights.checksums import checksum
+from rlep.engines.weights.weight_update import MODULUS, TensorSpec, WeightDtype
 
 
 class FullWeights:

@@ -26,9 +26,9 @@ from rlep.engines.sampler.setup import NO_CHANGES, prepare_environment, start_en
 from rlep.engines.sampler.sleep import SleepState
 from rlep.engines.sampler.vllm_private import destroy_socket_context
 from rlep.engines.sampler.weight_change import WeightChange, token_versions
-from rlep.engines.sampler.weight_loading import TIED_HEAD, WeightLoading
+from rlep.engines.sampler.weight_loading import WeightLoading, held_by
 from rlep.engines.tokenizer import Tokenizer, load_tokenizer
-from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout, ties_head
+from rlep.engines.weights.weight_update import BroadcastGroup, WeightUpdate, checkpoint_layout
 
 if TYPE_CHECKING:
     from vllm import AsyncLLMEngine
@@ -69,7 +69,7 @@ class Sampler:
         self._config, self._changes = config, changes
         self._engine: AsyncLLMEngine | None = None
         self._tokenizer: Tokenizer  # since ``start``
-        self._weights = WeightLoading({}, config.generator)
+        self._weights: WeightLoading  # since ``start``
         self._loaded: int | None = None
         self._pristine = True
         self._samples: set[asyncio.Task[Any]] = set()
@@ -87,7 +87,7 @@ class Sampler:
             DeadlineExceeded: not ready within ``deadline_s`` seconds.
             ActorLost: the engine process ended while starting, e.g. without enough memory.
         """
-        expected = checkpoint_layout(self._model)
+        files = checkpoint_layout(self._model)
         self._tokenizer = load_tokenizer(self._model)
         os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(deadline_s))
         try:
@@ -100,9 +100,9 @@ class Sampler:
             raise ModelError(f"vLLM cannot serve {self._model}: {error}") from error
         except RuntimeError as error:
             raise ActorLost(f"the engine of {self._model} did not start; its log says why: {error}") from error
-        if ties_head(self._model):  # vLLM's own config says no where the files hold the head too
-            expected.pop(TIED_HEAD, None)
-        self._weights = WeightLoading(expected, self._config.generator)
+        with engine_errors():
+            held, *_ = await or_death(self._engine, held_by(self._engine))
+        self._weights = WeightLoading(held, files, self._config.generator)
 
     async def generate(self, requests: Sequence[Request], sampling: Sampling) -> AsyncGenerator[list[Completion]]:
         """Sample one response per request, and yield them in small batches as they finish, in no fixed order.
@@ -164,7 +164,8 @@ class Sampler:
         A failure in the transfer itself leaves the engine paused until the weights are published again.
 
         Raises:
-            WeightSyncError: not the model's full set of weights, a torn file, or a failed transfer.
+            WeightSyncError: a torn file, a failed transfer, or an engine that holds other weights after it.
+            ModelError: not the weights that the engine has, by name and shape.
             ActorLost: the engine died.
         """
         engine = self._running()
@@ -216,10 +217,10 @@ class Sampler:
     async def confirm(self, weight_update: WeightUpdate) -> float:
         """Serve the loaded version if its log-probs of the probes are the learner's.
 
-        Returns the largest absolute difference.
+        Returns their mean absolute difference (nats).
 
         Raises:
-            WeightSyncError: another version is loaded, there are no probes, or the differences are above the tolerance.
+            WeightSyncError: another version is loaded, there are no probes, or the difference is above the tolerance.
         """
         if self._loaded != weight_update.version or not weight_update.probes:
             raise WeightSyncError(
@@ -228,7 +229,7 @@ class Sampler:
             )
         scores = await self.score([(probe.prompt, probe.response) for probe in weight_update.probes])
         try:
-            difference = weight_update.max_logprob_difference(scores)
+            difference = weight_update.logprob_difference(scores)
         except WeightSyncError:
             if self._in_flight is not None:
                 self._in_flight.reject()

@@ -47,3 +47,8 @@ def pack_cpu_matrix(module: torch.nn.Module) -> None:
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def kv_copies(module: torch.nn.Module) -> int:
+    """Workers that hold the same k and v of a fused q, k, v: several where there are more workers than heads of k."""
+    return int(getattr(module, "num_kv_head_replicas", 1))

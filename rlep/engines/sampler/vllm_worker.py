@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from rlep.core.errors import WeightSyncError
-from rlep.engines.sampler.vllm_private import forget_weight_update, pack_cpu_matrix
+from rlep.engines.sampler.vllm_private import forget_weight_update, kv_copies, pack_cpu_matrix
 from rlep.engines.weights.broadcast import BroadcastMember
 from rlep.engines.weights.checksums import checksum
 from rlep.engines.weights.weight_update import (
@@ -52,7 +52,7 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
     stamp: str
     version: int
     checksums: dict[str, int]
-    """Of each weight by name, or of none."""
+    """Of each weight by name."""
 
     def check(self) -> None:
         """Raise ``WeightSyncError`` unless the file holds exactly what was published."""
@@ -161,12 +161,12 @@ def published_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Each weight of a published file, on ``device``, once its checksum was compared there.
 
-    Raises ``WeightSyncError`` at the first that is not what was published; without ``checksums`` none is compared.
+    Raises ``WeightSyncError`` at the first that is not what was published.
     """
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118
             tensor = file.get_tensor(name).to(device)
-            if checksums and int(checksum(tensor)) != checksums[name]:
+            if int(checksum(tensor)) != checksums[name]:
                 raise WeightSyncError(f"{name} in {path} is not what was published")
             yield name, tensor
 
@@ -183,6 +183,34 @@ def repack_live_weights(model: torch.nn.Module) -> None:
             pack_cpu_matrix(module)
 
 
+def held_weights(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, dict[str, Any]]:
+    """Every weight of a model of vLLM's by its name there, with the fields of ``weights.held_weights.HeldWeight``.
+
+    Checksums are those of the values in ``dtype``, the published type, which vLLM's CPU kernels widen for some biases. The
+    tensors that several layers share, such as a tied head, come once.
+    """
+    found = {}
+    for name, weight in model.named_parameters():
+        packed = not weight.numel() and hasattr(model.get_submodule(name.rpartition(".")[0]), "cpu_linear")
+        total = None if packed else int(checksum(weight.to(dtype)))
+        found[name] = {"parts": _parts(model, name), "elements": weight.numel(), "checksum": total}
+    return found
+
+
+def _parts(model: torch.nn.Module, name: str) -> dict[str, int]:
+    """Weights of the checkpoint that one of vLLM's is fused from -> copies of each over all workers."""
+    layer, _, leaf = name.rpartition(".")
+    owner, _, fused = layer.rpartition(".")
+    parts, copies = (
+        getattr(model, "packed_modules_mapping", {}).get(fused, [fused]),
+        kv_copies(model.get_submodule(layer)),
+    )
+    counts = [1, copies, copies] if copies > 1 else [1] * len(parts)
+    if len(counts) != len(parts):
+        return {}  # copies of k and v beside q, in one published weight whose checksum does not tell them apart
+    return {".".join(filter(None, (owner, part, leaf))): count for part, count in zip(parts, counts, strict=True)}
+
+
 class WorkerExtension:
     """Methods that vLLM mixes into its worker, called by ``collective_rpc``."""
 
@@ -190,10 +218,9 @@ class WorkerExtension:
     model_runner: Any
     weight_transfer_engine: WeightTransferEngine[Any, Any]
 
-    def weight_checksums(self) -> dict[str, int]:
-        """Of this worker's part of each weight, by vLLM's name; without those that vLLM has packed and emptied."""
-        held = {name: weight for name, weight in self.weight_transfer_engine.model.named_parameters() if weight.numel()}
-        return dict(zip(held, torch.stack([checksum(weight) for weight in held.values()]).tolist(), strict=True))
+    def held_weights(self) -> dict[str, dict[str, Any]]:
+        """Every weight of this worker by vLLM's name, with the fields of ``weights.held_weights.HeldWeight``."""
+        return held_weights(self.weight_transfer_engine.model, self.vllm_config.model_config.dtype)
 
     def abandon_weight_update(self) -> None:
         """Forget an update that failed or was cancelled half way, so that the weights can be pushed again.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rlep.config.roles import GeneratorConfig
 from rlep.core.errors import WeightSyncError
-from rlep.core.plural import counted
+from rlep.engines.weights.held_weights import HeldWeight, Worker, check_held, parts_of
 from rlep.engines.weights.weight_update import (
     NCCL_BUFFER_BYTES,
     BroadcastGroup,
@@ -25,61 +25,42 @@ if TYPE_CHECKING:
 
     from rlep.engines.weights.broadcast import Barrier
 
-TIED_HEAD = "lm_head.weight"
-"""Some checkpoints hold a tied output head twice; vLLM and the learner do not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Checksums of one version: as it was published, and as each worker holds it, by name."""
-
-    published: Mapping[str, int]
-    workers: tuple[Mapping[str, int], ...]
-
-    def check_after(self, before: Loaded | None) -> None:
-        """Raise ``WeightSyncError`` where published weights differ from those of ``before`` and the workers' do not.
-
-        Of weights that vLLM holds under the same name: it merges some, and on CPUs it packs most.
-        """
-        if before is None:
-            return
-        held = {name for worker in self.workers for name in worker}
-        changed = {name for name in held & self.published.keys() if self.published[name] != before.published.get(name)}
-        same = all(
-            now[name] == was.get(name)
-            for now, was in zip(self.workers, before.workers, strict=True)
-            for name in changed & now.keys()
-        )
-        if changed and same:
-            raise WeightSyncError(
-                f"{counted(len(changed), 'weight')} changed from the publication before, and the engine still has the old values"
-            )
-
 
 class WeightLoading:
-    """Weights that one engine expects, and its group with the learner."""
+    """Weights that one engine holds, and its group with the learner."""
 
-    def __init__(self, expected: dict[str, TensorSpec], generator: GeneratorConfig) -> None:
-        """``expected``: every weight of the model by name; without ``TIED_HEAD`` where it is the embedding."""
-        self._expected, self._generator = expected, generator
+    def __init__(self, held: Worker, files: Mapping[str, TensorSpec], generator: GeneratorConfig) -> None:
+        """``held``: by one worker after the start; ``files``: the weights of the model directory.
+
+        Files may hold more than the engine keeps: a tied output head once more, buffers of older versions.
+        """
+        self._held, self._files, self._generator = held, files, generator
         self._group: BroadcastGroup | None = None
         self._barrier: Barrier | None = None
-        self._loaded: Loaded | None = None
 
     async def check(self, weight_update: WeightUpdate) -> None:
-        """Raise ``WeightSyncError`` where this is not the model's full set of weights by the configured transport."""
+        """Refuse, before anything is touched, what is not the model's full set of weights by the configured transport.
+
+        Raises:
+            WeightSyncError: another transport, or a file that is not what was published.
+            ModelError: learner and engine disagree on which weights the model has, which no other attempt changes.
+        """
         source, wanted = weight_update.source, self._generator.transfer
         if wanted != (source.backend if isinstance(source, BroadcastGroup) else "shared_memory"):
             raise WeightSyncError(f"this generator takes weights by {wanted}, published was {source!r:.80}")
+        taken = {part for parts in parts_of(self._held, self._files).values() for part in parts}
+        expected = [spec for name, spec in self._files.items() if name in taken]
         layouts = [weight_update.layout]
         if isinstance(source, SharedMemoryWeights):
             layouts.append(await asyncio.to_thread(check_shared_memory, source, weight_update.version))
         for layout in layouts:
-            kept = [spec for spec in layout if spec.name != TIED_HEAD or TIED_HEAD in self._expected]
-            check_layout(self._expected.values(), kept)
+            check_layout(expected, layout)
 
     async def load(self, engine: AsyncLLMEngine, weight_update: WeightUpdate) -> None:
-        """Replace the weights of a paused engine. Raises ``WeightSyncError``, or what vLLM raises for the transfer."""
+        """Replace the weights of a paused engine, and compare what each worker holds then with what was published.
+
+        Raises ``WeightSyncError``, or what vLLM raises for the transfer.
+        """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await engine.collective_rpc("abandon_weight_update")
@@ -88,10 +69,9 @@ class WeightLoading:
         await engine.start_weight_update()
         await engine.update_weights(WeightTransferUpdateRequest(update_info(weight_update)))
         await engine.finish_weight_update(str(weight_update.version))
-        if weight_update.checksums:
-            loaded = Loaded(_named_checksums(weight_update), tuple(await engine.collective_rpc("weight_checksums")))
-            loaded.check_after(self._loaded)
-            self._loaded = loaded
+        sizes = {spec.name: spec.elements for spec in weight_update.layout}
+        explained = parts_of(self._held, self._files)
+        check_held(await held_by(engine), explained, sizes, weight_update.named_checksums)
 
     async def _join(self, engine: AsyncLLMEngine, group: BroadcastGroup) -> None:
         """Be a member of ``group``; before a transfer over NCCL wait until every member is there."""
@@ -114,6 +94,12 @@ class WeightLoading:
             self._barrier = Barrier(group)
         workers = range(group.first_rank, group.first_rank + self._generator.tensor_parallel)
         return int(self._barrier.arrive(workers))
+
+
+async def held_by(engine: AsyncLLMEngine) -> list[Worker]:
+    """Return the weights that each tensor-parallel worker of an engine holds, which must not be asleep."""
+    workers = await engine.collective_rpc("held_weights")
+    return [{name: HeldWeight(**weight) for name, weight in worker.items()} for worker in workers]
 
 
 def init_info(group: BroadcastGroup, port: int) -> dict[str, Any]:
@@ -139,16 +125,10 @@ def update_info(weight_update: WeightUpdate) -> dict[str, Any]:
             "nbytes": source.nbytes,
             "stamp": source.stamp,
             "version": weight_update.version,
-            "checksums": _named_checksums(weight_update),
+            "checksums": weight_update.named_checksums,
         }
     return {
         "names": [spec.name for spec in weight_update.layout],
         "dtype_names": [spec.dtype for spec in weight_update.layout],
         "shapes": [list(spec.shape) for spec in weight_update.layout],
     }
-
-
-def _named_checksums(weight_update: WeightUpdate) -> dict[str, int]:
-    """By the names of the layout; empty where the update comes without."""
-    sums = weight_update.checksums
-    return {spec.name: one for spec, one in zip(weight_update.layout, sums, strict=True)} if sums else {}

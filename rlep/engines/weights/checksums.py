@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MODULUS = 2**40
-"""So that int64 holds the sum over any number of shards."""
+from rlep.engines.weights.weight_update import MODULUS
+
 _CHUNK = 2**20
 """Elements at a time, whose 64-bit form a CPU's cache holds: 1.8 GB/s of one core, a fifth of that with 2^22."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -29,12 +29,15 @@ WeightDtype = Literal["float32", "bfloat16", "float16"]
 NCCL_BUFFER_BYTES = 256 * 2**20
 """Size of vLLM's buffers for packed weights; learner rank 0 and each worker hold two beside all else. Its default is 1 GiB."""
 
-LOGPROB_TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.2}
-"""Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype."""
+LOGPROB_TOLERANCE = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.05}
+"""Mean log-prob difference (nats) between learner and generator that rounding explains, by the generator's dtype.
 
-OF_ONE_TOKEN = 10.0
-"""One token's log-prob may differ by so many times the tolerance: bfloat16 holds logits of 16 to 32 in steps of 0.125, which
-adds up for improbable tokens, while wrong weights move the average."""
+Healthy pairs of 4B and 7B in bfloat16 show 0.01 to 0.03. Stale weights are seen by their checksums; this sees what is computed
+otherwise from the right ones: positions, masks, dtypes, settings of the model.
+"""
+
+MODULUS = 2**40
+"""Checksums are sums modulo this, so that int64 holds those of any number of shards."""
 
 SAFETENSORS_NAMES = {
     "float32": "F32",
@@ -120,9 +123,8 @@ class WeightUpdate:
     """At least one: a generator serves this version only after its own log-probs of them agree."""
     tolerance: float
     """Allowed absolute log-prob difference (nats), on average over the probes' tokens, e.g. 1e-4 in float32."""
-    checksums: tuple[int, ...] = ()
-    """Of each weight of the layout, by ``engines.weights.checksums``; without them nobody looks whether loading changed any."""
-
+    checksums: tuple[int, ...]
+    """Of each weight of the layout, by ``engines.weights.checksums``."""
     nodes: Mapping[str, SharedMemoryWeights] = field(default_factory=dict)
     """The same weights on each node that has them in its own shared memory, by Ray's id of the node."""
 
@@ -130,20 +132,25 @@ class WeightUpdate:
         """As a generator on this node takes it."""
         return replace(self, source=self.nodes.get(node, self.source), nodes={})
 
-    def max_logprob_difference(self, scores: Sequence[Float32Array]) -> float:
-        """Largest absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.
+    @property
+    def named_checksums(self) -> dict[str, int]:
+        """Checksums by the names of the layout."""
+        return {spec.name: checksum for spec, checksum in zip(self.layout, self.checksums, strict=True)}
+
+    def logprob_difference(self, scores: Sequence[Float32Array]) -> float:
+        """Mean absolute difference of a generator's log-probs of the probes, ``[T]`` each, to the learner's.
 
         Raises:
-            WeightSyncError: rounding does not explain the differences.
+            WeightSyncError: rounding does not explain it.
         """
         differences = np.abs(np.concatenate(scores) - np.concatenate([probe.logprobs for probe in self.probes]))
-        mean, largest = float(differences.mean()), float(differences.max())
-        if not (mean <= self.tolerance and largest <= OF_ONE_TOKEN * self.tolerance):
+        mean = float(differences.mean())
+        if not mean <= self.tolerance:
             raise WeightSyncError(
-                f"policy version {self.version}: log-probs differ from the learner's by {mean:.3g} on average and "
-                f"{largest:.3g} at most, allowed are {self.tolerance:.3g} and {OF_ONE_TOKEN * self.tolerance:.3g}"
+                f"policy version {self.version}: log-probs differ from the learner's by {mean:.3g} nats on average "
+                f"({float(differences.max()):.3g} at most); rounding explains {self.tolerance:.3g}"
             )
-        return largest
+        return mean
 
 
 def read_layout(path: Path) -> tuple[dict[str, TensorSpec], dict[str, str]]:
@@ -224,7 +231,7 @@ def check_layout(expected: Iterable[TensorSpec], offered: Iterable[TensorSpec]) 
     """Refuse a set of weights that is not the model's full set: vLLM itself accepts a partial one.
 
     Raises:
-        WeightSyncError: names the missing and unexpected weights and those of another shape.
+        ModelError: names the missing and unexpected weights and those of another shape.
     """
     wanted = {spec.name: spec.shape for spec in expected}
     given = {spec.name: spec.shape for spec in offered}
@@ -240,7 +247,9 @@ def check_layout(expected: Iterable[TensorSpec], offered: Iterable[TensorSpec]) 
     }
     found = [f"{len(names)} {kind}: {_first(names)}" for kind, names in problems.items() if names]
     if found:
-        raise WeightSyncError(f"{len(given)} weights offered, {len(wanted)} expected; " + "; ".join(found))
+        raise ModelError(
+            f"the learner offers {len(given)} weights, the generator takes {len(wanted)}; " + "; ".join(found)
+        )
 
 
 def in_order(

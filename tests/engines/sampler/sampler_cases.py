@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from rlep.config.schema import Config
 from rlep.core.types import Completion, Float32Array, Int32Array, Request
+from rlep.engines.weights.checksums import checksum
 
 VOCABULARY = 42
 CONTEXT = 96
@@ -71,6 +72,11 @@ def true_logprobs(model: Qwen2ForCausalLM, prompt: Int32Array, response: Int32Ar
     with torch.no_grad():
         rows = model(tokens).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)  # [T, V]
     return rows.gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def checksums_of(model: Qwen2ForCausalLM, dtype: torch.dtype = torch.float32) -> tuple[int, ...]:
+    """Of all weights, as they are published in ``dtype``."""
+    return tuple(int(checksum(weight.to(dtype))) for weight in model.parameters())
 
 
 def sequence(prompt_length: int, response_length: int, seed: int) -> tuple[Int32Array, Int32Array]:

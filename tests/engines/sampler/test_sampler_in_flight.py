@@ -25,6 +25,7 @@ from tests.engines.sampler.sampler_cases import (
     SMALL_BLOCKS,
     VOCABULARY,
     build_model,
+    checksums_of,
     config_of,
     perturb,
     true_logprobs,
@@ -58,7 +59,7 @@ class Rig:
         prompt, response = tokens(9, 1), tokens(20, 2)
         probe = Probe(prompt, response, true_logprobs(self.model, prompt, response))
         self.models[self.version] = copy.deepcopy(self.model)
-        return WeightUpdate(self.version, layout, shared, (probe,), 1e-4)
+        return WeightUpdate(self.version, layout, shared, (probe,), 1e-4, checksums_of(self.model))
 
     async def update(self) -> None:
         """Other weights as the next version, loaded and confirmed."""

@@ -26,13 +26,20 @@ from rlep.engines.sampler.engine import Sampler, prepare_environment
 from rlep.engines.weights.shared_memory import SharedMemoryWriter
 from rlep.engines.weights.weight_update import (
     LOGPROB_TOLERANCE,
-    OF_ONE_TOKEN,
     Probe,
     SharedMemoryWeights,
     TensorSpec,
     WeightUpdate,
 )
-from tests.engines.sampler.sampler_cases import CONTEXT, build_model, config_of, perturb, sequence, true_logprobs
+from tests.engines.sampler.sampler_cases import (
+    CONTEXT,
+    build_model,
+    checksums_of,
+    config_of,
+    perturb,
+    sequence,
+    true_logprobs,
+)
 from tests.small import workers_of
 from tests.waiting import until
 
@@ -68,7 +75,9 @@ class Rig:
             Probe(prompt, response, true_logprobs(self.model, prompt, response))
             for prompt, response in (sequence(5, 20, 1), sequence(9, 30, 2))
         )
-        return WeightUpdate(version, layout, self.writer.write(layout, weights, version), probes, self.tolerance)
+        checksums = checksums_of(self.model, getattr(torch, self.config.generator.compute_dtype))
+        shared = self.writer.write(layout, weights, version)
+        return WeightUpdate(version, layout, shared, probes, self.tolerance, checksums)
 
     async def answer(self, seed: int, sampling: Sampling = GREEDY) -> Completion:
         """An answer of that seed to a prompt of that seed."""
@@ -136,9 +145,9 @@ async def test_sampled_tokens_have_their_raw_logprobs_and_are_among_the_likelies
         with torch.no_grad():
             rows = rig.model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)  # [T, V]
         fourth = rows.sort(-1, descending=True).values[:, 3].numpy()
-        assert (completion.logprobs - fourth >= -OF_ONE_TOKEN * rig.tolerance).all()
+        assert (completion.logprobs - fourth >= -10 * rig.tolerance).all()
     assert np.concatenate(gaps).mean() <= rig.tolerance
-    assert np.concatenate(gaps).max() <= OF_ONE_TOKEN * rig.tolerance
+    assert np.concatenate(gaps).max() <= 10 * rig.tolerance
 
 
 async def test_asleep_it_serves_nothing_and_wakes_with_new_weights(rig: Rig) -> None:

@@ -54,11 +54,3 @@ def test_a_bit_flipped_in_a_published_file_is_found_before_the_weight_is_used(tm
     assert next(read)[0] == "first"
     with pytest.raises(WeightSyncError, match=rf"^second in {shared.path} is not what was published$"):
         next(read)
-
-
-def test_a_published_weight_is_copied_to_the_device_once_for_checksum_and_loading(tmp_path: Path) -> None:
-    from rlep.engines.sampler.vllm_worker import published_tensors
-
-    layout = [TensorSpec("first", "float32", (2,))]
-    shared = SharedMemoryWriter(tmp_path).write(layout, [("first", torch.ones(2))], 3)
-    assert [one.device.type for _, one in published_tensors(shared.path, {}, torch.device("meta"))] == ["meta"]

@@ -68,7 +68,7 @@ def test_workers_are_told_what_vllms_trainer_would_tell_them() -> None:
     told = NCCLWeightTransferInitInfo(**init_info(group, 40001))
     shared = {name: value for name, value in asdict(trainer).items() if name != "rank"}
     assert worker_init_payload(told) == shared | {"rank_offset": 3}
-    update = NCCLWeightTransferUpdateInfo(**update_info(WeightUpdate(7, LAYOUT, group, (), 1e-4)))
+    update = NCCLWeightTransferUpdateInfo(**update_info(WeightUpdate(7, LAYOUT, group, (), 1e-4, (0,) * len(LAYOUT))))
     assert asdict(update) == {
         "names": ["matrix", "half"],
         "dtype_names": ["float32", "bfloat16"],

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError
 from rlep.actors.generators import GeneratorPool
 from rlep.actors.timeline import Timeline
 from rlep.config.settings import parse_config
-from rlep.core.errors import ActorLost, WeightSyncError
+from rlep.core.errors import ActorLost, RlepError, WeightSyncError
 from rlep.core.types import Completion, Request, Sampling
 from rlep.engines.weights.weight_update import BroadcastGroup, SharedMemoryWeights, WeightUpdate
 
@@ -60,7 +60,7 @@ class ScriptedActor:
         """Load, unless refusals are left."""
         if self._scene.refusals:
             self._scene.refusals -= 1
-            raise WeightSyncError(f"{self.name} refuses {weight_update.version}")
+            raise self._scene.refusal(f"{self.name} refuses {weight_update.version}")
         self.version = weight_update.version
         return 1e-6
 
@@ -105,6 +105,7 @@ class Scene:
     def __init__(self, transfer: str = "gloo", restarts: int = 3) -> None:
         self.events: list[tuple[str, str, str]] = []
         self.failing_starts = self.refusals = self.asked = 0
+        self.refusal: type[RlepError] = WeightSyncError
         self.places = asyncio.Event()
         self.places.set()
         cluster = SimpleNamespace(
@@ -153,9 +154,9 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_memory(version: int) -> WeightUpdate:
     """A publication through shared memory."""
-    return WeightUpdate(version, (), SharedMemoryWeights(Path("weights"), 0, ""), (), 1e-4)
+    return WeightUpdate(version, (), SharedMemoryWeights(Path("weights"), 0, ""), (), 1e-4, ())
 
 
 def in_group(version: int) -> WeightUpdate:
     """A part in a transfer."""
-    return WeightUpdate(version, (), BroadcastGroup("gloo", "::1", 1, "token", 1, 2, 5.0), (), 1e-4)
+    return WeightUpdate(version, (), BroadcastGroup("gloo", "::1", 1, "token", 1, 2, 5.0), (), 1e-4, ())

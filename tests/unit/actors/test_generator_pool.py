@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rlep.actors.generator_replica import GeneratorReplica, GeneratorState
-from rlep.core.errors import ActorLost, DeadlineExceeded, WeightsLost, WeightSyncError
+from rlep.core.errors import ActorLost, DeadlineExceeded, ModelError, WeightsLost, WeightSyncError
 from tests.unit.actors.generator_scene import Scene, in_group, in_memory, kills
 from tests.waiting import until
 
@@ -175,6 +175,22 @@ async def test_a_generator_that_refuses_weights_twice_is_replaced_and_its_succes
     assert await scene.pool.publish(in_memory(5), deadline_s=1) == 1e-6
     assert scene.pool.replicas[0].actor.restarts == 1
     assert scene.pool.status().actors[0].version == 5
+    await scene.pool.close()
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "gloo"])
+async def test_weights_of_another_model_end_the_publication_at_once_and_cost_no_restart(transfer: str) -> None:
+    scene = await started(2, transfer=transfer)
+    scene.refusals, scene.refusal = 1, ModelError
+    parts = dict.fromkeys(scene.pool.living(), in_group(4))
+    publishing = (
+        scene.pool.publish(in_memory(4), deadline_s=60)
+        if transfer == "shared_memory"
+        else scene.pool.take(parts, deadline_s=60)
+    )
+    with pytest.raises(ModelError, match=r"^generator-[01] refuses 4$"):
+        await publishing
+    assert [replica.actor.restarts for replica in scene.pool.replicas] == [0, 0]
     await scene.pool.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlep.actors.learner_actor import Dtype, Probes
 from rlep.actors.weight_sync import GroupSession
 from rlep.config.roles import GeneratorConfig
-from rlep.core.errors import LearnerLost, WeightSyncError
+from rlep.core.errors import LearnerLost, ModelError, WeightSyncError
 from rlep.engines.weights.weight_update import BroadcastGroup, GroupBackend, WeightUpdate
 
 pytestmark = pytest.mark.asyncio
@@ -29,6 +29,8 @@ class Side:
     take_fails: list[Exception] = field(default_factory=list)
     send_fails: list[Exception] = field(default_factory=list)
     comes_back_as: tuple[str, ...] = ()
+    members_come: asyncio.Event | None = None
+    """The learner waits for it before it sends."""
     leaves: str = ""
     """Who leaves while the learner makes ready."""
 
@@ -41,10 +43,12 @@ class Side:
     ) -> WeightUpdate:
         assert group is not None
         self.members = tuple(member for member in self.members if member != self.leaves)
-        return WeightUpdate(version, (), group, (), 1e-4)
+        return WeightUpdate(version, (), group, (), 1e-4, ())
 
     async def send(self, group: BroadcastGroup, dtype: Dtype, deadline_s: float) -> None:
         assert group == self.opened[-1]
+        if self.members_come is not None:
+            await self.members_come.wait()
         if self.send_fails:
             raise self.send_fails.pop(0)
 
@@ -129,6 +133,13 @@ async def test_a_lost_learner_is_said_at_once_and_its_group_not_used_again() -> 
         await opened.publish(1, 5)
     await opened.publish(1, 5)
     assert len(side.opened) == 2
+
+
+async def test_weights_of_another_model_are_said_at_once_though_the_learner_waits_for_members() -> None:
+    side = Side(take_fails=[ModelError("the learner offers 26 weights")], members_come=asyncio.Event())
+    with pytest.raises(ModelError, match="offers 26 weights"):
+        await session(side).publish(1, 5)
+    assert len(side.opened) == 1
 
 
 async def test_nobody_there_is_an_error_after_the_deadline_and_somebody_who_comes_is_waited_for() -> None:

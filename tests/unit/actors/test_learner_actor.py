@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from rlep.actors.generator_actor import GeneratorActor
 from rlep.actors.learner_actor import LearnerActor, Rank
+from rlep.config.settings import load_config
+from rlep.core.errors import ConfigError
 
 pytestmark = pytest.mark.asyncio
 
@@ -74,3 +77,15 @@ async def test_otherwise_it_closes_in_order(rank: Computing) -> None:
     await actor.run(0, "update")
     await actor.close()
     assert rank.closed
+
+
+async def test_a_node_with_builds_for_cpus_refuses_a_rank_and_a_generator_for_gpus(tmp_path: Path) -> None:
+    """On a cluster that is joined only the node itself knows what it has."""
+    config = load_config([], ["learner.gpus=1", "generator.gpus=1"])
+    with pytest.raises(ConfigError, match=r"learner.gpus = 1 needs the CUDA builds; installed are torch"):
+        Rank(0).start(tmp_path, config, 1, "tcp://127.0.0.1:1", ())
+    kind = GeneratorActor.__ray_metadata__.modified_class  # type: ignore[attr-defined]
+    generator = kind.__new__(kind)
+    generator._gpus = config.generator.gpus
+    with pytest.raises(ConfigError, match=r"generator.gpus = 1 needs the CUDA builds; installed are torch"):
+        await generator.start(1, 60.0)
