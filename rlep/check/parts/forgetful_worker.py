@@ -12,6 +12,10 @@ from rlep.engines.sampler.vllm_worker import WorkerExtension
 EVERY_BIT = 0xFF
 """Of each byte: every type of float then has NaNs, every signed integer -1."""
 
+NO_VALUE = 1e4
+"""Of the KV cache: no model has it, and attention to it is seen. A NaN would spread from where no token is: vLLM's kernel for
+CPUs multiplies those places by 0."""
+
 
 class ForgetfulWorkerExtension(WorkerExtension):
     """Class that vLLM mixes into a worker whose engine sleeps at level 2."""
@@ -27,7 +31,7 @@ class ForgetfulWorkerExtension(WorkerExtension):
             if hasattr(module, "cpu_linear"):  # holds a packed copy of the weight where nobody can reach it
                 module.cpu_linear = _without_weight(module.cpu_linear)
         for cache in self.model_runner.kv_caches:
-            cache.untyped_storage().fill_(EVERY_BIT)
+            cache.fill_(NO_VALUE)
 
 
 def _without_weight(multiply: Callable[..., Tensor]) -> Callable[..., Tensor]:
