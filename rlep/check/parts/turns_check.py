@@ -73,7 +73,7 @@ class Asleep:
 def turns(rig: Rig, learner: type[LearnerRank] = LearnerRank, sampler: type[Sampler] | None = None) -> str:
     """Sample, sleep, update, publish, wake, confirm and sample, twice: log-probs after each sleep are the learner's.
 
-    On CPUs by an engine that forgets in its sleep; what would be read although it did not survive is NaN.
+    On CPUs by an engine that forgets in its sleep, so that a read of what did not survive shows.
     """
     if rig.config.cluster.placement != "colocated":
         raise CheckSkipped(

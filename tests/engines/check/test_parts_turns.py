@@ -72,7 +72,9 @@ class Unsaved(Forgetful):
 
 @pytest.mark.parametrize("broken", [Dreaming, Unsaved])
 def test_a_read_of_memory_that_did_not_survive_is_seen(broken: type[Forgetful], shared: Rig) -> None:
-    with pytest.raises(CheckFailed, match="policy version 1: log-probs differ from the learner's by nan nats on average"):
+    with pytest.raises(
+        CheckFailed, match="policy version 1: log-probs differ from the learner's by nan nats on average"
+    ):
         apart(shared, LearnerRank, broken)
 
 
